@@ -1,0 +1,57 @@
+# Two commands do everything: `make run` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+PEERS := .venv-peers
+PIP := $(VENV)/bin/python -m pip install --quiet -c constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test test-all format bench bench-peers clean
+
+help:  ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+run: $(VENV)/.installed-run  ## Train an equilibrium network on scikit-learn's digits.
+	$(VENV)/bin/python examples/digits.py $(ARGS)
+
+test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+test-all: ARGS += -m "slow or not slow"
+test-all: test  ## The same with the slow tests.
+
+format: $(VENV)/.installed-test  ## Rewrite the code in the house format.
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: $(VENV)/.installed-run  ## Time us and the peers; writes benchmarks/results/ (pass options as ARGS=...).
+	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+bench-peers: $(PEERS)/.installed  ## Install the peer libraries into their own environment.
+
+clean:  ## Remove environments, caches and build products.
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written last, so an interrupted step starts again; --clear removes what it left behind.
+$(VENV)/.created $(PEERS)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "wellposed needs Python 3.10 or newer; \
+	$(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv --clear $(@D)
+	@touch $@
+
+$(VENV)/.installed-run: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) -e '.[cli,data]'
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) -e '.[cli,data,tests,dev]'
+	@touch $@
+
+$(PEERS)/.installed: benchmarks/peers-constraints.txt | $(PEERS)/.created
+	$(PEERS)/bin/python -m pip install --quiet -c $< torch torchdeq jaxopt jax jaxlib scipy
+	@touch $@

@@ -1,0 +1,77 @@
+"""The tree of errors and warnings.
+
+    Exception
+    └── WellposedError                 everything this package raises on purpose
+        ├── InvalidArgument            (also ValueError) a value, shape, dtype or option that cannot work
+        ├── InvalidType                (also TypeError) an object of the wrong kind
+        └── NotConverged               (also RuntimeError) a solve failed and on_failure="raise"
+            └── AdjointNotConverged    the same, for the linear solve inside backward
+    UserWarning
+    └── WellposedWarning
+        └── NotConvergedWarning        a solve failed and on_failure="warn"
+            └── AdjointNotConvergedWarning the same, for the linear solve inside backward
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "AdjointNotConverged",
+    "AdjointNotConvergedWarning",
+    "InvalidArgument",
+    "InvalidType",
+    "NotConverged",
+    "NotConvergedWarning",
+    "WellposedError",
+    "WellposedWarning",
+    "did_you_mean",
+]
+
+
+class WellposedError(Exception):
+    """Everything this package raises on purpose."""
+
+
+class InvalidArgument(WellposedError, ValueError):
+    """A value, shape, dtype or option that cannot work; the message says which and what would."""
+
+
+class InvalidType(WellposedError, TypeError):
+    """An object of the wrong kind."""
+
+
+class NotConverged(WellposedError, RuntimeError):
+    """A solve failed for some samples and the policy was `on_failure="raise"`.
+
+    Attributes:
+        solution: The `Solution` with per-sample status and the best value found; nothing is lost.
+    """
+
+    def __init__(self, message: str, solution: Any = None) -> None:
+        super().__init__(message)
+        self.solution = solution
+
+
+class AdjointNotConverged(NotConverged):
+    """The linear solve of a backward (or forward-mode) pass failed and the policy was `on_failure="raise"`."""
+
+
+class WellposedWarning(UserWarning):
+    """Every warning this package gives."""
+
+
+class NotConvergedWarning(WellposedWarning):
+    """A solve failed for some samples and the policy was `on_failure="warn"`."""
+
+
+class AdjointNotConvergedWarning(NotConvergedWarning):
+    """The linear solve of a backward (or forward-mode) pass failed and the policy was `on_failure="warn"`."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` if some known word is near, else an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,52 @@
+"""What a gradient mode is: it hangs a graph on an equilibrium that was found without one."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from wellposed.solve import AbstractMap, Outcome, Solution, Tolerance
+
+__all__ = ["AbstractGradient", "Context"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a backward pass needs to know of the forward one.
+
+    Attributes:
+        tolerance: That of the forward solve.
+        max_steps: That of the forward solve.
+        on_failure: The policy.
+        report: Called with the `Solution` of each linear solve, failed or not.
+    """
+
+    tolerance: Tolerance
+    max_steps: int
+    on_failure: str
+    report: Callable[[Solution], None]
+
+
+class AbstractGradient(abc.ABC):
+    """How a cotangent passes through z = f(z). Immutable."""
+
+    def run(
+        self, f: AbstractMap, start: Tensor, solve: Callable[[Tensor], Outcome], context: Context
+    ) -> tuple[Tensor, Outcome]:
+        """Finds the equilibrium without a graph, then attaches one.
+
+        Args:
+            f: The map.
+            start: (batch, features).
+            solve: The solver, from a start to an outcome.
+            context: For the backward pass.
+        """
+        outcome = solve(start)
+        return self.attach(f, outcome, context), outcome
+
+    @abc.abstractmethod
+    def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
+        """(batch, features) the equilibrium with a graph that reaches whatever f depends on."""

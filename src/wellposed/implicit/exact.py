@@ -1,0 +1,304 @@
+"""The exact gradient, by the implicit function theorem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed._tree import Layout
+from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
+from wellposed.implicit._gradient import AbstractGradient, Context
+from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, AdjointMap, JacobianPullback
+from wellposed.linalg import AbstractLinearSolver
+from wellposed.solve import (
+    AbstractMap,
+    AbstractSolver,
+    Auto,
+    FunctionMap,
+    Outcome,
+    Solution,
+    Tolerance,
+    apply_policy,
+    as_solution,
+    iterate,
+)
+from wellposed.status import Status
+
+__all__ = ["ImplicitGradient"]
+
+
+@dataclass(frozen=True)
+class ImplicitGradient(AbstractGradient):
+    r"""Exact gradient of an equilibrium, through one linear solve.
+
+    At z = f(z) with Jacobian J = df/dz, an incoming cotangent v becomes the u solving
+
+        (I - J)^T u = v                                                                (1)
+
+    and autograd carries u into whatever f depends on. This is Theorem 1 of [bai2019], with I - J where the paper writes -J_g
+    (there g(z) = f(z) - z). In forward mode a tangent t becomes (I - J)^-1 t. The solution u of (1) is itself an equilibrium,
+    of u -> v + J^T u, and is differentiated in the same way: derivatives of every order exist.
+
+    Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear solve; memory does not
+    depend on the number of steps. The linear solve has its own per-sample status (`layer.last_adjoint`) and obeys the
+    `on_failure` of the layer; where it meets NaN or infinity the gradient is NaN, never zero.
+
+    Args:
+        linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility; `Neumann` also needs the
+            spectral radius of J below 1, which a monotone map does *not* promise), or a solver of fixed points for
+            u = v + J^T u. None takes `Auto()`, which begins with plain (Neumann) steps and ends with GMRES if it must.
+        rtol: Relative tolerance of (1); None takes that of the forward solve.
+        max_steps: Bound on the products; None takes that of the forward solve.
+    """
+
+    linear_solver: AbstractLinearSolver | AbstractSolver | None = None
+    rtol: float | None = None
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear_solver, (AbstractLinearSolver, AbstractSolver, type(None))):
+            raise InvalidType(
+                "The 'linear_solver' parameter of ImplicitGradient must be a solver such as GMRES() or Auto(), or None. "
+                f"Got {self.linear_solver!r} instead."
+            )
+
+    def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
+        z_star = outcome.value.detach()
+        if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
+            return _StructuredRoot.apply(_Linear(self, f, context), z_star, outcome.image, *f.inputs())
+        return _attach(self, f, z_star, context)
+
+    def solve(self, pullback: AbstractPullback, v: Tensor, context: Context) -> Tensor:
+        """(batch, features) the solution of u = rhs(v) + A u; reports it and applies the policy."""
+        rtol = context.tolerance.rtol if self.rtol is None else self.rtol
+        max_steps = context.max_steps if self.max_steps is None else self.max_steps
+        scale = _safe_scale(v)
+        rhs = pullback.rhs(v if scale is None else v / scale)
+        solver = Auto() if self.linear_solver is None else self.linear_solver
+        if isinstance(solver, AbstractLinearSolver):
+            linear = solver(lambda u: u - pullback.product(u), rhs, rtol=rtol, max_steps=max_steps)
+            norm = torch.linalg.vector_norm(rhs, dim=1)
+            rate = torch.full_like(norm, torch.nan)
+            u = linear.value
+            solution = Solution(u, linear.residual, linear.residual * norm, linear.num_steps, linear.status, rate)
+        else:
+            adjoint = AdjointMap(pullback, rhs)
+            tolerance = Tolerance(rtol, 0.0)
+            # f(0) = rhs is known, so the first evaluation is free.
+            outcome = iterate(adjoint, torch.zeros_like(rhs), solver, tolerance=tolerance, max_steps=max_steps, first=rhs)
+            solution = as_solution(outcome, Layout.of(rhs, "u"))
+            u = outcome.value
+        context.report(solution)
+        apply_policy(
+            solution,
+            context.on_failure,
+            who="backward of the equilibrium",
+            solver=solver,
+            rtol=rtol,
+            atol=0.0,
+            max_steps=max_steps,
+            error=AdjointNotConverged,
+            warning=AdjointNotConvergedWarning,
+        )
+        lost = solution.status == Status.NOT_FINITE
+        if bool(lost.any()):
+            u = torch.where(lost.unsqueeze(1), torch.nan, u)
+        return u if scale is None else u * scale
+
+
+class _Linear:
+    """The linear systems at one equilibrium: what a backward or forward-mode pass calls."""
+
+    def __init__(self, gradient: ImplicitGradient, f: AbstractMap, context: Context) -> None:
+        self.gradient, self.f, self.context = gradient, f, context
+
+    def adjoint(self, z: Tensor, v: Tensor, fz: Tensor) -> Tensor:
+        """(I - J)^-T v, differentiable if a graph is being made."""
+        with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+            jacobian = self.f.jacobian(z.detach())
+            self._check_same_map(jacobian, fz)
+            pullback = JacobianPullback(self.f, z.detach(), jacobian=jacobian)
+            u_star = self.gradient.solve(pullback, v.detach(), self.context)
+        return self.differentiable(z, v, u_star) if torch.is_grad_enabled() else u_star
+
+    def differentiable(self, z: Tensor, v: Tensor, u_star: Tensor) -> Tensor:
+        """u with a graph: the equilibrium of u -> v + J^T u, differentiated by the same rule."""
+        recorded: list[Tensor] = []  # z, f(z)
+
+        def step(u: Tensor, v: Tensor, z: Tensor) -> Tensor:
+            if not recorded or recorded[0] is not z:
+                with torch.enable_grad():
+                    recorded[:] = z, self.f.tracked(z)
+            (product,) = torch.autograd.grad(recorded[1], z, u, create_graph=True, allow_unused=True)
+            return v if product is None else v + product
+
+        with torch.autocast(z.device.type, enabled=False):
+            return _attach(self.gradient, FunctionMap(step, Layout.of(u_star, "u"), (v, z)), u_star, self.context)
+
+    def correction(self, z: Tensor, u: Tensor, extras: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
+        """What a second derivative needs beyond the graph of f(z*), which was recorded with z* held.
+
+        (df/dtheta)^T u at the living z minus the same at the held z: zero, but not so its derivative. The gates keep the
+        engine from going on through z and through the inputs of f to what those depend on.
+        """
+        count = len(self.f.inputs())
+        gates = [_Gate() for _ in range(count + 1)]
+        with torch.autocast(z.device.type, enabled=False):
+            living = [_Pass.apply(x, gate) if x.requires_grad else x for x, gate in zip(extras, gates, strict=False)][:count]
+            f = self.f.with_inputs(*living)
+            difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
+        sources = [*living, *extras[count:]]
+        wanted = [x for x, need in zip(sources, needed, strict=True) if need]
+        for gate in gates:
+            gate.open = False
+        products = iter(torch.autograd.grad(difference, wanted, u, create_graph=True, allow_unused=True))
+        for gate in gates:
+            gate.open = True
+        return [next(products) if need else None for need in needed]
+
+    def tangent(self, z: Tensor, t: Tensor) -> Tensor:
+        """(I - J)^-1 t."""
+        with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+            pullback = JacobianPullback(self.f, z.detach(), tangent=True)
+            return self.gradient.solve(pullback, t, self.context)
+
+    def _check_same_map(self, jacobian: Any, fz: Tensor) -> None:
+        """Backward must differentiate the map that forward solved."""
+        now = getattr(jacobian, "value", fz)
+        scale = fz.abs().amax(dim=1, keepdim=True) if fz.shape[1] else fz
+        same = (now - fz).abs() <= 1e3 * torch.finfo(fz.dtype).eps * scale
+        if not bool((same | ~fz.isfinite()).all()):
+            raise WellposedError(
+                "backward of the equilibrium: f gives another value at the equilibrium than it did in the forward pass. A "
+                "parameter was changed in place between forward and backward (call backward before optimizer.step()), or f "
+                "is random (make noise such as dropout constant within a solve)."
+            )
+
+
+def _attach(gradient: ImplicitGradient, f: AbstractMap, z_star: Tensor, context: Context) -> Tensor:
+    """z* with the graph of f, recorded once, and the implicit derivative between the two."""
+    fz = f.tracked(z_star)  # all that autograd will see of f in a first derivative
+    if isinstance(f, FunctionMap):
+        f.forget()
+    known = f.inputs()
+    return _Root.apply(fz, z_star, _Linear(gradient, f, context), *known, *_captured(fz, known))
+
+
+def _captured(fz: Tensor, known: tuple[Tensor, ...]) -> list[Tensor]:
+    """The leaves that f has captured: those its graph reaches other than through its known inputs."""
+    ends = {x.grad_fn for x in known if x.grad_fn is not None}
+    found = {id(x): x for x in known}
+    nodes, seen = [fz.grad_fn], set(ends)
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.setdefault(id(leaf), leaf)
+        nodes.extend(following for following, _ in node.next_functions)
+    return list(found.values())[len({id(x) for x in known}) :]
+
+
+class _Gate:
+    """Whether derivatives may pass now."""
+
+    open = True
+
+
+class _Pass(torch.autograd.Function):
+    """The identity, with a gate for derivatives."""
+
+    @staticmethod
+    def forward(x: Tensor, gate: _Gate) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.gate = inputs[1]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None) -> tuple[Tensor | None, None]:
+        return (v if ctx.gate.open else None), None
+
+
+class _Root(torch.autograd.Function):
+    """f(z*) -> z*: the identity up to the residual, whose derivative is (I - J)^-1.
+
+    `extras` are what f depends on. First derivatives reach them through the graph of f(z*); second ones need a correction.
+    """
+
+    @staticmethod
+    def forward(fz: Tensor, z_star: Tensor, linear: _Linear, *extras: Tensor) -> Tensor:
+        return z_star.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        fz, _, ctx.linear, *extras = inputs
+        ctx.save_for_backward(output, fz, *extras)
+        ctx.save_for_forward(output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[3:]
+        if v is None:
+            return None, None, None, *(None for _ in needed)
+        z, fz, *extras = ctx.saved_tensors
+        u = ctx.linear.adjoint(z, v, fz.detach())
+        if torch.is_grad_enabled() and any(needed):
+            return u, None, None, *ctx.linear.correction(z, u, extras, needed)
+        return u, None, None, *(None for _ in needed)
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return ctx.linear.tangent(z, t)
+
+
+class _StructuredRoot(torch.autograd.Function):
+    """(W, c, ...) -> z* for a map that knows its own derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, linear: _Linear, z_star: Tensor, fz: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.linear = linear
+        z = z_star.clone()  # the caller may change its own in place
+        ctx.save_for_backward(z, fz, *inputs)
+        ctx.set_materialize_grads(False)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[3:]
+        if v is None:
+            return None, None, None, *(None for _ in needed)
+        z, fz, *inputs = ctx.saved_tensors  # also checks that nobody changed them since
+        linear, f = ctx.linear, ctx.linear.f
+        if torch.is_grad_enabled():
+            u = linear.adjoint(z, v, fz)
+            # The partial derivatives with z held: z itself depends on the inputs, their aliases stand for the rest.
+            aliases = [x.view_as(x) for x in inputs]
+            wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
+            image = f.with_inputs(*aliases).tracked(z)
+            products = iter(torch.autograd.grad(image, wanted, u, create_graph=True, allow_unused=True))
+            return None, None, None, *(next(products) if need else None for need in needed)
+        with torch.autocast(z.device.type, enabled=False):
+            u = linear.gradient.solve(f.pullback(fz), v, linear.context)
+            return None, None, None, *f.cotangents(u, z, needed)
+
+
+def _safe_scale(v: Tensor) -> Tensor | None:
+    """(batch, 1) powers of two that bring rows to size 1, or None if all squares are far from under- and overflow already."""
+    if v.shape[1] == 0:
+        return None
+    largest = torch.linalg.vector_norm(v, ord=torch.inf, dim=1, keepdim=True)
+    ordinary = ((largest > 1e-12) & (largest < 1e12)) | (largest == 0) | ~largest.isfinite()
+    if bool(ordinary.all()):
+        return None
+    _, exponent = torch.frexp(torch.where(ordinary, 1.0, largest))
+    return torch.ldexp(torch.ones_like(largest), exponent)

@@ -1,0 +1,55 @@
+"""Inexact gradients: a few tracked steps at the equilibrium."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellposed.implicit._gradient import AbstractGradient, Context
+from wellposed.solve import AbstractMap, Outcome, check_interval, check_positive_integer
+
+__all__ = ["JacobianFree", "PhantomGradient"]
+
+
+@dataclass(frozen=True)
+class PhantomGradient(AbstractGradient):
+    r"""The gradient of `steps` damped steps started at the equilibrium, [geng2021].
+
+    With J the Jacobian at the equilibrium and t the damping, a cotangent v becomes
+
+        u = t sum_{i < steps} ((1 - t) I + t J^T)^i v
+
+    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. The value is that of the steps,
+    z <- (1 - t) z + t f(z), at the equilibrium up to its residual.
+
+    Args:
+        steps: Tracked steps; memory grows with them.
+        damping: t, in (0, 1].
+    """
+
+    steps: int = 5
+    damping: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_positive_integer("PhantomGradient", "steps", self.steps)
+        check_interval("PhantomGradient", "damping", self.damping, low=0.0, high=1.0)
+
+    def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
+        z = outcome.value.detach()
+        for _ in range(self.steps):
+            fz = f.tracked(z)
+            z = fz if self.damping == 1.0 else torch.lerp(z, fz, self.damping)
+        return z
+
+
+@dataclass(frozen=True)
+class JacobianFree(AbstractGradient):
+    r"""(I - J)^-T replaced by the identity: one tracked step, no linear solve, [fung2022].
+
+    *Inexact*: a descent direction under conditions on f that [fung2022] states, and cheapest of all.
+    """
+
+    def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
+        return f.tracked(outcome.value.detach())

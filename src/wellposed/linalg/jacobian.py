@@ -1,0 +1,109 @@
+"""The Jacobian of a row-wise map at a point, as an operator: products only, nothing formed."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["AbstractJacobian", "Jacobian"]
+
+
+class AbstractJacobian(abc.ABC):
+    """J = df/dz at the rows of z: one (features, features) block per row, known by its products."""
+
+    #: Evaluations of f that setting up products costs.
+    setup: int = 0
+
+    @abc.abstractmethod
+    def mv(self, u: Tensor) -> Tensor:
+        """J u, row by row: (batch, features) -> (batch, features)."""
+
+    @abc.abstractmethod
+    def rmv(self, u: Tensor) -> Tensor:
+        """J^T u, row by row."""
+
+    def dense(self) -> Tensor:
+        """(batch, features, features); costs one product per feature. For small problems and tests."""
+        batch, features = self.shape
+        rows = []
+        for j in range(features):
+            unit = torch.zeros(batch, features, dtype=self.dtype, device=self.device)
+            unit[:, j] = 1
+            rows.append(self.rmv(unit))  # e_j^T J, the j-th row of J
+        return torch.stack(rows, dim=1) if rows else torch.zeros(batch, 0, 0, dtype=self.dtype, device=self.device)
+
+    @property
+    @abc.abstractmethod
+    def at(self) -> Tensor:
+        """(batch, features) the point of linearization."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, features)."""
+        return self.at.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the products."""
+        return self.at.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the products."""
+        return self.at.device
+
+
+class Jacobian(AbstractJacobian):
+    """The Jacobian of any differentiable row-wise function, by automatic differentiation.
+
+    `rmv` is a vector-Jacobian product on a graph of f that is recorded once: one backward pass through f each. `mv`
+    differentiates the linear function u -> J^T u with respect to u, so that a product costs one backward pass too and f
+    is not evaluated again (forward mode would evaluate f at each product). At a kink (relu at 0) both use the element
+    of the generalized Jacobian that autograd picks.
+
+    Args:
+        f: Row-wise function of (batch, features).
+        at: (batch, features) the point.
+    """
+
+    setup = 2
+
+    def __init__(self, f: Callable[[Tensor], Tensor], at: Tensor) -> None:
+        self._at = at.detach()
+        with torch.enable_grad():
+            self._z = self._at.clone().requires_grad_()
+            self._fz = f(self._z)
+        self._transposed: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def at(self) -> Tensor:
+        return self._at
+
+    @property
+    def value(self) -> Tensor:
+        """(batch, features) f at the point, which the recording computed anyway."""
+        return self._fz.detach()
+
+    def rmv(self, u: Tensor) -> Tensor:
+        if not self._fz.requires_grad:  # f does not depend on z
+            return torch.zeros_like(u)
+        (product,) = torch.autograd.grad(self._fz, self._z, u, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(u) if product is None else product
+
+    def mv(self, u: Tensor) -> Tensor:
+        if not self._fz.requires_grad:
+            return torch.zeros_like(u)
+        if self._transposed is None:
+            # w -> J^T w is linear, so its value at any w gives a graph whose derivative in w is J.
+            with torch.enable_grad():
+                w = torch.zeros_like(self._fz).requires_grad_()
+                (image,) = torch.autograd.grad(self._fz, self._z, w, create_graph=True, allow_unused=True)
+            if image is None or not image.requires_grad:
+                return torch.zeros_like(u)
+            self._transposed = (w, image)
+        w, image = self._transposed
+        (product,) = torch.autograd.grad(image, w, u, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(u) if product is None else product

@@ -1,0 +1,201 @@
+"""EquilibriumLayer: a cell, a solver and a gradient mode held together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.implicit import AbstractGradient, Context, ImplicitGradient
+from wellposed.nn.cell import AbstractCell
+from wellposed.nn.dense_map import DenseMap
+from wellposed.solve import (
+    AbstractMap,
+    AbstractSolver,
+    Auto,
+    FunctionMap,
+    Outcome,
+    Solution,
+    Tolerance,
+    apply_policy,
+    as_solution,
+    check_options,
+    check_policy,
+    iterate,
+)
+
+__all__ = ["EquilibriumLayer"]
+
+#: Tolerance by dtype of the solve when none is given.
+DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+class EquilibriumLayer(nn.Module):
+    r"""The equilibrium z = cell(z, x) as a differentiable layer.
+
+        >>> import torch, wellposed as wp
+        >>> layer = wp.EquilibriumLayer(wp.nn.DenseCell(4, 16))
+        >>> layer(torch.randn(8, 4)).shape
+        torch.Size([8, 16])
+
+    Args:
+        cell: `cell(z, x)`, a module or a function, row-wise, of the structure and shapes of z. An `AbstractCell` such as
+            `DenseCell` is solved with in-place products and closed-form adjoints.
+        solver: `Auto()` if not given.
+        gradient: `ImplicitGradient()` if not given.
+        on_failure: "raise", "warn" or "ignore", for the equilibrium and for the linear solve of backward.
+        rtol: Tolerance on |f(z) - z| / |f(z)| of every sample; None takes 1e-6 in float32 and 1e-12 in float64.
+        atol: Absolute tolerance on |f(z) - z|.
+        max_steps: Evaluations of the cell that a sample may take part in.
+        state_shape: Trailing shape of z for a cell that does not tell it, e.g. `(width,)`; None takes that of x.
+
+    Attributes:
+        last_solution: The `Solution` of the last forward pass.
+        last_adjoint: The `Solution` of the last linear solve of a backward (or forward-mode) pass.
+    """
+
+    def __init__(
+        self,
+        cell: Callable[..., Any],
+        solver: AbstractSolver | None = None,
+        gradient: AbstractGradient | None = None,
+        *,
+        on_failure: str = "warn",
+        rtol: float | None = None,
+        atol: float = 0.0,
+        max_steps: int = 200,
+        state_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        solver = Auto() if solver is None else solver
+        gradient = ImplicitGradient() if gradient is None else gradient
+        check_options(cell, solver, (), 0.0 if rtol is None else rtol, atol, max_steps, name="cell")
+        check_policy(on_failure)
+        if not isinstance(gradient, AbstractGradient):
+            hint = " Choices are objects: give ImplicitGradient()." if isinstance(gradient, (str, type)) else ""
+            raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {gradient!r}.{hint}")
+        self.cell, self.solver, self.gradient = cell, solver, gradient
+        self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
+        self._state_shape = state_shape
+        self.last_solution: Solution | None = None
+        self.last_adjoint: Solution | None = None
+
+    @torch.compiler.disable
+    def forward(self, x: Any, z0: Any = None) -> Any:
+        """z* with a graph.
+
+        Args:
+            x: The input: a tensor or a structure of tensors, batch first.
+            z0: The start; zeros if not given.
+        """
+        device_type = _first_tensor(x).device.type
+        mixed = torch.is_autocast_enabled(device_type)
+        with torch.autocast(device_type, enabled=False):
+            f, start, layout = self._bind(x, z0)
+            tolerance = self._tolerance(start.dtype)
+            if torch.is_grad_enabled():
+                context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
+                rows, outcome = self.gradient.run(f, start, lambda z: self._solve(f, z, tolerance), context)
+            else:
+                outcome = self._solve(f, start, tolerance)
+                rows = outcome.value
+            self._judge(outcome, layout, tolerance)
+            z = layout.unflatten(rows)
+        low = layout.dtype in LOW_PRECISION and not mixed
+        return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
+
+    @torch.compiler.disable
+    def solve(self, x: Any, z0: Any = None, *, record: bool = False) -> Solution:
+        """The equilibrium without a graph, with all that is known about it.
+
+        Args:
+            x: The input.
+            z0: The start; zeros if not given.
+            record: Keep the residuals of all steps in `Solution.history`.
+        """
+        with torch.no_grad(), torch.autocast(_first_tensor(x).device.type, enabled=False):
+            f, start, layout = self._bind(x, z0)
+            tolerance = self._tolerance(start.dtype)
+            return self._judge(self._solve(f, start, tolerance, record=record), layout, tolerance)
+
+    def _bind(self, x: Any, z0: Any) -> tuple[AbstractMap, Tensor, Layout]:
+        """The map of rows, its start, and the layout of the state as the caller sees it."""
+        if isinstance(self.cell, AbstractCell):
+            shape = self.cell.state_shape(x)
+            state = torch.zeros(shape, dtype=x.dtype, device=x.device) if z0 is None else z0
+            layout = Layout.of(state, "z0")
+            if z0 is not None and tuple(z0.shape) != tuple(shape):
+                raise InvalidArgument(f"z0 must have the shape of the state, {tuple(shape)}; got {tuple(z0.shape)}.")
+            f: AbstractMap = self.cell.bind(x)
+        else:
+            state = self._zeros(x) if z0 is None else z0
+            layout = Layout.of(state, "z0")
+            f = FunctionMap(self._function(layout.dtype), layout, (x,))
+        return f, layout.flatten(state).to(layout.compute_dtype), layout
+
+    def _zeros(self, x: Any) -> Tensor:
+        tensor = _first_tensor(x)
+        if self._state_shape is None and not isinstance(x, Tensor):
+            raise InvalidArgument("x is a structure, so the shape of z is unknown: give z0, or state_shape to the layer.")
+        if tensor.dim() == 0:
+            raise InvalidArgument("x must be batch first, but has no dimension. For one sample give shape (1, features).")
+        shape = tensor.shape if self._state_shape is None else (tensor.shape[0], *self._state_shape)
+        return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+
+    def _function(self, dtype: torch.dtype) -> Callable[..., Any]:
+        """The cell; a module with low-precision parameters is called with float32 copies of them."""
+        cell = self.cell
+        if dtype not in LOW_PRECISION or not isinstance(cell, nn.Module):
+            return cell
+        tensors = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+        lifted = {name: t.float() if t.dtype in LOW_PRECISION else t for name, t in tensors.items()}
+        return lambda z, x: torch.func.functional_call(cell, lifted, (z, x))
+
+    def _tolerance(self, dtype: torch.dtype) -> Tolerance:
+        return Tolerance(DEFAULT_RTOL[dtype] if self.rtol is None else self.rtol, self.atol)
+
+    def _solve(self, f: AbstractMap, z: Tensor, tolerance: Tolerance, *, record: bool = False) -> Outcome:
+        with torch.no_grad():
+            zero = isinstance(f, DenseMap) and z.shape[0] > 0 and not bool(z.any())
+            first = f.at_zero() if isinstance(f, DenseMap) and zero else None
+            return iterate(
+                f,
+                z.detach(),
+                self.solver,
+                tolerance=tolerance,
+                max_steps=self.max_steps,
+                first=first,
+                record=record,
+                keep_image=isinstance(f, DenseMap),
+            )
+
+    def _judge(self, outcome: Outcome, layout: Layout, tolerance: Tolerance) -> Solution:
+        self.last_solution = as_solution(outcome, layout)
+        apply_policy(
+            self.last_solution,
+            self.on_failure,
+            who="EquilibriumLayer",
+            solver=self.solver,
+            rtol=tolerance.rtol,
+            atol=tolerance.atol,
+            max_steps=self.max_steps,
+            stacklevel=4,
+        )
+        return self.last_solution
+
+    def _keep_adjoint(self, solution: Solution) -> None:
+        self.last_adjoint = solution
+
+    def extra_repr(self) -> str:
+        return f"solver={self.solver!r}, gradient={self.gradient!r}, on_failure={self.on_failure!r}"
+
+
+def _first_tensor(x: Any) -> Tensor:
+    for leaf in leaves(x):
+        if isinstance(leaf, Tensor):
+            return leaf
+    raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")

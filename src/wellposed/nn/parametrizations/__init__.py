@@ -1,0 +1,5 @@
+"""Parametrizations: they keep a cell well-posed, whatever the optimizer does."""
+
+from wellposed.nn.parametrizations.spectral import Spectral
+
+__all__ = ["Spectral"]

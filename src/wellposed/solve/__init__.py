@@ -1,0 +1,44 @@
+"""Solving z = f(z), every sample by itself. Start reading at `_fixed_point.py`, then `_iterate.py`: the loop."""
+
+from wellposed.solve._failure import apply_policy, check_policy
+from wellposed.solve._fixed_point import as_solution, check_options, fixed_point
+from wellposed.solve._iterate import Outcome, Tolerance, iterate, judge
+from wellposed.solve._map import AbstractMap, FunctionMap
+from wellposed.solve._solution import Solution
+from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step, check_interval, check_positive_integer
+from wellposed.solve.anderson import Anderson
+from wellposed.solve.auto import Auto
+from wellposed.solve.broyden import Broyden
+from wellposed.solve.newton import NewtonKrylov
+from wellposed.solve.picard import Picard
+from wellposed.solve.splitting import AbstractSplitMap, DouglasRachford, ForwardBackward, PeacemanRachford
+
+__all__ = [
+    "AbstractMap",
+    "AbstractSolver",
+    "AbstractSplitMap",
+    "AbstractWatch",
+    "Anderson",
+    "Auto",
+    "Broyden",
+    "DouglasRachford",
+    "ForwardBackward",
+    "FunctionMap",
+    "NewtonKrylov",
+    "Outcome",
+    "PeacemanRachford",
+    "Picard",
+    "Point",
+    "Solution",
+    "Step",
+    "Tolerance",
+    "apply_policy",
+    "as_solution",
+    "check_interval",
+    "check_options",
+    "check_policy",
+    "check_positive_integer",
+    "fixed_point",
+    "iterate",
+    "judge",
+]

@@ -1,0 +1,74 @@
+"""What happens when samples fail: raise, warn or go on, always with the same sentence."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from wellposed.errors import InvalidArgument, NotConverged, NotConvergedWarning, did_you_mean
+from wellposed.solve._solution import Solution
+from wellposed.status import Status
+
+__all__ = ["apply_policy", "check_policy"]
+
+POLICIES = ("raise", "warn", "ignore")
+
+
+def check_policy(on_failure: object) -> None:
+    """One sentence for an unknown policy."""
+    if on_failure not in POLICIES:
+        hint = did_you_mean(str(on_failure), POLICIES)
+        raise InvalidArgument(f"on_failure must be 'raise', 'warn' or 'ignore'; got {on_failure!r}.{hint}")
+
+
+def apply_policy(
+    solution: Solution,
+    on_failure: str,
+    *,
+    who: str,
+    solver: object,
+    rtol: float,
+    atol: float,
+    max_steps: int,
+    error: type[NotConverged] = NotConverged,
+    warning: type[NotConvergedWarning] = NotConvergedWarning,
+    stacklevel: int = 3,
+) -> None:
+    """Raises or warns if a sample failed and the policy says so."""
+    if on_failure == "ignore" or bool(solution.converged.all()):
+        return
+    message = describe_failure(solution, who=who, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
+    if on_failure == "raise":
+        raise error(message, solution)
+    warnings.warn(message, warning, stacklevel=stacklevel + 1)
+
+
+def describe_failure(solution: Solution, *, who: str, solver: Any, rtol: float, atol: float, max_steps: int) -> str:
+    """Which samples failed, how, what was measured, and what to try next."""
+    failed = (~solution.converged).nonzero().squeeze(1)
+    i = int(failed[0])
+    status = solution.status[i]
+    residual, steps, rate = float(solution.residual[i]), int(solution.num_steps[i]), float(solution.rate[i])
+    wanted = f"rtol={rtol:.0e}" + (f" and |f(z)-z| > atol={atol:.0e}" if atol > 0 else "")
+    seen = f"residual {residual:.1e} > {wanted} after {steps} steps (max_steps={max_steps})"
+    text = (
+        f"{who}: {failed.shape[0]} of {len(solution.status)} samples did not converge (first: index {i}, {status.name}: "
+        f"{status.message}); it has {seen}."
+    )
+    if steps > 1 and rate == rate:
+        text += f" Its residual changed by a measured factor of {rate:.3g} per step."
+    return text + " " + _advice(status, rate, rtol, solution.residual.dtype, type(solver).__name__)
+
+
+def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver: str) -> str:
+    if status is Status.NOT_FINITE:
+        return "Check f and its input for NaN, overflow or division by zero near this sample."
+    if status is Status.MAX_STEPS and rtol < 4 * torch.finfo(dtype).eps:
+        return f"rtol={rtol:.0e} is below what {dtype} resolves: raise rtol or use float64."
+    if status is Status.MAX_STEPS and rate < 1:
+        other = "Auto()" if solver == "NewtonKrylov" else "NewtonKrylov()"
+        return f"Raise max_steps, loosen rtol, or try {other}."
+    others = " or ".join(f"{name}()" for name in ("Anderson", "NewtonKrylov") if name != solver)
+    return f"The map may not contract: try {others}, or constrain the cell, e.g. with Spectral(bound=0.95)."

@@ -1,0 +1,317 @@
+"""The loop: runs a solver until every sample has its verdict. Start reading here.
+
+A sample leaves the loop, with its own status and its own count of evaluations, as soon as its residual meets the tolerance,
+stops being finite, has grown beyond hope, or its budget is used up; the rows that remain are compacted. Nothing here knows
+what the map is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.solve._map import AbstractMap
+from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
+from wellposed.status import Status
+
+__all__ = ["Outcome", "Tolerance", "iterate", "judge", "relative"]
+
+#: A residual this many times the least one seen is called divergence: in float32 nothing of the start is left by then.
+GROWTH_LIMIT = 1e8
+#: Compact once this part of the rows is idle: the copy is then paid back within a few steps.
+IDLE_PART = 1.0 / 16
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A sample is done when |f(z) - z| <= max(rtol |f(z)|, atol)."""
+
+    rtol: float
+    atol: float
+
+    def target(self, f_norm: Tensor) -> Tensor:
+        """(batch,) the |f(z) - z| at which a sample is done."""
+        target = f_norm * self.rtol
+        return target.clamp_min_(self.atol) if self.atol > 0 else target
+
+
+@dataclass
+class Outcome:
+    """Per-sample results, filled as samples leave.
+
+    Attributes:
+        value: (batch, features).
+        g_norm, f_norm: (batch,) |f(z) - z| and |f(z)| at `value`.
+        steps: (batch,) evaluations.
+        codes: (batch,) of `Status`.
+        rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
+        image: (batch, features) f at `value`, if kept.
+        history: [(samples, their evaluations, their relative residuals)] in order of time, if recorded.
+    """
+
+    value: Tensor
+    g_norm: Tensor
+    f_norm: Tensor
+    steps: Tensor
+    codes: Tensor
+    rate: Tensor
+    image: Tensor | None = None
+    history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def like(cls, z: Tensor, keep_image: bool) -> Outcome:
+        """An outcome to be filled for the samples of z."""
+        batch = z.shape[0]
+        real = [torch.full((batch,), torch.nan, dtype=z.dtype, device=z.device) for _ in range(3)]
+        whole = [torch.zeros(batch, dtype=torch.int64, device=z.device) for _ in range(2)]
+        image = torch.empty_like(z) if keep_image else None
+        return cls(torch.empty_like(z), real[0], real[1], whole[0], whole[1], real[2], image)
+
+
+@dataclass
+class _Rows:
+    """Active samples: where they stand, and the best point each has seen."""
+
+    index: Tensor  # (rows,) which samples of the whole batch
+    z: Tensor
+    fz: Tensor
+    evaluations: Tensor  # (rows,)
+    first_r: Tensor  # (rows,) |f(z) - z| at the very start
+    best_z: Tensor
+    best_r: Tensor  # (rows,) |f(z) - z| and |f(z)| there
+    best_s: Tensor
+    best_f: Tensor | None  # f(best_z), if it is kept
+
+    def take(self, rows: Tensor) -> _Rows:
+        return _Rows(**{name: None if value is None else value[rows] for name, value in vars(self).items()})
+
+    @staticmethod
+    def cat(parts: list[_Rows]) -> _Rows:
+        columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
+        return _Rows(**{name: None if values[0] is None else torch.cat(values) for name, values in columns.items()})
+
+
+def iterate(
+    f: AbstractMap,
+    z: Tensor,
+    solver: AbstractSolver,
+    *,
+    tolerance: Tolerance,
+    max_steps: int,
+    first: Tensor | None = None,
+    record: bool = False,
+    keep_image: bool = False,
+) -> Outcome:
+    """Solves z = f(z) for every row.
+
+    Args:
+        f: The map.
+        z: (batch, features) the start; never written to.
+        solver: How.
+        tolerance: When a sample is done.
+        max_steps: Evaluations of f that each sample may take part in, at least 1.
+        first: f(z), if it is known already; it counts as an evaluation all the same.
+        record: Whether to keep the residual of every sample at every step.
+        keep_image: Whether to return f at the value as well.
+    """
+    outcome = Outcome.like(z, keep_image)
+    batch = z.shape[0]
+    if batch == 0:
+        return outcome
+    once = torch.ones(batch, dtype=torch.int64, device=z.device)
+    unknown = torch.full((batch,), torch.inf, dtype=z.dtype, device=z.device)
+    fz = f(z) if first is None else first
+    best_f = fz if keep_image else None
+    rows = _Rows(torch.arange(batch, device=z.device), z, fz, once, unknown, z, unknown, unknown, best_f)
+    part = f
+    for stage, watch in solver.stages():
+        run = _Stage(part, rows, stage, watch=watch, tolerance=tolerance, max_steps=max_steps, outcome=outcome)
+        handed = run.run(record)
+        if not handed:
+            break
+        rows = _Rows.cat(handed)
+        part = f.take(rows.index) if rows.index.shape[0] < batch else f
+    return outcome
+
+
+def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:
+    """The outcome of having come to z in some other way: one evaluation measures its residual.
+
+    Args:
+        f: The map.
+        z: (batch, features).
+        tolerance: When a sample counts as converged.
+        steps: Evaluations spent, this one included.
+    """
+    with torch.no_grad():
+        outcome = iterate(f, z, _Nothing(), tolerance=tolerance, max_steps=1)
+    outcome.steps.fill_(steps)
+    return outcome
+
+
+class _Nothing(AbstractSolver):
+    """For measuring only: with max_steps = 1 the loop asks for no step."""
+
+    def init(self, f: AbstractMap, point: Point) -> None:
+        return None
+
+    def step(self, state: None, f: AbstractMap, point: Point) -> Step:
+        raise AssertionError("a measurement takes no step")
+
+
+class _Stage:
+    """One solver on a set of samples, until each has left or was handed on."""
+
+    def __init__(
+        self,
+        f: AbstractMap,
+        rows: _Rows,
+        solver: AbstractSolver,
+        *,
+        watch: AbstractWatch | None,
+        tolerance: Tolerance,
+        max_steps: int,
+        outcome: Outcome,
+    ) -> None:
+        self.f, self.rows, self.solver, self.watch = f, rows, solver, watch
+        self.tolerance, self.max_steps, self.outcome = tolerance, max_steps, outcome
+        self.idle: Tensor | None = None  # (rows,) left already, not yet compacted away
+        self.foreign = (rows.z, rows.fz)  # may be the caller's: their memory is not ours to reuse
+        self.most = int(rows.evaluations.max())  # evaluations of the sample that has had most
+        self.handed: list[_Rows] = []
+        self.state: Any = None
+
+    def run(self, record: bool) -> list[_Rows]:
+        """Returns the samples that the next stage should take over."""
+        count = 0
+        buffer: Tensor | None = None
+        spare: Tensor | None = None
+        while True:
+            rows = self.rows
+            if buffer is not None:
+                buffer = buffer[: rows.z.shape[0]]
+            g = buffer = torch.sub(rows.fz, rows.z, out=buffer)
+            r = torch.linalg.vector_norm(g, dim=1)
+            s = torch.linalg.vector_norm(rows.fz, dim=1)
+            target = self.tolerance.target(s)
+            point = Point(rows.z, rows.fz, g, r, target, rows.evaluations, self.max_steps)
+            if record:
+                self._record(r, s)
+            hand = self._hand_over(count, point)
+            # The usual case in as few operations as can be: every sample goes on, and is at the best point it has seen.
+            onward = (r > target) & (r < rows.best_r)
+            if self.idle is not None:
+                onward |= self.idle
+            if hand is None and self.most < self.max_steps and bool(onward.all()):
+                if self.f.writes_out and all(rows.best_z is not other for other in self.foreign):
+                    spare = rows.best_z
+                if count == 0:
+                    rows.first_r = torch.minimum(rows.first_r, r)
+                rows.best_z, rows.best_r, rows.best_s = rows.z, r, s
+                if rows.best_f is not None:
+                    rows.best_f = rows.fz
+            else:
+                kept = self._sort_out(point, s, hand)
+                if kept is not None:
+                    if kept.shape[0] == 0:
+                        return self.handed
+                    point = self._compact(kept, point)
+                    rows = self.rows
+                spare = None
+            if count == 0:
+                self.state = self.solver.init(self.f, point)
+            point.spare, spare = spare, None
+            step = self.solver.step(self.state, self.f, point)
+            count += 1
+            rows.z, rows.fz = step.z, step.fz
+            rows.evaluations = rows.evaluations + step.evaluations
+            self.most = self.most + step.evaluations if isinstance(step.evaluations, int) else int(rows.evaluations.max())
+
+    def _hand_over(self, count: int, point: Point) -> Tensor | None:
+        hand = None if self.watch is None else self.watch.see(count, point)
+        return hand if hand is not None and bool(hand.any()) else None
+
+    def _sort_out(self, point: Point, s: Tensor, hand: Tensor | None) -> Tensor | None:
+        """Gives verdicts, keeps best points; returns the rows that go on if it is time to compact, else None."""
+        rows, r = self.rows, point.r
+        done = r <= point.target
+        lost = ~r.isfinite()
+        grown = r > GROWTH_LIMIT * rows.best_r
+        rows.first_r = torch.where(rows.first_r.isinf() & r.isfinite(), r, rows.first_r)
+        better = (r < rows.best_r) | rows.best_r.isinf()  # at the very first point there is nothing else to return
+        rows.best_z = torch.where(better.unsqueeze(1), point.z, rows.best_z)
+        if rows.best_f is not None:
+            rows.best_f = torch.where(better.unsqueeze(1), point.fz, rows.best_f)
+        rows.best_r = torch.where(better, r, rows.best_r)
+        rows.best_s = torch.where(better, s, rows.best_s)
+        leave = done | lost | grown | (rows.evaluations >= self.max_steps)
+        away = leave if hand is None else leave | hand
+        if self.idle is not None:
+            leave, away = leave & ~self.idle, away & ~self.idle
+        self._finish(leave, point, s, torch.where(done, 0, torch.where(lost, 3, torch.where(grown, 2, 1))))
+        passed = (away & ~leave).nonzero().squeeze(1)
+        if passed.shape[0]:
+            self.handed.append(rows.take(passed))
+        self.idle = away if self.idle is None else self.idle | away
+        idle = int(self.idle.sum())
+        if idle == 0:
+            self.idle = None
+            return None
+        # Rows that hold NaN or run away go at once; f need not see them again.
+        if idle >= IDLE_PART * r.shape[0] or bool((leave & (lost | grown)).any()):
+            return (~self.idle).nonzero().squeeze(1)
+        return None
+
+    def _finish(self, leave: Tensor, point: Point, s: Tensor, codes: Tensor) -> None:
+        rows, out = self.rows, self.outcome
+        chosen = leave.nonzero().squeeze(1)
+        if chosen.shape[0] == 0:
+            return
+        done = codes == Status.CONVERGED
+        whole = chosen.shape[0] == out.value.shape[0] and bool(done.all()) and all(point.z is not other for other in self.foreign)
+        if whole:  # everyone at once: nothing to gather
+            out.value = point.z
+        else:
+            value = torch.where(done.unsqueeze(1), point.z, rows.best_z)
+            out.value.index_copy_(0, rows.index[chosen], value[chosen])
+        if out.image is not None and rows.best_f is not None:
+            if whole:
+                out.image = point.fz
+            else:
+                image = torch.where(done.unsqueeze(1), point.fz, rows.best_f)
+                out.image.index_copy_(0, rows.index[chosen], image[chosen])
+        steps = rows.evaluations
+        rate = (point.r / rows.first_r) ** (1.0 / (steps - 1).clamp_min(1))
+        for target, source in (
+            (out.g_norm, torch.where(done, point.r, rows.best_r)),
+            (out.f_norm, torch.where(done, s, rows.best_s)),
+            (out.steps, steps),
+            (out.codes, codes),
+            (out.rate, rate),
+        ):
+            target[rows.index[chosen]] = source[chosen]
+
+    def _compact(self, kept: Tensor, point: Point) -> Point:
+        """Only the rows that go on remain, everywhere."""
+        self.rows = self.rows.take(kept)
+        self.f = self.f.take(kept)
+        self.state = self.solver.take(self.state, kept)
+        if self.watch is not None:
+            self.watch.take(kept)
+        self.idle = None
+        self.most = int(self.rows.evaluations.max())
+        return Point(
+            self.rows.z, self.rows.fz, point.g[kept], point.r[kept], point.target[kept], self.rows.evaluations, self.max_steps
+        )
+
+    def _record(self, r: Tensor, s: Tensor) -> None:
+        active = slice(None) if self.idle is None else ~self.idle
+        self.outcome.history.append((self.rows.index[active], self.rows.evaluations[active], relative(r, s)[active]))
+
+
+def relative(g_norm: Tensor, f_norm: Tensor) -> Tensor:
+    """|f(z) - z| / |f(z)|, 0 where both are 0."""
+    return torch.where(g_norm == 0, torch.zeros_like(g_norm), g_norm / f_norm)

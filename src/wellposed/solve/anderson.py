@@ -1,0 +1,131 @@
+"""Anderson acceleration, one small least-squares problem per sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.solve._map import AbstractMap
+from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval, check_positive_integer
+
+__all__ = ["Anderson"]
+
+
+@dataclass(frozen=True)
+class Anderson(AbstractSolver):
+    r"""Anderson acceleration of type II [anderson1965], in the difference form of [walker2011].
+
+    With g = f(z) - z and the last `memory` differences dG, dF of g and f, sample by sample:
+
+        gamma = argmin |g - dG gamma|^2 + regularization |D gamma|^2,   D = column norms of dG       (1)
+        z_next = f(z) - dF gamma - (1 - damping)(g - dG gamma)
+
+    (1) is solved through its scaled normal equations by Cholesky; scaling makes `regularization` independent of units, and
+    a system that is singular all the same gives a plain step. *Safeguard*: a point whose residual exceeds that of the
+    last accepted point is not accepted; the run goes back to the accepted point, takes the plain step from there, and
+    forgets its differences. So a run is never worse than its last accepted step.
+
+    Costs one evaluation of f a step, and memory for 2 `memory` states.
+
+    Args:
+        memory: Number of differences kept.
+        regularization: Relative to the squared column norms; not below a few units of rounding of the dtype.
+        damping: Weight of the residual in the new point, in (0, 1].
+    """
+
+    memory: int = 6
+    regularization: float = 1e-10
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive_integer("Anderson", "memory", self.memory)
+        check_interval("Anderson", "regularization", self.regularization, low=0.0, closed="left")
+        check_interval("Anderson", "damping", self.damping, low=0.0, high=1.0)
+
+    def init(self, f: AbstractMap, point: Point) -> dict[str, Any]:
+        batch, features = point.z.shape
+        history = point.z.new_zeros(batch, self.memory, features)
+        return {
+            "dG": history,
+            "dF": torch.zeros_like(history),
+            "gram": point.z.new_zeros(batch, self.memory, self.memory),
+            "count": 0,
+            # the last accepted point
+            "z": point.z,
+            "f": point.fz,
+            "r": point.r,
+            # the last point, accepted or not
+            "g": point.g.clone(),
+            "f_last": point.fz,
+            # whether the last point was a plain step from an accepted point
+            "plain": torch.ones_like(point.r, dtype=torch.bool),
+        }
+
+    def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
+        if state["count"] > 0:
+            self._remember(state, point)
+        state["count"] += 1
+        z = self._candidate(state, point)
+        return Step(z, f(z))
+
+    def _remember(self, state: dict[str, Any], point: Point) -> None:
+        """Adds the newest differences, judges the point, and sends the rejected ones back."""
+        j = (state["count"] - 1) % self.memory
+        dG, gram = state["dG"], state["gram"]
+        torch.sub(point.g, state["g"], out=dG[:, j])
+        torch.sub(point.fz, state["f_last"], out=state["dF"][:, j])
+        row = torch.bmm(dG, dG[:, j].unsqueeze(2)).squeeze(2)
+        gram[:, j, :] = row
+        gram[:, :, j] = row
+        state["g"].copy_(point.g)
+        state["f_last"] = point.fz
+        # A plain step is the way back from a rejection: it is accepted whatever it gives, or nothing would ever move.
+        accepted = (point.r <= state["r"]) | state["plain"]
+        state["rejected"] = ~accepted
+        if bool(accepted.all()):
+            state["z"], state["f"], state["r"] = point.z, point.fz, point.r
+        else:
+            keep = accepted.unsqueeze(1)
+            state["z"] = torch.where(keep, point.z, state["z"])
+            state["f"] = torch.where(keep, point.fz, state["f"])
+            state["r"] = torch.where(accepted, point.r, state["r"])
+
+    def _candidate(self, state: dict[str, Any], point: Point) -> Tensor:
+        gamma = self._coefficients(state, point.g)
+        z = torch.baddbmm(point.fz.unsqueeze(1), gamma.unsqueeze(1), state["dF"], alpha=-1).squeeze(1)
+        if self.damping < 1.0:
+            g = torch.baddbmm(point.g.unsqueeze(1), gamma.unsqueeze(1), state["dG"], alpha=-1).squeeze(1)
+            z = z - (1.0 - self.damping) * g
+        rejected = state.pop("rejected", None)
+        state["plain"] = (gamma == 0).all(dim=1)
+        if rejected is not None and bool(rejected.any()):
+            self._send_back(state, rejected)
+            z = torch.where(rejected.unsqueeze(1), state["f"], z)
+        return z
+
+    def _send_back(self, state: dict[str, Any], rejected: Tensor) -> None:
+        """The plain step from the accepted point, with no memory."""
+        state["plain"] = state["plain"] | rejected
+        empty = rejected[:, None, None]
+        for name in ("dG", "dF", "gram"):
+            state[name].masked_fill_(empty, 0.0)
+        keep = rejected.unsqueeze(1)
+        state["g"] = torch.where(keep, state["f"] - state["z"], state["g"])
+        state["f_last"] = torch.where(keep, state["f"], state["f_last"])
+
+    def _coefficients(self, state: dict[str, Any], g: Tensor) -> Tensor:
+        """(batch, memory) gamma of (1); zero where the system cannot be solved."""
+        dG, gram = state["dG"], state["gram"]
+        projection = torch.bmm(dG, g.unsqueeze(2)).squeeze(2)
+        squares = torch.diagonal(gram, dim1=1, dim2=2)
+        scale = torch.where(squares > 0, squares.rsqrt(), torch.zeros_like(squares))
+        ridge = max(self.regularization, 8 * torch.finfo(g.dtype).eps)
+        scaled = gram * scale.unsqueeze(1) * scale.unsqueeze(2)
+        scaled = scaled + ridge * torch.eye(self.memory, dtype=g.dtype, device=g.device)
+        factor, info = torch.linalg.cholesky_ex(scaled)
+        gamma = torch.cholesky_solve((projection * scale).unsqueeze(2), factor).squeeze(2) * scale
+        solvable = (info == 0) & gamma.isfinite().all(dim=1)
+        return torch.where(solvable.unsqueeze(1), gamma, torch.zeros_like(gamma))

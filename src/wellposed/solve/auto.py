@@ -1,0 +1,131 @@
+"""The default solver: chooses while running."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from wellposed.errors import InvalidType
+from wellposed.solve._map import AbstractMap
+from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
+from wellposed.solve.anderson import Anderson
+from wellposed.solve.newton import NewtonKrylov
+from wellposed.solve.picard import Picard
+
+__all__ = ["Auto"]
+
+#: Steps after which a sample is judged: early, then ever more rarely.
+JUDGED_AT = frozenset({4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096})
+#: Below this many remaining plain steps nothing else can pay.
+FEW_STEPS = 10.0
+#: Extrapolation pays if it would cut the residual to less than this part; it costs some tenths of a step in memory traffic.
+WORTHWHILE_CUT = 0.7
+#: Newton takes over from Anderson if that is predicted to need more than this many further steps.
+MANY_STEPS = 50.0
+
+
+@dataclass(frozen=True)
+class Auto(AbstractSolver):
+    r"""Plain iteration as long as that is cheapest, then Anderson acceleration, then Newton-Krylov.
+
+    Every sample is judged by its own residuals alone, after 4, 8, 16, ... steps of a stage, so its answer does not depend on
+    its neighbours. From the last residuals g_k the factor q of plain iteration is measured, and with it the number N of
+    plain steps to the tolerance is predicted. A sample goes on
+
+    - from `Picard` to `Anderson` if it does not contract (q >= 1), if N exceeds its budget, or if N is more than a few and
+      extrapolation *would have worked*: the least-squares combination of the last three residuals is below 0.7 |g_k|. (For
+      a map whose spectrum fills a disk, e.g. a random or orthogonal W, it is not: then plain steps are as good as any.)
+    - from `Anderson` to `NewtonKrylov` if its residuals stall or its own predicted N is large.
+
+    These predictions are guesses and decide only about cost; what is returned is judged by the residual, as with any solver.
+
+    Args:
+        plain, accelerated, newton: The solvers of the three stages.
+    """
+
+    plain: Picard = field(default_factory=Picard)
+    accelerated: Anderson = field(default_factory=Anderson)
+    newton: NewtonKrylov = field(default_factory=NewtonKrylov)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("plain", Picard), ("accelerated", Anderson), ("newton", NewtonKrylov)):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidType(f"The {name!r} parameter of Auto must be a {kind.__name__}; got {getattr(self, name)!r}.")
+
+    def stages(self) -> list[tuple[AbstractSolver, AbstractWatch | None]]:
+        return [(self.plain, _WatchPlain()), (self.accelerated, _WatchAccelerated()), (self.newton, None)]
+
+    def init(self, f: AbstractMap, point: Point) -> None:
+        raise NotImplementedError("Auto has no steps of its own: the loop runs its stages.")
+
+    def step(self, state: None, f: AbstractMap, point: Point) -> Step:
+        raise NotImplementedError("Auto has no steps of its own: the loop runs its stages.")
+
+
+class _WatchPlain(AbstractWatch):
+    """Decides when plain iteration gives way to Anderson acceleration."""
+
+    def __init__(self) -> None:
+        self._g: list[Tensor] = []  # the residual vectors just before a judgement
+
+    def see(self, count: int, point: Point) -> Tensor | None:
+        if count + 2 in JUDGED_AT or count + 1 in JUDGED_AT:
+            self._g.append(point.g.clone())
+            return None
+        if count not in JUDGED_AT:
+            return None
+        older, old = self._g
+        self._g = []
+        q = torch.sqrt(point.r / torch.linalg.vector_norm(older, dim=1))
+        remaining = _steps_to_target(point, q)
+        slow = remaining > FEW_STEPS
+        if not bool(slow.any()):
+            return None
+        cut = _extrapolated(older, old, point.g) / point.r
+        return slow & ((q >= 1) | (remaining > point.budget) | (cut < WORTHWHILE_CUT))
+
+    def take(self, rows: Tensor) -> None:
+        self._g = [g[rows] for g in self._g]
+
+
+class _WatchAccelerated(AbstractWatch):
+    """Decides when Anderson acceleration gives way to Newton-Krylov."""
+
+    def __init__(self) -> None:
+        self._r: list[Tensor] = []  # least residual up to each step
+
+    def see(self, count: int, point: Point) -> Tensor | None:
+        least = torch.minimum(self._r[-1], point.r) if self._r else point.r
+        self._r.append(least)
+        if count < 16 or count not in JUDGED_AT:
+            return None
+        q = (least / self._r[count // 2]) ** (1.0 / (count - count // 2))
+        remaining = _steps_to_target(point, q)
+        return (remaining > MANY_STEPS) | (remaining > point.budget)
+
+    def take(self, rows: Tensor) -> None:
+        self._r = [r[rows] for r in self._r]
+
+
+def _steps_to_target(point: Point, q: Tensor) -> Tensor:
+    """(batch,) predicted steps at the factor q per step; infinite if q >= 1."""
+    steps = torch.log(point.target / point.r) / torch.log(q)
+    return torch.where(q < 1, steps, torch.full_like(steps, torch.inf))
+
+
+def _extrapolated(older: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """(batch,) the least norm of an affine combination of three residuals."""
+    d1, d2 = new - old, old - older
+    basis = torch.stack((d1, d2, new), dim=1)
+    gram = torch.bmm(basis, basis.transpose(1, 2)).double()
+    a, b, c = gram[:, 0, 0], gram[:, 0, 1], gram[:, 1, 1]
+    p, q, square = gram[:, 0, 2], gram[:, 1, 2], gram[:, 2, 2]
+    # project `new` off d1, then off what d2 adds to d1
+    a = a.clamp_min(torch.finfo(torch.float64).tiny)
+    c_rest = c - b * b / a
+    q_rest = q - b * p / a
+    usable = c_rest > 1e-6 * c
+    gain = p * p / a + torch.where(usable, q_rest * q_rest / torch.where(usable, c_rest, torch.ones_like(c_rest)), 0.0)
+    return torch.sqrt((square - gain).clamp_min(0.0)).to(new.dtype)

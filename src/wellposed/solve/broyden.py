@@ -1,0 +1,77 @@
+"""Broyden's method with limited memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.solve._line_search import backtrack
+from wellposed.solve._map import AbstractMap
+from wellposed.solve._solver import AbstractSolver, Point, Step, check_positive_integer, row_dot
+
+__all__ = ["Broyden"]
+
+
+@dataclass(frozen=True)
+class Broyden(AbstractSolver):
+    r"""Broyden's first ("good") method [broyden1965] for g(z) = f(z) - z = 0, with limited memory and a line search.
+
+    The inverse Jacobian of g is modelled, sample by sample, as H = -I + sum_j u_j v_j^T. A step goes along p = -H g; with
+    s and y the changes of z and g, the secant equation H y = s is restored by
+
+        v = H^T s,    u = (s - H y)/(v . y)                                        (Sherman-Morrison)
+
+    When `memory` pairs are full the model starts again from -I. The step length is halved until the residual does not
+    exceed (1 + 1/(k+1)^2) times the last one, each sample for itself; a sample that gains nothing by that takes its best try.
+
+    Costs one evaluation of f a step plus those of the line search, and memory for 2 `memory` states.
+
+    Args:
+        memory: Pairs kept.
+    """
+
+    memory: int = 20
+
+    def __post_init__(self) -> None:
+        check_positive_integer("Broyden", "memory", self.memory)
+
+    def init(self, f: AbstractMap, point: Point) -> dict[str, Any]:
+        batch, features = point.z.shape
+        pairs = point.z.new_zeros(batch, self.memory, features)
+        return {"u": pairs, "v": torch.zeros_like(pairs), "count": 0, "z": point.z, "g": point.g.clone()}
+
+    def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
+        count = state["count"]
+        if count > 0:
+            self._update(state, point, (count - 1) % self.memory)
+        state["count"] = count + 1
+        state["z"] = point.z
+        state["g"].copy_(point.g)
+        direction = -_apply(state["u"], state["v"], point.g)
+        accept = point.r * (1.0 + 1.0 / (count + 1) ** 2)
+        return backtrack(f, point, direction, accept=accept, halvings=4, used=torch.zeros_like(point.evaluations))
+
+    def _update(self, state: dict[str, Any], point: Point, j: int) -> None:
+        u, v = state["u"], state["v"]
+        if j == 0:
+            u.zero_()
+            v.zero_()
+        s, y = point.z - state["z"], point.g - state["g"]
+        Hy = _apply(u, v, y)
+        v_new = _apply(v, u, s)  # H^T s
+        denominator = row_dot(v_new, y)
+        # A pair that hardly determines anything would only add rounding errors; it is left out.
+        least = torch.finfo(y.dtype).eps * torch.linalg.vector_norm(v_new, dim=1) * torch.linalg.vector_norm(y, dim=1)
+        useful = denominator.abs() > least
+        u_new = (s - Hy) / torch.where(useful, denominator, torch.ones_like(denominator)).unsqueeze(1)
+        u[:, j] = torch.where(useful.unsqueeze(1), u_new, torch.zeros_like(u_new))
+        v[:, j] = v_new
+
+
+def _apply(u: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    """(-I + sum_j u_j v_j^T) x, row by row."""
+    weights = torch.bmm(v, x.unsqueeze(2))  # (batch, memory, 1)
+    return torch.baddbmm(x.unsqueeze(1), weights.transpose(1, 2), u, beta=-1).squeeze(1)

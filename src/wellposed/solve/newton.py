@@ -1,0 +1,72 @@
+"""Newton's method with a Krylov solver inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.errors import InvalidType
+from wellposed.linalg import GMRES, AbstractLinearSolver
+from wellposed.solve._line_search import backtrack
+from wellposed.solve._map import AbstractMap
+from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval
+
+__all__ = ["NewtonKrylov"]
+
+
+@dataclass(frozen=True)
+class NewtonKrylov(AbstractSolver):
+    r"""Inexact Newton method: (I - J) s = f(z) - z by a Krylov solver, z <- z + t s [knoll2004].
+
+    J is the Jacobian of f at z, or for ReLU and other kinks the element of the generalized Jacobian that autograd (or the
+    cell) picks: the method is then semismooth Newton [qi1993], and for piecewise linear maps it ends after finitely many
+    steps once the active set is right. The linear system is solved to the relative accuracy
+
+        eta = min(forcing, (r_k / r_{k-1})^2), but not beyond half of what the tolerance asks         [eisenstat1996, choice 2]
+
+    t is halved until the residual decreases, each sample for itself. Needs I - J invertible, not that f contracts.
+
+    Costs, per step, one evaluation for t = 1, and one product with J per Krylov step (plus the two evaluations with which
+    automatic differentiation records J, unless the map knows its own Jacobian); all are counted.
+
+    Args:
+        linear_solver: Gets products u - J u.
+        forcing: The loosest relative accuracy of the linear solve, in (0, 1).
+    """
+
+    linear_solver: AbstractLinearSolver = field(default_factory=lambda: GMRES(restart=40))
+    forcing: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear_solver, AbstractLinearSolver):
+            raise InvalidType(
+                f"The 'linear_solver' of NewtonKrylov must be a linear solver such as GMRES(); got {self.linear_solver!r}."
+            )
+        check_interval("NewtonKrylov", "forcing", self.forcing, low=0.0, high=1.0, closed="neither")
+
+    def init(self, f: AbstractMap, point: Point) -> dict[str, Any]:
+        return {"r": torch.full_like(point.r, torch.inf)}
+
+    def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
+        jacobian = f.jacobian(point.z)
+        eta = ((point.r / state["r"]) ** 2).clamp(max=self.forcing)
+        eta = torch.where(state["r"].isinf(), torch.full_like(eta, self.forcing), eta)
+        eta = torch.maximum(eta, 0.5 * point.target / point.r)
+        state["r"] = point.r
+        g = point.g.clone()
+        budget = point.budget - jacobian.setup - 1
+        linear = self.linear_solver(
+            lambda u: u - jacobian.mv(u), g, rtol=eta, max_steps=budget.clamp_min(0)
+        )
+        direction = torch.where(_useful(linear.value, budget), linear.value, g)
+        used = torch.where(budget > 0, linear.num_steps + jacobian.setup, torch.zeros_like(linear.num_steps))
+        return backtrack(f, point, direction, accept=point.r * (1 - 1e-4), halvings=5, used=used)
+
+
+def _useful(direction: Tensor, budget: Tensor) -> Tensor:
+    """(batch, 1) whether the linear solve gave something; otherwise the plain step is taken."""
+    nonzero = direction.isfinite().all(dim=1) & (direction != 0).any(dim=1)
+    return (nonzero & (budget > 0)).unsqueeze(1)
