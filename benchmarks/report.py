@@ -13,7 +13,6 @@ from typing import Any
 
 from client import THREADS
 from problems import RTOL
-from quiet import QUIET
 
 HEADINGS = ["contender", "forward", "forward + backward", "steps", "residual", "gradient error", "remark"]
 
@@ -107,8 +106,9 @@ def lines(result: dict[str, Any], *, as_markdown: bool) -> list[str]:
             f"Picard needs {problem['forward_steps']} steps, the Neumann series {problem['adjoint_steps']}."
         )
         out += [f"{heading}{problem['title']}", "", f"{counts} {summary(problem)}".rstrip(), ""]
-        if problem["busy_cores"] > QUIET:
-            out += [f"UNRELIABLE: other processes used {problem['busy_cores']:.1f} cores meanwhile.", ""]
+        if problem["disturbed"] > 0.1 * problem["runs"]:
+            disturbed = f"{problem['disturbed']} of {problem['runs']} runs"
+            out += [f"UNRELIABLE: other programs were computing during {disturbed}.", ""]
         out += [*layout([HEADINGS, *map(cells, problem["rows"])]), ""]
     if result["memory"]:
         out += [f"{heading}Memory of forward + backward", "", *layout(memory_table(result["memory"])), ""]

@@ -9,7 +9,6 @@ per round, so that all meet the same noise. Every round times the floor too, and
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,10 +17,10 @@ from typing import Any
 
 import memory
 import numpy as np
-import quiet
 import report
 from client import HERE, Client, WorkerFailed
 from problems import PROBLEMS, RTOL, Answer, Arrays, Problem, build, judge, reference
+from quiet import Watch
 
 MODULES = {"baseline": "ours", "ours": "ours", "peer_torchdeq": "peers", "peer_jaxopt": "peers"}
 # A residual is computed by everybody in float32; measured again in float64 it may differ by this factor.
@@ -47,12 +46,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peers-python", default=str(default), help="interpreter that has torchdeq and jaxopt"
     )
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=20.0,
-        help="seconds per problem to wait for a quiet machine (default: 20)",
-    )
+    patience = "seconds per problem to spend on repeating runs that other programs disturbed (default: 30)"
+    parser.add_argument("--patience", type=float, default=30.0, help=patience)
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -99,6 +94,9 @@ class Entry:
             self.failure = str(failure)
             return {}
 
+    def timed_run(self, watch: Watch) -> dict[str, Any]:
+        return watch.undisturbed(self.client.process.pid, lambda: self.ask(run=self.name))
+
     def is_slow(self) -> bool:
         return (
             len(self.times) >= MIN_ROUNDS and min(total / floor for _, total, _, floor in self.times) > SLOW
@@ -139,7 +137,6 @@ def check(entry: Entry, arrays: Arrays, answer: Answer, folder: Path) -> None:
 def measure(
     problem: Problem, clients: list[Client], options: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
-    patience = options.patience
     arrays = build(problem)
     answer = reference(arrays)
     counts = {"forward_steps": answer.forward_steps, "adjoint_steps": answer.adjoint_steps}
@@ -151,23 +148,21 @@ def measure(
     for entry in entries:
         check(entry, arrays, answer, folder)
     floor = next(entry for entry in entries if entry.name == "floor")
-    busy = []
+    watch = Watch(options.patience)
     for _ in range(options.rounds):
-        cores, patience = quiet.wait(patience)
-        busy.append(cores)
-        base = floor.ask(run="floor")
+        base = floor.timed_run(watch)
         if not base:
             raise WorkerFailed(f"the floor could not be measured: {floor.failure}")
         floor.times.append((base["forward"], base["total"], base["forward"], base["total"]))
         for entry in entries:
             if entry is floor or entry.is_slow():
                 continue
-            reply = entry.ask(run=entry.name)
+            reply = entry.timed_run(watch)
             if reply:
                 entry.times.append((reply["forward"], reply["total"], base["forward"], base["total"]))
     rows = [entry.row() for entry in entries]
     facts = {"name": problem.name, "title": problem.title, **counts}
-    return facts | {"busy_cores": statistics.median(busy), "rows": rows}
+    return facts | {"runs": watch.runs, "disturbed": watch.disturbed, "rows": rows}
 
 
 def peer_versions(python: str) -> dict[str, str]:

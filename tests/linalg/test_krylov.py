@@ -355,6 +355,7 @@ def test_nan_stays_in_its_sample(
     def poisoned(v: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
+        assert torch.isfinite(v).all()  # what is broken is not passed on
         out = products(A)(v)
         if calls >= first_bad_product:
             out[3, 7] = math.nan if calls % 2 else math.inf
@@ -371,6 +372,22 @@ def test_nan_stays_in_its_sample(
         assert torch.equal(solution.num_steps[:3], clean.num_steps[:3])
     reported = true_residual(A, b, solution.value)
     assert torch.allclose(solution.residual.double(), reported, rtol=0, atol=tolerance)
+
+
+@every_solver
+def test_one_nan_is_enough(solver: AbstractLinearSolver) -> None:
+    A, b = nonsymmetric(), gaussian(4, 25, seed=1)
+    calls = 0
+
+    def poisoned(v: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        out = products(A)(v)
+        if calls == 2:
+            out[0, 0] = math.nan
+        return out
+
+    assert list(solver(poisoned, b).status) == [Status.NOT_FINITE] + [Status.CONVERGED] * 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -398,6 +415,17 @@ def test_singular_matrix_in_one_sample(solver: AbstractLinearSolver, dtype: torc
     assert solution.status[1] is expected
     if isinstance(solver, GMRES):
         assert solution.residual[1].item() == pytest.approx(10**-0.5, rel=1e-5)
+
+
+@every_dtype
+def test_gmres_leaves_out_the_column_that_shows_singularity(dtype: torch.dtype) -> None:
+    # A = diag(1, N) with N nilpotent. Two steps reach the least residual, e_3; the third column is dependent,
+    # and dividing by its pivot (zero, or rounding) would ruin the correction.
+    A = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]], dtype=dtype)
+    b = torch.tensor([[1.0, 0.0, 1.0]], dtype=dtype)
+    solution = GMRES()(products(A), b, max_steps=20)
+    assert list(solution.status) == [Status.MAX_STEPS]
+    assert solution.residual.item() == pytest.approx(0.5**0.5, rel=1e-6)
 
 
 @every_solver

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 
-import torch
 from torch import Tensor
 
 from wellposed.linalg import AbstractJacobian
@@ -37,10 +36,10 @@ class AbstractPullback(abc.ABC):
 
 
 class JacobianPullback(AbstractPullback):
-    """(I - J)^T u = v for any map: A = J^T at the equilibrium z. With `tangent=True` the system of forward mode, A = J."""
+    """(I - J)^T u = v for any map: A = J^T at the equilibrium z."""
 
-    def __init__(self, f: AbstractMap, z: Tensor, *, tangent: bool = False, jacobian: AbstractJacobian | None = None) -> None:
-        self._f, self._z, self._tangent = f, z, tangent
+    def __init__(self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None) -> None:
+        self._f, self._z = f, z
         self._jacobian = f.jacobian(z) if jacobian is None else jacobian
 
     def rhs(self, v: Tensor) -> Tensor:
@@ -50,10 +49,10 @@ class JacobianPullback(AbstractPullback):
         return self.product(u) + rhs
 
     def product(self, u: Tensor) -> Tensor:
-        return self._jacobian.mv(u) if self._tangent else self._jacobian.rmv(u)
+        return self._jacobian.rmv(u)
 
     def take(self, rows: Tensor) -> AbstractPullback:
-        return JacobianPullback(self._f.take(rows), self._z[rows], tangent=self._tangent)
+        return JacobianPullback(self._f.take(rows), self._z[rows])
 
 
 class AbstractStructuredMap(AbstractMap):

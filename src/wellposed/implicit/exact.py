@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from wellposed._tree import Layout
 from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
 from wellposed.implicit._gradient import AbstractGradient, Context
 from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, AdjointMap, JacobianPullback
-from wellposed.linalg import AbstractLinearSolver
+from wellposed.implicit._transformed import report
+from wellposed.linalg import AbstractLinearSolver, Jacobian
 from wellposed.solve import (
     AbstractMap,
     AbstractSolver,
@@ -24,6 +25,8 @@ from wellposed.solve import (
     apply_policy,
     as_solution,
     iterate,
+    iterate_transformed,
+    transforms_active,
 )
 from wellposed.status import Status
 
@@ -39,7 +42,7 @@ class ImplicitGradient(AbstractGradient):
         (I - J)^T u = v                                                                (1)
 
     and autograd carries u into whatever f depends on. This is Theorem 1 of [bai2019], with I - J where the paper writes -J_g
-    (there g(z) = f(z) - z). In forward mode a tangent t becomes (I - J)^-1 t. The solution u of (1) is itself an equilibrium,
+    (there g(z) = f(z) - z). The solution u of (1) is itself an equilibrium,
     of u -> v + J^T u, and is differentiated in the same way: derivatives of every order exist.
 
     Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear solve; memory does not
@@ -117,12 +120,25 @@ class _Linear:
 
     def adjoint(self, z: Tensor, v: Tensor, fz: Tensor) -> Tensor:
         """(I - J)^-T v, differentiable if a graph is being made."""
+        if transforms_active():  # a batch of cotangents under vmap, e.g. is_grads_batched=True
+            return self._adjoint_transformed(z, v)
         with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
             jacobian = self.f.jacobian(z.detach())
             self._check_same_map(jacobian, fz)
             pullback = JacobianPullback(self.f, z.detach(), jacobian=jacobian)
             u_star = self.gradient.solve(pullback, v.detach(), self.context)
         return self.differentiable(z, v, u_star) if torch.is_grad_enabled() else u_star
+
+    def _adjoint_transformed(self, z: Tensor, v: Tensor) -> Tensor:
+        jacobian = Jacobian(self.f.tracked, z)
+        rtol = self.context.tolerance.rtol if self.gradient.rtol is None else self.gradient.rtol
+        max_steps = self.context.max_steps if self.gradient.max_steps is None else self.gradient.max_steps
+        context = replace(self.context, tolerance=Tolerance(rtol, 0.0), max_steps=max_steps)
+        outcome = iterate_transformed(
+            lambda u: v + jacobian.rmv(u), v, tolerance=context.tolerance, max_steps=context.max_steps
+        )
+        report(outcome, context)
+        return outcome.value
 
     def differentiable(self, z: Tensor, v: Tensor, u_star: Tensor) -> Tensor:
         """u with a graph: the equilibrium of u -> v + J^T u, differentiated by the same rule."""
@@ -158,12 +174,6 @@ class _Linear:
         for gate in gates:
             gate.open = True
         return [next(products) if need else None for need in needed]
-
-    def tangent(self, z: Tensor, t: Tensor) -> Tensor:
-        """(I - J)^-1 t."""
-        with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-            pullback = JacobianPullback(self.f, z.detach(), tangent=True)
-            return self.gradient.solve(pullback, t, self.context)
 
     def _check_same_map(self, jacobian: Any, fz: Tensor) -> None:
         """Backward must differentiate the map that forward solved."""
@@ -241,7 +251,6 @@ class _Root(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         fz, _, ctx.linear, *extras = inputs
         ctx.save_for_backward(output, fz, *extras)
-        ctx.save_for_forward(output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -249,16 +258,12 @@ class _Root(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         if v is None:
             return None, None, None, *(None for _ in needed)
+        _check_batching(v)
         z, fz, *extras = ctx.saved_tensors
         u = ctx.linear.adjoint(z, v, fz.detach())
         if torch.is_grad_enabled() and any(needed):
             return u, None, None, *ctx.linear.correction(z, u, extras, needed)
         return u, None, None, *(None for _ in needed)
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: Any) -> Tensor:
-        (z,) = ctx.saved_tensors
-        return ctx.linear.tangent(z, t)
 
 
 class _StructuredRoot(torch.autograd.Function):
@@ -277,19 +282,30 @@ class _StructuredRoot(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         if v is None:
             return None, None, None, *(None for _ in needed)
+        _check_batching(v)
         z, fz, *inputs = ctx.saved_tensors  # also checks that nobody changed them since
         linear, f = ctx.linear, ctx.linear.f
-        if torch.is_grad_enabled():
+        making_graph = torch.is_grad_enabled()
+        if making_graph or transforms_active():
             u = linear.adjoint(z, v, fz)
             # The partial derivatives with z held: z itself depends on the inputs, their aliases stand for the rest.
-            aliases = [x.view_as(x) for x in inputs]
-            wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
-            image = f.with_inputs(*aliases).tracked(z)
-            products = iter(torch.autograd.grad(image, wanted, u, create_graph=True, allow_unused=True))
+            with torch.enable_grad():
+                aliases = [x.view_as(x) for x in inputs]
+                wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
+                image = f.with_inputs(*aliases).tracked(z if making_graph else z.detach())
+            products = iter(torch.autograd.grad(image, wanted, u, create_graph=making_graph, allow_unused=True))
             return None, None, None, *(next(products) if need else None for need in needed)
         with torch.autocast(z.device.type, enabled=False):
             u = linear.gradient.solve(f.pullback(fz), v, linear.context)
             return None, None, None, *f.cotangents(u, z, needed)
+
+
+def _check_batching(v: Tensor) -> None:
+    if torch._C._functorch.is_legacy_batchedtensor(v):
+        raise WellposedError(
+            "torch.autograd.grad(is_grads_batched=True) and functional.jacobian(vectorize=True) batch cotangents in a way that "
+            "iterative solves cannot follow. Use torch.func.jacrev or torch.func.vmap instead, or vectorize=False."
+        )
 
 
 def _safe_scale(v: Tensor) -> Tensor | None:

@@ -37,7 +37,10 @@ class PhantomGradient(AbstractGradient):
         check_interval("PhantomGradient", "damping", self.damping, low=0.0, high=1.0)
 
     def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
-        z = outcome.value.detach()
+        return self.follow(f, outcome.value.detach())
+
+    def follow(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """The recorded steps from z."""
         for _ in range(self.steps):
             fz = f.tracked(z)
             z = fz if self.damping == 1.0 else torch.lerp(z, fz, self.damping)
@@ -52,4 +55,8 @@ class JacobianFree(AbstractGradient):
     """
 
     def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
-        return f.tracked(outcome.value.detach())
+        return self.follow(f, outcome.value.detach())
+
+    def follow(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """The recorded step from z."""
+        return f.tracked(z)

@@ -32,10 +32,14 @@ class UnrolledGradient(AbstractGradient):
     def run(
         self, f: AbstractMap, start: Tensor, solve: Callable[[Tensor], Outcome], context: Context
     ) -> tuple[Tensor, Outcome]:
-        z = start
+        z = self.unroll(f, start)
+        return z, judge(f, z.detach(), context.tolerance, self.steps + 1)
+
+    def unroll(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """The steps, recorded."""
         for _ in range(self.steps):
             z = f.tracked(z)
-        return z, judge(f, z.detach(), context.tolerance, self.steps + 1)
+        return z
 
     def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
         raise NotImplementedError("UnrolledGradient makes its own value; it attaches nothing to another.")

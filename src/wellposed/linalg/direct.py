@@ -47,11 +47,11 @@ def batched_solve_ex(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 
     `X_i` is meaningless where `info_i > 0`; the others are not affected.
 
-    On the CPU large matrices are solved one at a time. The batched LU of some builds (oneMKL under torch
-    2.13, two threads or more, `k >= 160`, `batch >= 8`) fails with "Parameter 6 was incorrect on entry to
-    SLASWP" or returns wrong numbers without saying so. No other place of this package may call a batched LU
-    (`torch.linalg.solve`, `inv`, `lu_factor` on three dimensions), and `torch.vmap` over this function would
-    bring it back.
+    On the CPU large matrices are solved one at a time. The batched LU of some builds (oneMKL 2024.2 under
+    torch 2.13, two threads or more, `k >= 160`, `batch >= 8`, and rows that pivoting really exchanges) prints
+    "Parameter 6 was incorrect on entry to SLASWP" and then fails, hangs or returns wrong numbers. No other
+    place of this package may call a batched LU (`torch.linalg.solve`, `inv`, `lu_factor` on three
+    dimensions), and `torch.vmap` over this function would bring it back.
     """
     _check(A, B)
     rhs = B.unsqueeze(-1) if B.ndim == 2 else B

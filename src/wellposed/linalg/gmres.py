@@ -101,8 +101,6 @@ def _cycle(systems: LinearSystems, V: Tensor) -> tuple[Tensor, Tensor]:
         # dividing by it would make a basis vector out of noise.
         rest = row_norm(w)
         exhausted = rest <= 10 * eps * w_norm
-        rest = torch.where(exhausted, 0.0, rest)
-
         residual, singular = least_squares.append(k, h, rest, w_norm, active)
         k += 1
         # One more product and the measurement must stay within the budget.

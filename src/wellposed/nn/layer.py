@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.implicit import AbstractGradient, Context, ImplicitGradient
+from wellposed.implicit import AbstractGradient, Context, ImplicitGradient, UnrolledGradient, solve_transformed, with_tail
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.dense_map import DenseMap
 from wellposed.solve import (
@@ -26,6 +26,7 @@ from wellposed.solve import (
     check_options,
     check_policy,
     iterate,
+    transforms_active,
 )
 
 __all__ = ["EquilibriumLayer"]
@@ -97,13 +98,16 @@ class EquilibriumLayer(nn.Module):
         with torch.autocast(device_type, enabled=False):
             f, start, layout = self._bind(x, z0)
             tolerance = self._tolerance(start.dtype)
-            if torch.is_grad_enabled():
-                context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
+            context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
+            if transforms_active():
+                rows = self._transformed(f, start, context)
+            elif torch.is_grad_enabled():
                 rows, outcome = self.gradient.run(f, start, lambda z: self._solve(f, z, tolerance), context)
+                self._judge(outcome, layout, tolerance)
             else:
                 outcome = self._solve(f, start, tolerance)
                 rows = outcome.value
-            self._judge(outcome, layout, tolerance)
+                self._judge(outcome, layout, tolerance)
             z = layout.unflatten(rows)
         low = layout.dtype in LOW_PRECISION and not mixed
         return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
@@ -172,6 +176,16 @@ class EquilibriumLayer(nn.Module):
                 record=record,
                 keep_image=isinstance(f, DenseMap),
             )
+
+    def _transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
+        """The layer inside `torch.func` transforms: see `implicit._transformed`."""
+        self.last_solution = self.last_adjoint = None  # what is known there lives on the levels of the transforms
+        if isinstance(self.gradient, UnrolledGradient):
+            return self.gradient.unroll(f, start)
+        outcome = solve_transformed(f, start, context)
+        if isinstance(self.gradient, ImplicitGradient):
+            return with_tail(f, outcome, context)
+        return self.gradient.follow(f, outcome.value.detach())
 
     def _judge(self, outcome: Outcome, layout: Layout, tolerance: Tolerance) -> Solution:
         self.last_solution = as_solution(outcome, layout)

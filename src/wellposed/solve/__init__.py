@@ -6,6 +6,7 @@ from wellposed.solve._iterate import Outcome, Tolerance, iterate, judge
 from wellposed.solve._map import AbstractMap, FunctionMap
 from wellposed.solve._solution import Solution
 from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step, check_interval, check_positive_integer
+from wellposed.solve._transforms import TransformedOutcome, concrete, iterate_transformed, transforms_active
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.auto import Auto
 from wellposed.solve.broyden import Broyden
@@ -32,13 +33,17 @@ __all__ = [
     "Solution",
     "Step",
     "Tolerance",
+    "TransformedOutcome",
     "apply_policy",
     "as_solution",
     "check_interval",
     "check_options",
     "check_policy",
     "check_positive_integer",
+    "concrete",
     "fixed_point",
     "iterate",
+    "iterate_transformed",
     "judge",
+    "transforms_active",
 ]

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from wellposed._tree import Layout
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.solve._failure import apply_policy, check_policy
 from wellposed.solve._iterate import Outcome, Tolerance, iterate, relative
 from wellposed.solve._map import AbstractMap, FunctionMap
 from wellposed.solve._solution import Solution
 from wellposed.solve._solver import AbstractSolver
+from wellposed.solve._transforms import transforms_active
 from wellposed.solve.auto import Auto
 from wellposed.status import StatusArray
 
@@ -62,6 +63,10 @@ def fixed_point(
     solver = Auto() if solver is None else solver
     check_options(f, solver, args, rtol, atol, max_steps)
     check_policy(on_failure)
+    if transforms_active():
+        raise WellposedError(
+            "fixed_point decides by values, which torch.func transforms hide. Inside them use EquilibriumLayer, which knows how."
+        )
     layout = Layout.of(z0, "z0")
     with torch.no_grad(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)

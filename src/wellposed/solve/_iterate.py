@@ -133,6 +133,7 @@ def iterate(
         if not handed:
             break
         rows = _Rows.cat(handed)
+        rows = rows.take(rows.index.argsort())
         part = f.take(rows.index) if rows.index.shape[0] < batch else f
     return outcome
 
@@ -237,6 +238,7 @@ class _Stage:
     def _sort_out(self, point: Point, s: Tensor, hand: Tensor | None) -> Tensor | None:
         """Gives verdicts, keeps best points; returns the rows that go on if it is time to compact, else None."""
         rows, r = self.rows, point.r
+        self._resolve_tiny(point, s)
         done = r <= point.target
         lost = ~r.isfinite()
         grown = r > GROWTH_LIMIT * rows.best_r
@@ -264,6 +266,14 @@ class _Stage:
         if idle >= IDLE_PART * r.shape[0] or bool((leave & (lost | grown)).any()):
             return (~self.idle).nonzero().squeeze(1)
         return None
+
+    def _resolve_tiny(self, point: Point, s: Tensor) -> None:
+        """Measures again, in float64, what is so small that its squares vanish: 1e-25 is not 0."""
+        tiny = (s < torch.finfo(s.dtype).tiny ** 0.5 * 1e3).nonzero().squeeze(1)
+        if tiny.shape[0] and s.dtype == torch.float32:
+            point.r[tiny] = torch.linalg.vector_norm(point.g[tiny].double(), dim=1).to(s.dtype)
+            s[tiny] = torch.linalg.vector_norm(point.fz[tiny].double(), dim=1).to(s.dtype)
+            point.target[tiny] = self.tolerance.target(s[tiny])
 
     def _finish(self, leave: Tensor, point: Point, s: Tensor, codes: Tensor) -> None:
         rows, out = self.rows, self.outcome

@@ -17,7 +17,7 @@ from wellposed.solve.picard import Picard
 __all__ = ["Auto"]
 
 #: Steps after which a sample is judged: early, then ever more rarely.
-JUDGED_AT = frozenset({4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096})
+JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 #: Below this many remaining plain steps nothing else can pay.
 FEW_STEPS = 10.0
 #: Extrapolation pays if it would cut the residual to less than this part; it costs some tenths of a step in memory traffic.
@@ -30,7 +30,7 @@ MANY_STEPS = 50.0
 class Auto(AbstractSolver):
     r"""Plain iteration as long as that is cheapest, then Anderson acceleration, then Newton-Krylov.
 
-    Every sample is judged by its own residuals alone, after 4, 8, 16, ... steps of a stage, so its answer does not depend on
+    Every sample is judged by its own residuals alone, after 5, 10, 20, ... steps of a stage, so its answer does not depend on
     its neighbours. From the last residuals g_k the factor q of plain iteration is measured, and with it the number N of
     plain steps to the tolerance is predicted. A sample goes on
 

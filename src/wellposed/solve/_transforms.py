@@ -1,0 +1,84 @@
+"""Solving inside `torch.func` transforms, where tensors carry levels and decisions cannot depend on one sample's value.
+
+Under `vmap` a tensor stands for many at once, under `grad` and `jvp` it carries a derivative. The loop here uses operations
+that every transform understands: plain steps, finished samples held by `where`, and a stop when all samples of all levels are
+done, read from the values underneath.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellposed.solve._iterate import GROWTH_LIMIT, Tolerance, relative
+
+__all__ = ["TransformedOutcome", "concrete", "iterate_transformed", "transforms_active"]
+
+
+def transforms_active() -> bool:
+    """Whether this runs inside a transform of `torch.func`, or a level of forward-mode automatic differentiation."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def concrete(tensor: Tensor) -> Tensor:
+    """The values underneath all transforms; what `vmap` added is one more dimension."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+@dataclass
+class TransformedOutcome:
+    """What is known after a solve inside transforms.
+
+    Attributes:
+        value: (batch, features) as the transforms see it.
+        failed, total: Number of samples, over all levels.
+        worst: Largest relative residual among those that failed; 0 if none did.
+        steps: Evaluations.
+        rate: Largest factor, over all samples, by which |f(z) - z| changed in the last steps.
+    """
+
+    value: Tensor
+    failed: int
+    total: int
+    worst: float
+    steps: int
+    rate: float
+
+
+def iterate_transformed(
+    f: Callable[[Tensor], Tensor], z: Tensor, *, tolerance: Tolerance, max_steps: int
+) -> TransformedOutcome:
+    """Plain iteration z <- f(z) with finished samples held.
+
+    Args:
+        f: Row-wise function of (batch, features).
+        z: (batch, features) the start.
+        tolerance: When a sample is done.
+        max_steps: Evaluations at most.
+    """
+    ratios: list[float] = []
+    previous: Tensor | None = None
+    for steps in range(1, max_steps + 1):
+        fz = f(z)
+        r = torch.linalg.vector_norm(fz - z, dim=1)
+        s = torch.linalg.vector_norm(fz, dim=1)
+        done = (r <= tolerance.rtol * s) | (r <= tolerance.atol)
+        going = concrete(~done & r.isfinite() & (r < GROWTH_LIMIT))
+        if previous is not None:
+            ratio = concrete(torch.where(done, torch.zeros_like(r), r / previous))
+            ratios.append(float(ratio.nan_to_num(torch.inf).max()))
+        if steps == max_steps or not bool(going.any()):
+            break
+        previous = r
+        z = torch.where(done.unsqueeze(1), z, fz)
+    finished = concrete(done)
+    residual = concrete(relative(r, s)).detach()
+    failed = int((~finished).sum())
+    worst = float(residual[~finished].nan_to_num(torch.inf).max()) if failed else 0.0
+    steady = [ratio for ratio in ratios if ratio > 0][-5:]
+    return TransformedOutcome(z, failed, finished.numel(), worst, steps, max(steady, default=0.0))
