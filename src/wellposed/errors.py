@@ -1,15 +1,15 @@
 """The tree of errors and warnings.
 
-    Exception
-    └── WellposedError                 everything this package raises on purpose
-        ├── InvalidArgument            (also ValueError) a value, shape, dtype or option that cannot work
-        ├── InvalidType                (also TypeError) an object of the wrong kind
-        └── NotConverged               (also RuntimeError) a solve failed and on_failure="raise"
-            └── AdjointNotConverged    the same, for the linear solve inside backward
-    UserWarning
-    └── WellposedWarning
-        └── NotConvergedWarning        a solve failed and on_failure="warn"
-            └── AdjointNotConvergedWarning the same, for the linear solve inside backward
+Exception
+└── WellposedError                 everything this package raises on purpose
+    ├── InvalidArgument            (also ValueError) a value, shape, dtype or option that cannot work
+    ├── InvalidType                (also TypeError) an object of the wrong kind
+    └── NotConverged               (also RuntimeError) a solve failed and on_failure="raise"
+        └── AdjointNotConverged    the same, for the linear solve inside backward
+UserWarning
+└── WellposedWarning
+    └── NotConvergedWarning        a solve failed and on_failure="warn"
+        └── AdjointNotConvergedWarning the same, for the linear solve inside backward
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from wellposed.implicit._gradient import AbstractGradient, Context
 from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap
-from wellposed.implicit._transformed import solve_transformed, with_tail
 from wellposed.implicit.exact import ImplicitGradient
 from wellposed.implicit.phantom import JacobianFree, PhantomGradient
 from wellposed.implicit.unrolled import UnrolledGradient
@@ -16,6 +15,4 @@ __all__ = [
     "JacobianFree",
     "PhantomGradient",
     "UnrolledGradient",
-    "solve_transformed",
-    "with_tail",
 ]

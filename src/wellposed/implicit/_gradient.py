@@ -48,5 +48,9 @@ class AbstractGradient(abc.ABC):
         return self.attach(f, outcome, context), outcome
 
     @abc.abstractmethod
+    def transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
+        """The equilibrium with its derivatives inside `torch.func` transforms; see `_transformed.py`."""
+
+    @abc.abstractmethod
     def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
         """(batch, features) the equilibrium with a graph that reaches whatever f depends on."""

@@ -21,9 +21,7 @@ SLOWEST_RATE = 0.99
 def solve_transformed(f: AbstractMap, start: Tensor, context: Context) -> TransformedOutcome:
     """The equilibrium by plain iteration, under whatever transforms are active; applies the policy."""
     with torch.no_grad():
-        outcome = iterate_transformed(
-            f.tracked, start, tolerance=context.tolerance, max_steps=context.max_steps
-        )
+        outcome = iterate_transformed(f.tracked, start, tolerance=context.tolerance, max_steps=context.max_steps)
     report(outcome, context)
     return outcome
 

@@ -12,8 +12,8 @@ from wellposed._tree import Layout
 from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
 from wellposed.implicit._gradient import AbstractGradient, Context
 from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, AdjointMap, JacobianPullback
-from wellposed.implicit._transformed import report
-from wellposed.linalg import AbstractLinearSolver, Jacobian
+from wellposed.implicit._transformed import report, solve_transformed, with_tail
+from wellposed.linalg import AbstractLinearSolver
 from wellposed.solve import (
     AbstractMap,
     AbstractSolver,
@@ -74,6 +74,9 @@ class ImplicitGradient(AbstractGradient):
             return _StructuredRoot.apply(_Linear(self, f, context), z_star, outcome.image, *f.inputs())
         return _attach(self, f, z_star, context)
 
+    def transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
+        return with_tail(f, solve_transformed(f, start, context), context)
+
     def solve(self, pullback: AbstractPullback, v: Tensor, context: Context) -> Tensor:
         """(batch, features) the solution of u = rhs(v) + A u; reports it and applies the policy."""
         rtol = context.tolerance.rtol if self.rtol is None else self.rtol
@@ -130,12 +133,12 @@ class _Linear:
         return self.differentiable(z, v, u_star) if torch.is_grad_enabled() else u_star
 
     def _adjoint_transformed(self, z: Tensor, v: Tensor) -> Tensor:
-        jacobian = Jacobian(self.f.tracked, z)
+        transposed = torch.func.vjp(self.f.tracked, z.detach())[1]
         rtol = self.context.tolerance.rtol if self.gradient.rtol is None else self.gradient.rtol
         max_steps = self.context.max_steps if self.gradient.max_steps is None else self.gradient.max_steps
         context = replace(self.context, tolerance=Tolerance(rtol, 0.0), max_steps=max_steps)
         outcome = iterate_transformed(
-            lambda u: v + jacobian.rmv(u), v, tolerance=context.tolerance, max_steps=context.max_steps
+            lambda u: v + transposed(u)[0], v, tolerance=context.tolerance, max_steps=context.max_steps
         )
         report(outcome, context)
         return outcome.value
@@ -147,7 +150,7 @@ class _Linear:
         def step(u: Tensor, v: Tensor, z: Tensor) -> Tensor:
             if not recorded or recorded[0] is not z:
                 with torch.enable_grad():
-                    recorded[:] = z, self.f.tracked(z)
+                    recorded[:] = [z, self.f.tracked(z)]
             (product,) = torch.autograd.grad(recorded[1], z, u, create_graph=True, allow_unused=True)
             return v if product is None else v + product
 
@@ -198,20 +201,26 @@ def _attach(gradient: ImplicitGradient, f: AbstractMap, z_star: Tensor, context:
 
 
 def _captured(fz: Tensor, known: tuple[Tensor, ...]) -> list[Tensor]:
-    """The leaves that f has captured: those its graph reaches other than through its known inputs."""
-    ends = {x.grad_fn for x in known if x.grad_fn is not None}
-    found = {id(x): x for x in known}
-    nodes, seen = [fz.grad_fn], set(ends)
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
+    """The leaves that f has captured: those its graph reaches other than through its known inputs.
+
+    A known input that is itself a leaf is among them, for f may have captured something made of it; what passes through the
+    known input itself is kept apart by the gates of `correction`.
+    """
+    ends = {(x.grad_fn, x.output_nr) for x in known if x.grad_fn is not None}
+    found: dict[int, Tensor] = {}
+    edges: list[tuple[Any, int]] = [(fz.grad_fn, fz.output_nr)]
+    seen = set()
+    while edges:
+        edge = edges.pop()
+        node, _ = edge
+        if node is None or node in seen or edge in ends:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             found.setdefault(id(leaf), leaf)
-        nodes.extend(following for following, _ in node.next_functions)
-    return list(found.values())[len({id(x) for x in known}) :]
+        edges.extend(node.next_functions)
+    return list(found.values())
 
 
 class _Gate:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed.implicit._gradient import AbstractGradient, Context
+from wellposed.implicit._transformed import solve_transformed
 from wellposed.solve import AbstractMap, Outcome, check_interval, check_positive_integer
 
 __all__ = ["JacobianFree", "PhantomGradient"]
@@ -39,6 +40,9 @@ class PhantomGradient(AbstractGradient):
     def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
         return self.follow(f, outcome.value.detach())
 
+    def transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
+        return self.follow(f, solve_transformed(f, start, context).value.detach())
+
     def follow(self, f: AbstractMap, z: Tensor) -> Tensor:
         """The recorded steps from z."""
         for _ in range(self.steps):
@@ -56,6 +60,9 @@ class JacobianFree(AbstractGradient):
 
     def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
         return self.follow(f, outcome.value.detach())
+
+    def transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
+        return self.follow(f, solve_transformed(f, start, context).value.detach())
 
     def follow(self, f: AbstractMap, z: Tensor) -> Tensor:
         """The recorded step from z."""

@@ -35,6 +35,9 @@ class UnrolledGradient(AbstractGradient):
         z = self.unroll(f, start)
         return z, judge(f, z.detach(), context.tolerance, self.steps + 1)
 
+    def transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
+        return self.unroll(f, start)
+
     def unroll(self, f: AbstractMap, z: Tensor) -> Tensor:
         """The steps, recorded."""
         for _ in range(self.steps):

@@ -69,8 +69,7 @@ class LinearSystems:
         if not isinstance(out, Tensor) or out.shape != v.shape or out.dtype != v.dtype:
             seen = f"{tuple(out.shape)} of {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
             raise InvalidArgument(
-                f"matvec(v) must keep the shape and dtype of v: expected {tuple(v.shape)} of {v.dtype}, got "
-                f"{seen}."
+                f"matvec(v) must keep the shape and dtype of v: expected {tuple(v.shape)} of {v.dtype}, got {seen}."
             )
         self.num_steps += taking_part
         return out.detach()
@@ -105,9 +104,7 @@ class LinearSystems:
             self.r = torch.where(rows, r, self.r)
         self.norm = torch.where(better, norm, self.norm)
 
-    def settle(
-        self, *, not_finite: Tensor | None = None, diverged: Tensor | None = None, next_cost: int = 2
-    ) -> bool:
+    def settle(self, *, not_finite: Tensor | None = None, diverged: Tensor | None = None, next_cost: int = 2) -> bool:
         """End the running samples that converged, else those in a mask of failures, else those out of budget.
 
         Args:
@@ -175,8 +172,7 @@ def check_arguments(
         raise InvalidType(f"b must be a torch.Tensor, got {type(b).__name__}.")
     if b.ndim != 2:
         raise InvalidArgument(
-            f"b must have shape (batch, m), got {tuple(b.shape)}. Flatten each sample: b.flatten(1), or "
-            "b[None] for one."
+            f"b must have shape (batch, m), got {tuple(b.shape)}. Flatten each sample: b.flatten(1), or b[None] for one."
         )
     if b.dtype not in (torch.float32, torch.float64):
         raise InvalidArgument(f"b must be float32 or float64, got {b.dtype}. Convert it with b.float().")

@@ -206,18 +206,14 @@ def _unscaled_down(x: float, exponent: int) -> float:
 def _checked(W: Tensor, function: str, name: str) -> Tensor:
     """`W` in float64 on the CPU, or an error that says what to do."""
     if not isinstance(W, Tensor):
-        raise InvalidType(
-            f"{function}: {name} must be a torch.Tensor, got {type(W).__name__}. Use torch.as_tensor."
-        )
+        raise InvalidType(f"{function}: {name} must be a torch.Tensor, got {type(W).__name__}. Use torch.as_tensor.")
     if W.ndim != 2:
         raise InvalidArgument(
             f"{function}: {name} must be a matrix (2 dimensions), got shape {tuple(W.shape)}. Reshape it, "
             "or call once per matrix of a batch."
         )
     if W.numel() == 0:
-        raise InvalidArgument(
-            f"{function}: {name} must have at least one row and one column, got shape {tuple(W.shape)}."
-        )
+        raise InvalidArgument(f"{function}: {name} must have at least one row and one column, got shape {tuple(W.shape)}.")
     if not W.is_floating_point():
         raise InvalidArgument(
             f"{function}: {name} must be real with a floating-point dtype, got {W.dtype}. Convert integers "

@@ -39,9 +39,7 @@ class GMRES(AbstractLinearSolver):
 
     def __post_init__(self) -> None:
         if not isinstance(self.restart, int) or self.restart < 1:
-            raise InvalidArgument(
-                f"The 'restart' parameter of GMRES must be an integer >= 1. Got {self.restart!r} instead."
-            )
+            raise InvalidArgument(f"The 'restart' parameter of GMRES must be an integer >= 1. Got {self.restart!r} instead.")
 
     def __call__(
         self,
@@ -105,11 +103,11 @@ def _cycle(systems: LinearSystems, V: Tensor) -> tuple[Tensor, Tensor]:
         k += 1
         # One more product and the measurement must stay within the budget.
         active = active & ~singular & ~exhausted & (residual > systems.tolerance) & systems.affords(2)
-        any_active, any_broken = torch.stack((active.any(), broken.any())).tolist()
+        any_active, all_finite = torch.stack((active.any(), finite.all())).tolist()
         if not any_active:
             break
         v = w * torch.where(active, 1.0 / rest, 0.0).unsqueeze(1)
-        if any_broken:  # 0 * NaN is NaN; masking costs more than the product above, and is rarely needed
+        if not all_finite:  # 0 * NaN is NaN; masking costs more than the line above, and is rarely needed
             v = keep_rows(active, v)
     y = least_squares.solve(k)
     return torch.bmm(y.unsqueeze(1), V[:, :k]).squeeze(1), broken

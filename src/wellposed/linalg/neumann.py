@@ -31,8 +31,7 @@ class Neumann(AbstractLinearSolver):
     def __post_init__(self) -> None:
         if not self.growth_limit > 1.0:
             raise InvalidArgument(
-                f"The 'growth_limit' parameter of Neumann must be a float > 1. Got {self.growth_limit!r} "
-                "instead."
+                f"The 'growth_limit' parameter of Neumann must be a float > 1. Got {self.growth_limit!r} instead."
             )
 
     def __call__(

@@ -66,9 +66,7 @@ def spectral_radius_estimate(
     """
     if isinstance(A, Tensor):
         if size is not None:
-            raise InvalidArgument(
-                "spectral_radius_estimate: size is for functions; a matrix knows its own. Drop it."
-            )
+            raise InvalidArgument("spectral_radius_estimate: size is for functions; a matrix knows its own. Drop it.")
         matrix = _checked_matrix(A)
         n = len(matrix)
         if n <= _DENSE_MATRIX:
@@ -141,8 +139,7 @@ def _numpy_product(
         result = out.detach().to(device="cpu", dtype=torch.float64).numpy()
         if not np.isfinite(result).all():
             raise InvalidArgument(
-                "spectral_radius_estimate: A(v) gave NaN or infinite entries for a finite v. Check A where "
-                "it is taken."
+                "spectral_radius_estimate: A(v) gave NaN or infinite entries for a finite v. Check A where it is taken."
             )
         return result
 
@@ -172,12 +169,10 @@ def _checked_matrix(A: Tensor) -> np.ndarray:
 def _checked_size(A: object, size: int | None) -> int:
     if not callable(A):
         raise InvalidType(
-            "spectral_radius_estimate: A must be a square torch.Tensor or a function v -> A v, got "
-            f"{type(A).__name__}."
+            f"spectral_radius_estimate: A must be a square torch.Tensor or a function v -> A v, got {type(A).__name__}."
         )
     if not isinstance(size, int) or size < 1:
         raise InvalidArgument(
-            "spectral_radius_estimate: with a function A, size must be the positive length of v, got "
-            f"size={size!r}."
+            f"spectral_radius_estimate: with a function A, size must be the positive length of v, got size={size!r}."
         )
     return size

@@ -5,4 +5,13 @@ from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.parametrizations import Spectral
 
-__all__ = ["AbstractActivation", "AbstractCell", "DenseCell", "EquilibriumLayer", "Identity", "ReLU", "Spectral", "Tanh"]
+__all__ = [
+    "AbstractActivation",
+    "AbstractCell",
+    "DenseCell",
+    "EquilibriumLayer",
+    "Identity",
+    "ReLU",
+    "Spectral",
+    "Tanh",
+]

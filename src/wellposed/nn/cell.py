@@ -89,7 +89,9 @@ class DenseCell(AbstractCell):
         return self.W if self.weight is None else self.weight(self.W)
 
     def bind(self, x: Tensor) -> DenseMap:
-        W, U, b = self.recurrent(), self.U, self.b
+        W: Tensor = self.recurrent()
+        U: Tensor = self.U
+        b: Tensor | None = self.b
         if W.dtype in LOW_PRECISION or x.dtype in LOW_PRECISION:
             x, W, U, b = x.float(), W.float(), U.float(), None if b is None else b.float()
         return DenseMap(W, nn.functional.linear(x, U, b), self.activation)

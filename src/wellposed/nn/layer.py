@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.implicit import AbstractGradient, Context, ImplicitGradient, UnrolledGradient, solve_transformed, with_tail
+from wellposed.implicit import AbstractGradient, Context, ImplicitGradient
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.dense_map import DenseMap
 from wellposed.solve import (
@@ -100,7 +100,8 @@ class EquilibriumLayer(nn.Module):
             tolerance = self._tolerance(start.dtype)
             context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
             if transforms_active():
-                rows = self._transformed(f, start, context)
+                self.last_solution = self.last_adjoint = None  # what is known there lives on the levels of the transforms
+                rows = self.gradient.transformed(f, start, context)
             elif torch.is_grad_enabled():
                 rows, outcome = self.gradient.run(f, start, lambda z: self._solve(f, z, tolerance), context)
                 self._judge(outcome, layout, tolerance)
@@ -176,16 +177,6 @@ class EquilibriumLayer(nn.Module):
                 record=record,
                 keep_image=isinstance(f, DenseMap),
             )
-
-    def _transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
-        """The layer inside `torch.func` transforms: see `implicit._transformed`."""
-        self.last_solution = self.last_adjoint = None  # what is known there lives on the levels of the transforms
-        if isinstance(self.gradient, UnrolledGradient):
-            return self.gradient.unroll(f, start)
-        outcome = solve_transformed(f, start, context)
-        if isinstance(self.gradient, ImplicitGradient):
-            return with_tail(f, outcome, context)
-        return self.gradient.follow(f, outcome.value.detach())
 
     def _judge(self, outcome: Outcome, layout: Layout, tolerance: Tolerance) -> Solution:
         self.last_solution = as_solution(outcome, layout)

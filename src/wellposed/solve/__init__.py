@@ -5,7 +5,14 @@ from wellposed.solve._fixed_point import as_solution, check_options, fixed_point
 from wellposed.solve._iterate import Outcome, Tolerance, iterate, judge
 from wellposed.solve._map import AbstractMap, FunctionMap
 from wellposed.solve._solution import Solution
-from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step, check_interval, check_positive_integer
+from wellposed.solve._solver import (
+    AbstractSolver,
+    AbstractWatch,
+    Point,
+    Step,
+    check_interval,
+    check_positive_integer,
+)
 from wellposed.solve._transforms import TransformedOutcome, concrete, iterate_transformed, transforms_active
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.auto import Auto

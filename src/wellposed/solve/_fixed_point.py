@@ -65,15 +65,13 @@ def fixed_point(
     check_policy(on_failure)
     if transforms_active():
         raise WellposedError(
-            "fixed_point decides by values, which torch.func transforms hide. Inside them use EquilibriumLayer, which knows how."
+            "fixed_point decides by values, which torch.func transforms hide. Inside them use EquilibriumLayer instead."
         )
     layout = Layout.of(z0, "z0")
     with torch.no_grad(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
         flat = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args)
-        outcome = iterate(
-            flat, start, solver, tolerance=Tolerance(rtol, atol), max_steps=max_steps, record=record
-        )
+        outcome = iterate(flat, start, solver, tolerance=Tolerance(rtol, atol), max_steps=max_steps, record=record)
         solution = as_solution(outcome, layout)
     apply_policy(solution, on_failure, who="fixed_point", solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
     return solution

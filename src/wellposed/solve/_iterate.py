@@ -86,12 +86,14 @@ class _Rows:
     best_f: Tensor | None  # f(best_z), if it is kept
 
     def take(self, rows: Tensor) -> _Rows:
-        return _Rows(**{name: None if value is None else value[rows] for name, value in vars(self).items()})
+        parts: dict[str, Any] = {name: None if value is None else value[rows] for name, value in vars(self).items()}
+        return _Rows(**parts)
 
     @staticmethod
     def cat(parts: list[_Rows]) -> _Rows:
         columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
-        return _Rows(**{name: None if values[0] is None else torch.cat(values) for name, values in columns.items()})
+        whole: dict[str, Any] = {name: None if v[0] is None else torch.cat(v) for name, v in columns.items()}
+        return _Rows(**whole)
 
 
 def iterate(
@@ -281,7 +283,9 @@ class _Stage:
         if chosen.shape[0] == 0:
             return
         done = codes == Status.CONVERGED
-        whole = chosen.shape[0] == out.value.shape[0] and bool(done.all()) and all(point.z is not other for other in self.foreign)
+        whole = (
+            chosen.shape[0] == out.value.shape[0] and bool(done.all()) and all(point.z is not other for other in self.foreign)
+        )
         if whole:  # everyone at once: nothing to gather
             out.value = point.z
         else:
@@ -314,7 +318,13 @@ class _Stage:
         self.idle = None
         self.most = int(self.rows.evaluations.max())
         return Point(
-            self.rows.z, self.rows.fz, point.g[kept], point.r[kept], point.target[kept], self.rows.evaluations, self.max_steps
+            self.rows.z,
+            self.rows.fz,
+            point.g[kept],
+            point.r[kept],
+            point.target[kept],
+            self.rows.evaluations,
+            self.max_steps,
         )
 
     def _record(self, r: Tensor, s: Tensor) -> None:

@@ -103,7 +103,9 @@ def check_positive_integer(owner: str, name: str, value: object) -> None:
         raise InvalidArgument(f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {value!r} instead.")
 
 
-def check_interval(owner: str, name: str, value: object, *, low: float, high: float = float("inf"), closed: str = "right") -> None:
+def check_interval(
+    owner: str, name: str, value: object, *, low: float, high: float = float("inf"), closed: str = "right"
+) -> None:
     """One sentence for a bad real option. `closed` is "left", "right", "both" or "neither"."""
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     if ok and value == low:
@@ -111,7 +113,10 @@ def check_interval(owner: str, name: str, value: object, *, low: float, high: fl
     if ok and value == high:
         ok = closed in ("right", "both")
     if not ok:
-        left, right = "[" if closed in ("left", "both") else "(", "]" if closed in ("right", "both") and high < float("inf") else ")"
+        left, right = (
+            "[" if closed in ("left", "both") else "(",
+            "]" if closed in ("right", "both") and high < float("inf") else ")",
+        )
         bounds = f"{left}{low:g}, {high:g}{right}"
         raise InvalidArgument(f"The {name!r} parameter of {owner} must be a float in {bounds}. Got {value!r} instead.")
 

@@ -58,9 +58,7 @@ class NewtonKrylov(AbstractSolver):
         state["r"] = point.r
         g = point.g.clone()
         budget = point.budget - jacobian.setup - 1
-        linear = self.linear_solver(
-            lambda u: u - jacobian.mv(u), g, rtol=eta, max_steps=budget.clamp_min(0)
-        )
+        linear = self.linear_solver(lambda u: u - jacobian.mv(u), g, rtol=eta, max_steps=budget.clamp_min(0))
         direction = torch.where(_useful(linear.value, budget), linear.value, g)
         used = torch.where(budget > 0, linear.num_steps + jacobian.setup, torch.zeros_like(linear.num_steps))
         return backtrack(f, point, direction, accept=point.r * (1 - 1e-4), halvings=5, used=used)
