@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +38,9 @@ _MESSAGES = {
 class StatusArray:
     """One `Status` per sample: a sequence of members over an integer tensor.
 
-    Indexing and iteration give `Status` members; comparison with a member or with another array gives a
-    boolean tensor of shape (batch,), so `status == Status.CONVERGED` is a mask. The integer codes are `.codes`.
+    An integer index and iteration give `Status` members; a slice, mask or list of indices gives a shorter array. Comparison
+    with a member or with another array gives a boolean tensor of shape (batch,), so `status == Status.CONVERGED` is a mask.
+    The integer codes are `.codes`, or `numpy.asarray(status)`.
     """
 
     __slots__ = ("codes",)
@@ -48,11 +52,26 @@ class StatusArray:
     def __len__(self) -> int:
         return self.codes.shape[0]
 
-    def __getitem__(self, index: int) -> Status:
-        return Status(int(self.codes[index]))
+    @overload
+    def __getitem__(self, index: int) -> Status: ...
+    @overload
+    def __getitem__(self, index: slice | list[int] | Tensor) -> StatusArray: ...
+    def __getitem__(self, index: Any) -> Status | StatusArray:
+        codes = self.codes[index]
+        return Status(int(codes)) if codes.dim() == 0 else StatusArray(codes)
 
-    def __iter__(self):
-        return (Status(code) for code in self.codes.tolist())
+    def __iter__(self) -> Iterator[Status]:
+        return iter(self.tolist())
+
+    def __contains__(self, status: object) -> bool:
+        return status in self.codes.tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.codes.cpu(), dtype=dtype)  # always a copy: the codes are not to be written through it
+
+    def tolist(self) -> list[Status]:
+        """The members, in order."""
+        return [Status(code) for code in self.codes.tolist()]
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # elementwise, like a tensor
         if isinstance(other, StatusArray):
@@ -62,7 +81,8 @@ class StatusArray:
         return NotImplemented
 
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]  # elementwise, like a tensor
-        return ~(self == other)
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else ~equal
 
     @property
     def shape(self) -> torch.Size:

@@ -48,9 +48,7 @@ def is_positive_definite(A: list[list[Fraction]]) -> bool:
 
 def shifted(A: list[list[Fraction]], sign: int, shift: Fraction) -> list[list[Fraction]]:
     """sign * A + shift * I."""
-    return [
-        [sign * entry + (shift if i == j else 0) for j, entry in enumerate(row)] for i, row in enumerate(A)
-    ]
+    return [[sign * entry + (shift if i == j else 0) for j, entry in enumerate(row)] for i, row in enumerate(A)]
 
 
 def exceeds_norm(bound: float | Fraction, A: Tensor) -> bool:
@@ -68,9 +66,7 @@ def below_eigenvalues(bound: float | Fraction, A: Tensor) -> bool:
 def test_the_exact_road_tells_right_from_wrong() -> None:
     A = torch.tensor([[3.0, 4.0], [-4.0, 3.0]])  # both singular values are 5
     assert exceeds_norm(Fraction(5) + Fraction(1, 10**30), A) and not exceeds_norm(Fraction(5), A)
-    assert below_singular_values(Fraction(5) - Fraction(1, 10**30), A) and not below_singular_values(
-        Fraction(5), A
-    )
+    assert below_singular_values(Fraction(5) - Fraction(1, 10**30), A) and not below_singular_values(Fraction(5), A)
     S = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # 1 and 3
     assert below_eigenvalues(1 - Fraction(1, 10**30), S) and not below_eigenvalues(1 + Fraction(1, 10**30), S)
 
@@ -81,9 +77,7 @@ def matrices(draw: st.DrawFn, *, square: bool = False) -> Tensor:
     m = draw(st.integers(1, 5))
     k = m if square else draw(st.integers(1, 5))
     entries = st.floats(-1.0, 1.0, width=32)
-    A = torch.tensor(draw(st.lists(entries, min_size=m * k, max_size=m * k)), dtype=torch.float64).reshape(
-        m, k
-    )
+    A = torch.tensor(draw(st.lists(entries, min_size=m * k, max_size=m * k)), dtype=torch.float64).reshape(m, k)
     if draw(st.booleans()):
         spread = draw(st.sampled_from([1, 8, 20]))
         A = A * torch.logspace(0, -spread, m, dtype=torch.float64)[:, None]
@@ -114,9 +108,7 @@ def test_singular_values_are_bounded_from_below_and_tightly(Z: Tensor) -> None:
     assert lower >= 0.0
     assert below_singular_values(lower, Z)
     # Absolute accuracy: 1e-13 of the norm above the bound there must be a singular value.
-    assert not below_singular_values(
-        Fraction(lower) + Fraction(spectral_norm_upper(Z)) / 10**13 + Fraction(1, 2**1070), Z
-    )
+    assert not below_singular_values(Fraction(lower) + Fraction(spectral_norm_upper(Z)) / 10**13 + Fraction(1, 2**1070), Z)
 
 
 @settings(max_examples=150, deadline=None)
@@ -250,9 +242,7 @@ def test_bounds_do_not_trust_svd(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda U, s, Vh: (U * math.nan, s, Vh),
     ]
     for perturb in perturbations:
-        monkeypatch.setattr(
-            torch.linalg, "svd", lambda A, full_matrices, p=perturb: p(*svd(A, full_matrices=False))
-        )
+        monkeypatch.setattr(torch.linalg, "svd", lambda A, full_matrices, p=perturb: p(*svd(A, full_matrices=False)))
         assert 5.0 <= spectral_norm_upper(W) < math.inf
         assert 0.0 <= least_singular_value_lower(W) <= 5.0
 

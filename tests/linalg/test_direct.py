@@ -99,9 +99,7 @@ def test_singular_matrices_are_named(k: int) -> None:
     A[3, 1] = 0.0
     A[4] = 0.0
     B = torch.ones(5, k, dtype=torch.float64)
-    with pytest.raises(
-        InvalidArgument, match=rf"2 of 5 matrices are singular \(first: index 3, pivot 2 of {k}"
-    ):
+    with pytest.raises(InvalidArgument, match=rf"2 of 5 matrices are singular \(first: index 3, pivot 2 of {k}"):
         batched_solve(A, B)
     X, info = batched_solve_ex(A, B)
     assert info.gt(0).tolist() == [False, False, False, True, True]

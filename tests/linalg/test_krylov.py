@@ -52,9 +52,7 @@ def identity() -> Tensor:
 
 
 def diagonal() -> Tensor:
-    return torch.stack(
-        [torch.diag(torch.linspace(1 - s, 1 + s, 20, dtype=torch.float64)) for s in (0.1, 0.5, 0.8)]
-    )
+    return torch.stack([torch.diag(torch.linspace(1 - s, 1 + s, 20, dtype=torch.float64)) for s in (0.1, 0.5, 0.8)])
 
 
 def positive_definite() -> Tensor:
@@ -72,9 +70,7 @@ def nonsymmetric() -> Tensor:
 def rotation_and_identity() -> Tensor:
     """I + 0.7 times rotations of the plane: every eigenvalue is complex."""
     angles = torch.linspace(0.3, 2.8, 8, dtype=torch.float64)
-    blocks = [
-        torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]) for a in angles.tolist()
-    ]
+    blocks = [torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]) for a in angles.tolist()]
     R = torch.block_diag(*blocks).double()
     Q = orthogonal(2, 16, seed=5)
     return torch.eye(16, dtype=torch.float64) + 0.7 * Q @ R @ Q.transpose(1, 2)
@@ -82,9 +78,7 @@ def rotation_and_identity() -> Tensor:
 
 def nilpotent() -> Tensor:
     """I - N with N strictly triangular: not normal, and Neumann's series is finite."""
-    return (
-        torch.eye(10, dtype=torch.float64) - 0.4 * torch.triu(torch.ones(10, 10, dtype=torch.float64), 1)
-    )[None]
+    return (torch.eye(10, dtype=torch.float64) - 0.4 * torch.triu(torch.ones(10, 10, dtype=torch.float64), 1))[None]
 
 
 PROBLEMS = [identity, diagonal, positive_definite, nonsymmetric, rotation_and_identity, nilpotent]
@@ -102,9 +96,7 @@ def test_every_solver_on_every_problem(solver: AbstractLinearSolver, problem, dt
     solution = solver(products(A), b, rtol=rtol, max_steps=400)
     assert solution.converged.all(), solution
     assert all(s is Status.CONVERGED for s in solution.status)
-    assert (
-        solution.value.dtype == solution.residual.dtype == dtype and solution.num_steps.dtype == torch.int64
-    )
+    assert solution.value.dtype == solution.residual.dtype == dtype and solution.num_steps.dtype == torch.int64
     assert (true_residual(A, b, solution.value) <= rtol * 1.1).all()
     condition = torch.linalg.cond(A.double())
     assert ((solution.value - x).norm(dim=1) <= 2 * condition * rtol * x.norm(dim=1)).all()
@@ -139,9 +131,7 @@ def test_gmres_restarts_from_the_residual() -> None:
     r = b - products(A)(once.value)
     again = GMRES(restart=3)(products(A), r, rtol=0.0, max_steps=4)
     assert torch.allclose(twice.value, once.value + again.value, atol=1e-13)
-    assert torch.allclose(
-        GMRES(restart=3)(products(A), b, once.value, rtol=0.0, max_steps=5).value, twice.value
-    )
+    assert torch.allclose(GMRES(restart=3)(products(A), b, once.value, rtol=0.0, max_steps=5).value, twice.value)
 
 
 @every_dtype
@@ -150,6 +140,21 @@ def test_gmres_ends_when_the_krylov_space_is_exhausted(dtype: torch.dtype) -> No
     A = torch.stack([torch.diag(torch.tensor([1.0, 3.0] * 5)), 2 * torch.eye(10)]).to(dtype)
     solution = GMRES()(products(A), torch.ones(2, 10, dtype=dtype), rtol=10 * torch.finfo(dtype).eps)
     assert solution.converged.all() and solution.num_steps.tolist() == [3, 2]
+
+
+def test_gmres_makes_no_basis_vector_out_of_rounding() -> None:
+    # Three distinct eigenvalues exhaust the Krylov space early, and no rounding error meets the tolerance.
+    eigenvalues = torch.tensor([1e3, 3.3] + [1.0] * 8, dtype=torch.float64)
+    basis: list[Tensor] = []
+
+    def product(v: Tensor) -> Tensor:
+        basis.append(v[0])
+        return v * eigenvalues
+
+    GMRES()(product, gaussian(1, 10), rtol=0.0, max_steps=11)
+    lengths = [abs(v.norm().item() - 1.0) < 1e-6 for v in basis]
+    V = torch.stack(basis[: lengths.index(False)])  # up to the first measurement
+    assert len(V) >= 3 and torch.allclose(V @ V.T, torch.eye(len(V), dtype=torch.float64), atol=1e-10)
 
 
 def test_gmres_keeps_its_basis_orthogonal() -> None:
@@ -181,6 +186,23 @@ def test_bicgstab_restarts_after_a_breakdown() -> None:
     solution = BiCGStab()(products(A), b, rtol=1e-12)
     assert solution.converged.all()
     assert torch.allclose(solution.value, torch.tensor([[1.0, -0.5, 0.5]], dtype=torch.float64))
+    assert solution.num_steps.item() <= 7  # one iteration, at most two from the restart, the measurement
+
+
+def test_bicgstab_returns_the_best_of_an_erratic_run() -> None:
+    A, b = gaussian(1, 20, 20, seed=3) + 2 * torch.eye(20), gaussian(1, 20, seed=1)
+    residuals = [BiCGStab()(products(A), b, rtol=0.0, max_steps=n).residual.item() for n in range(3, 40, 2)]
+    norms: list[float] = []
+    scipy.sparse.linalg.bicgstab(
+        A[0].numpy(),
+        b[0].numpy(),
+        rtol=0.0,
+        maxiter=19,
+        callback=lambda x: norms.append(true_residual(A, b, torch.from_numpy(x)[None]).item()),
+    )
+    assert any(later > sooner for sooner, later in zip(norms, norms[1:], strict=False))  # erratic indeed
+    assert all(later <= sooner for sooner, later in zip(residuals, residuals[1:], strict=False))
+    assert residuals[5] < 1.0
 
 
 def test_bicgstab_stagnates_without_dividing_by_zero() -> None:
@@ -207,9 +229,7 @@ def test_dense_counts_its_columns() -> None:
     A, b = nonsymmetric(), gaussian(4, 25, seed=1)
     solution = Dense()(products(A), b, rtol=1e-13, max_steps=1)
     assert solution.converged.all() and solution.num_steps.tolist() == [26] * 4
-    assert torch.allclose(
-        solution.value, torch.stack([torch.linalg.solve(a, c) for a, c in zip(A, b, strict=True)])
-    )
+    assert torch.allclose(solution.value, torch.stack([torch.linalg.solve(a, c) for a, c in zip(A, b, strict=True)]))
 
 
 # --- budgets, first guesses, tolerances ---------------------------------------------------------------------
@@ -346,9 +366,7 @@ def test_zero_right_hand_side(solver: AbstractLinearSolver, dtype: torch.dtype) 
 @pytest.mark.parametrize("first_bad_product", [1, 2, 3, 4])
 @every_dtype
 @every_solver
-def test_nan_stays_in_its_sample(
-    solver: AbstractLinearSolver, dtype: torch.dtype, first_bad_product: int
-) -> None:
+def test_nan_stays_in_its_sample(solver: AbstractLinearSolver, dtype: torch.dtype, first_bad_product: int) -> None:
     A, b = nonsymmetric().to(dtype), gaussian(4, 25, seed=1).to(dtype)
     calls = 0
 
@@ -431,9 +449,7 @@ def test_gmres_leaves_out_the_column_that_shows_singularity(dtype: torch.dtype) 
 @every_solver
 def test_zero_matrix(solver: AbstractLinearSolver) -> None:
     solution = solver(torch.zeros_like, torch.ones(2, 3), max_steps=20)
-    assert (
-        not solution.converged.any() and not solution.value.any() and solution.residual.tolist() == [1.0, 1.0]
-    )
+    assert not solution.converged.any() and not solution.value.any() and solution.residual.tolist() == [1.0, 1.0]
 
 
 @every_krylov
@@ -511,9 +527,7 @@ def test_solution_too_large_for_its_dtype() -> None:
     max_steps=st.integers(1, 40),
     guess=st.booleans(),
 )
-def test_reports_are_honest(
-    seed: int, m: int, rank: int, log_scale: int, shift: float, max_steps: int, guess: bool
-) -> None:
+def test_reports_are_honest(seed: int, m: int, rank: int, log_scale: int, shift: float, max_steps: int, guess: bool) -> None:
     A = gaussian(3, m, rank, seed=seed) @ gaussian(3, rank, m, seed=seed + 1) * 10.0**log_scale
     A = A + shift * torch.eye(m, dtype=torch.float64)
     b = gaussian(3, m, seed=seed + 2)

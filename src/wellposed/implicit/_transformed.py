@@ -10,12 +10,14 @@ from torch import Tensor
 
 from wellposed.errors import NotConverged, NotConvergedWarning, WellposedError
 from wellposed.implicit._gradient import Context
-from wellposed.solve import AbstractMap, TransformedOutcome, iterate_transformed
+from wellposed.solve import AbstractMap, TransformedOutcome, concrete, iterate_transformed
 
 __all__ = ["solve_transformed", "with_tail"]
 
 #: A map slower than this would need a tail too long to be called a derivative of the equilibrium.
 SLOWEST_RATE = 0.99
+#: Products this many times the probe are called divergence.
+GROWTH_LIMIT = 1e8
 
 
 def solve_transformed(f: AbstractMap, start: Tensor, context: Context) -> TransformedOutcome:
@@ -43,17 +45,35 @@ def report(outcome: TransformedOutcome, context: Context) -> None:
 def with_tail(f: AbstractMap, outcome: TransformedOutcome, context: Context) -> Tensor:
     r"""z* followed by k recorded plain steps, whose derivatives of every kind and order are those of the equilibrium.
 
-    k recorded steps give sum_{i<k} J^i instead of (I - J)^-1: the part missing is of the order of q^k, with q the measured
-    factor of the iteration. k is chosen so that q^k is below the tolerance, with half as many again for second derivatives.
+    k recorded steps give sum_{i<k} J^i instead of (I - J)^-1: the part missing is J^k (I - J)^-1. k is chosen so that J^k is
+    below the tolerance, with half as many steps again for second derivatives.
     """
-    q = outcome.rate
-    if q >= SLOWEST_RATE:
-        raise WellposedError(
-            f"Inside torch.func transforms an equilibrium is differentiated by recorded plain steps, which needs a "
-            f"contraction; the measured factor per step is {q:.3g}. Use torch.autograd (backward, grad) instead."
-        )
-    steps = 2 if q <= 0 else math.ceil(1.5 * math.log(context.tolerance.rtol + 1e-16) / math.log(max(q, 1e-3))) + 2
     z = outcome.value.detach()
-    for _ in range(steps):
+    for _ in range(_tail_length(f, z, context.tolerance.rtol)):
         z = f.tracked(z)
     return z
+
+
+def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
+    """Measured on J itself at z: how fast the iteration came there tells nothing of a sample that began at its equilibrium."""
+    if z.numel() == 0:
+        return 1
+    with torch.no_grad():
+        transposed = torch.func.vjp(f.tracked, z)[1]
+        probe = torch.cos(torch.arange(1, z.shape[1] + 1, dtype=z.dtype, device=z.device) ** 2)
+        u = torch.zeros_like(z) + probe
+        first = torch.linalg.vector_norm(u, dim=1)
+        target = rtol + torch.finfo(z.dtype).eps
+        limit = math.ceil(math.log(target) / math.log(SLOWEST_RATE))
+        for k in range(1, limit + 1):
+            (u,) = transposed(u)
+            size = float(concrete(torch.linalg.vector_norm(u, dim=1) / first).max())
+            if size <= target:
+                return math.ceil(1.5 * k) + 2
+            if not size < GROWTH_LIMIT:
+                break
+    raise WellposedError(
+        "Inside torch.func transforms an equilibrium is differentiated by recorded plain steps, which needs a contraction; "
+        f"J^T, the Jacobian of the cell at the equilibrium, changes a vector by a factor of {size ** (1 / k):.3g} per step. "
+        "Use torch.autograd (backward, grad) instead."
+    )

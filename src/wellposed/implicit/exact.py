@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from wellposed._tree import Layout
 from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
+from wellposed.implicit._captured import Substitution, record
 from wellposed.implicit._gradient import AbstractGradient, Context
 from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, AdjointMap, JacobianPullback
 from wellposed.implicit._transformed import report, solve_transformed, with_tail
@@ -116,10 +118,10 @@ class ImplicitGradient(AbstractGradient):
 
 
 class _Linear:
-    """The linear systems at one equilibrium: what a backward or forward-mode pass calls."""
+    """The linear systems at one equilibrium: what a backward pass calls."""
 
-    def __init__(self, gradient: ImplicitGradient, f: AbstractMap, context: Context) -> None:
-        self.gradient, self.f, self.context = gradient, f, context
+    def __init__(self, gradient: ImplicitGradient, f: AbstractMap, context: Context, captured: Sequence[Tensor] = ()) -> None:
+        self.gradient, self.f, self.context, self.captured = gradient, f, context, captured
 
     def adjoint(self, z: Tensor, v: Tensor, fz: Tensor) -> Tensor:
         """(I - J)^-T v, differentiable if a graph is being made."""
@@ -145,37 +147,42 @@ class _Linear:
 
     def differentiable(self, z: Tensor, v: Tensor, u_star: Tensor) -> Tensor:
         """u with a graph: the equilibrium of u -> v + J^T u, differentiated by the same rule."""
-        recorded: list[Tensor] = []  # z, f(z)
+        recorded: list[Tensor] = []  # f(z), z, and the other inputs of f
 
-        def step(u: Tensor, v: Tensor, z: Tensor) -> Tensor:
-            if not recorded or recorded[0] is not z:
+        def step(u: Tensor, v: Tensor, z: Tensor, *inputs: Tensor) -> Tensor:
+            if not recorded or any(a is not b for a, b in zip(recorded[1:], (z, *inputs), strict=True)):
                 with torch.enable_grad():
-                    recorded[:] = [z, self.f.tracked(z)]
-            (product,) = torch.autograd.grad(recorded[1], z, u, create_graph=True, allow_unused=True)
+                    recorded[:] = [self.f.with_inputs(*inputs).tracked(z), z, *inputs]
+            (product,) = torch.autograd.grad(recorded[0], z, u, create_graph=True, allow_unused=True)
             return v if product is None else v + product
 
         with torch.autocast(z.device.type, enabled=False):
-            return _attach(self.gradient, FunctionMap(step, Layout.of(u_star, "u"), (v, z)), u_star, self.context)
+            adjoint = FunctionMap(step, Layout.of(u_star, "u"), (v, z, *self.f.inputs()))
+            return _attach(self.gradient, adjoint, u_star, self.context, self.captured)
 
     def correction(self, z: Tensor, u: Tensor, extras: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
         """What a second derivative needs beyond the graph of f(z*), which was recorded with z* held.
 
         (df/dtheta)^T u at the living z minus the same at the held z: zero, but not so its derivative. The gates keep the
-        engine from going on through z and through the inputs of f to what those depend on.
+        engine from going on through z, and through what f depends on, to what those depend on.
         """
         count = len(self.f.inputs())
-        gates = [_Gate() for _ in range(count + 1)]
+        gates = [_Gate() for _ in range(len(extras) + 1)]
         with torch.autocast(z.device.type, enabled=False):
-            living = [_Pass.apply(x, gate) if x.requires_grad else x for x, gate in zip(extras, gates, strict=False)][:count]
-            f = self.f.with_inputs(*living)
-            difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
-        sources = [*living, *extras[count:]]
-        wanted = [x for x, need in zip(sources, needed, strict=True) if need]
-        for gate in gates:
-            gate.open = False
-        products = iter(torch.autograd.grad(difference, wanted, u, create_graph=True, allow_unused=True))
-        for gate in gates:
-            gate.open = True
+            living = [
+                # A captured leaf depends on nothing else and may stay where f finds it.
+                _Pass.apply(x, gate) if x.requires_grad and (i < count or x.grad_fn is not None) else x
+                for i, (x, gate) in enumerate(zip(extras, gates, strict=False))
+            ]
+            f = self.f.with_inputs(*living[:count])
+            with Substitution(extras, living):
+                difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
+            wanted = [x for x, need in zip(living, needed, strict=True) if need]
+            for gate in gates:
+                gate.open = False
+            products = iter(torch.autograd.grad(difference, wanted, u, create_graph=True, allow_unused=True))
+            for gate in gates:
+                gate.open = True
         return [next(products) if need else None for need in needed]
 
     def _check_same_map(self, jacobian: Any, fz: Tensor) -> None:
@@ -191,36 +198,22 @@ class _Linear:
             )
 
 
-def _attach(gradient: ImplicitGradient, f: AbstractMap, z_star: Tensor, context: Context) -> Tensor:
+def _attach(
+    gradient: ImplicitGradient,
+    f: AbstractMap,
+    z_star: Tensor,
+    context: Context,
+    captured: Sequence[Tensor] | None = None,
+) -> Tensor:
     """z* with the graph of f, recorded once, and the implicit derivative between the two."""
-    fz = f.tracked(z_star)  # all that autograd will see of f in a first derivative
+    known = f.inputs()
+    if captured is None:
+        fz, captured = record(f.tracked, z_star, known)  # all that autograd will see of f in a first derivative
+    else:
+        fz = f.tracked(z_star)
     if isinstance(f, FunctionMap):
         f.forget()
-    known = f.inputs()
-    return _Root.apply(fz, z_star, _Linear(gradient, f, context), *known, *_captured(fz, known))
-
-
-def _captured(fz: Tensor, known: tuple[Tensor, ...]) -> list[Tensor]:
-    """The leaves that f has captured: those its graph reaches other than through its known inputs.
-
-    A known input that is itself a leaf is among them, for f may have captured something made of it; what passes through the
-    known input itself is kept apart by the gates of `correction`.
-    """
-    ends = {(x.grad_fn, x.output_nr) for x in known if x.grad_fn is not None}
-    found: dict[int, Tensor] = {}
-    edges: list[tuple[Any, int]] = [(fz.grad_fn, fz.output_nr)]
-    seen = set()
-    while edges:
-        edge = edges.pop()
-        node, _ = edge
-        if node is None or node in seen or edge in ends:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found.setdefault(id(leaf), leaf)
-        edges.extend(node.next_functions)
-    return list(found.values())
+    return _Root.apply(fz, z_star, _Linear(gradient, f, context, captured), *known, *captured)
 
 
 class _Gate:
@@ -298,11 +291,11 @@ class _StructuredRoot(torch.autograd.Function):
         if making_graph or transforms_active():
             u = linear.adjoint(z, v, fz)
             # The partial derivatives with z held: z itself depends on the inputs, their aliases stand for the rest.
-            with torch.enable_grad():
+            with torch.enable_grad(), torch.autocast(z.device.type, enabled=False):
                 aliases = [x.view_as(x) for x in inputs]
                 wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
                 image = f.with_inputs(*aliases).tracked(z if making_graph else z.detach())
-            products = iter(torch.autograd.grad(image, wanted, u, create_graph=making_graph, allow_unused=True))
+                products = iter(torch.autograd.grad(image, wanted, u, create_graph=making_graph, allow_unused=True))
             return None, None, None, *(next(products) if need else None for need in needed)
         with torch.autocast(z.device.type, enabled=False):
             u = linear.gradient.solve(f.pullback(fz), v, linear.context)
@@ -326,4 +319,4 @@ def _safe_scale(v: Tensor) -> Tensor | None:
     if bool(ordinary.all()):
         return None
     _, exponent = torch.frexp(torch.where(ordinary, 1.0, largest))
-    return torch.ldexp(torch.ones_like(largest), exponent)
+    return torch.ldexp(torch.ones_like(largest), exponent - 1)  # 2^128 would be infinite in float32

@@ -46,10 +46,8 @@ class Dense(AbstractLinearSolver):
             # LAPACK is not defined on NaN; the identity stands in, and the sample is marked.
             identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
             d, info = batched_solve_ex(torch.where(finite[:, None, None], A, identity), systems.r)
-            singular = info > 0
-            d = torch.where((finite & ~singular).unsqueeze(1), d, 0.0)
             systems.correct(d, ~finite)
-            systems.settle(diverged=singular, next_cost=_UNLIMITED)
+            systems.settle(diverged=info > 0, next_cost=_UNLIMITED)
         return systems.solution()
 
 

@@ -99,10 +99,10 @@ def _cycle(systems: LinearSystems, V: Tensor) -> tuple[Tensor, Tensor]:
         # dividing by it would make a basis vector out of noise.
         rest = row_norm(w)
         exhausted = rest <= 10 * eps * w_norm
-        residual, singular = least_squares.append(k, h, rest, w_norm, active)
+        residual = least_squares.append(k, h, rest, w_norm, active)
         k += 1
         # One more product and the measurement must stay within the budget.
-        active = active & ~singular & ~exhausted & (residual > systems.tolerance) & systems.affords(2)
+        active = active & ~exhausted & (residual > systems.tolerance) & systems.affords(2)
         any_active, all_finite = torch.stack((active.any(), finite.all())).tolist()
         if not any_active:
             break
@@ -129,15 +129,16 @@ class _GivensLeastSquares:
         self._R = torch.eye(length, dtype=beta.dtype, device=beta.device).repeat(batch, 1, 1)
         self._g = beta.new_zeros(batch, length)
 
-    def append(self, k: int, h: Tensor, rest: Tensor, size: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, k: int, h: Tensor, rest: Tensor, size: Tensor, active: Tensor) -> Tensor:
         """Add column `k`: entries `h` (batch, k + 1) and below them `rest` (batch,), for the active samples.
 
+        A column that depends on those before it (the matrix is singular on the Krylov space) is left out.
+
         Args:
-            size: (batch,) norm of the column before rounding, the scale for "is zero".
+            size: (batch,) norm of the column, the scale for "is zero".
 
         Returns:
-            (batch,) new residuals, and (batch,) bool: where the column depends on those before it, so that it
-            was left out (the matrix is singular on the Krylov space).
+            (batch,) new residuals.
         """
         Q = self._Q
         t = torch.bmm(Q[:, : k + 1, : k + 1], h.unsqueeze(2)).squeeze(2)
@@ -157,7 +158,7 @@ class _GivensLeastSquares:
         Q[:, k + 1, k + 1] = c
         g = self._beta * row[:, 0]
         self._g[:, k] = torch.where(usable, c * g, 0.0)
-        return (s * g).abs(), active & ~usable
+        return (s * g).abs()
 
     def solve(self, k: int) -> Tensor:
         """(batch, k) minimisers over the first `k` columns."""

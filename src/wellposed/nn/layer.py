@@ -165,8 +165,7 @@ class EquilibriumLayer(nn.Module):
 
     def _solve(self, f: AbstractMap, z: Tensor, tolerance: Tolerance, *, record: bool = False) -> Outcome:
         with torch.no_grad():
-            zero = isinstance(f, DenseMap) and z.shape[0] > 0 and not bool(z.any())
-            first = f.at_zero() if isinstance(f, DenseMap) and zero else None
+            first = f.at_zero() if isinstance(f, DenseMap) and not bool(z.any()) else None
             return iterate(
                 f,
                 z.detach(),

@@ -34,9 +34,12 @@ def apply_policy(
     max_steps: int,
     error: type[NotConverged] = NotConverged,
     warning: type[NotConvergedWarning] = NotConvergedWarning,
-    stacklevel: int = 3,
+    stacklevel: int = 2,
 ) -> None:
-    """Raises or warns if a sample failed and the policy says so."""
+    """Raises or warns if a sample failed and the policy says so.
+
+    `stacklevel` is that of `warnings.warn`, seen from our caller: 2 points at the line that called it.
+    """
     if on_failure == "ignore" or bool(solution.converged.all()):
         return
     message = describe_failure(solution, who=who, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)

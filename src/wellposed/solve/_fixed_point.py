@@ -107,6 +107,8 @@ def check_options(f: Any, solver: Any, args: Any, rtol: Any, atol: Any, max_step
         raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")
     if not isinstance(args, tuple):
         raise InvalidType(f"args must be a tuple; got {type(args).__name__}. For one argument write args=(x,).")
+    if args and isinstance(f, AbstractMap):
+        raise InvalidArgument(f"{type(f).__name__} holds what it needs, so args must be empty; got {len(args)}.")
     for option, value in (("rtol", rtol), ("atol", atol)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise InvalidArgument(f"{option} must be a finite float of at least 0; got {value!r}.")

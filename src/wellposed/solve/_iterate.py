@@ -17,7 +17,7 @@ from wellposed.solve._map import AbstractMap
 from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
 from wellposed.status import Status
 
-__all__ = ["Outcome", "Tolerance", "iterate", "judge", "relative"]
+__all__ = ["Outcome", "Tolerance", "iterate", "judge", "relative", "scaled_norm"]
 
 #: A residual this many times the least one seen is called divergence: in float32 nothing of the start is left by then.
 GROWTH_LIMIT = 1e8
@@ -86,7 +86,12 @@ class _Rows:
     best_f: Tensor | None  # f(best_z), if it is kept
 
     def take(self, rows: Tensor) -> _Rows:
-        parts: dict[str, Any] = {name: None if value is None else value[rows] for name, value in vars(self).items()}
+        taken: dict[int, Any] = {id(None): None}  # what is the same tensor before is the same tensor after, copied once
+        parts: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if id(value) not in taken:
+                taken[id(value)] = value[rows]
+            parts[name] = taken[id(value)]
         return _Rows(**parts)
 
     @staticmethod
@@ -184,6 +189,7 @@ class _Stage:
         self.idle: Tensor | None = None  # (rows,) left already, not yet compacted away
         self.foreign = (rows.z, rows.fz)  # may be the caller's: their memory is not ours to reuse
         self.most = int(rows.evaluations.max())  # evaluations of the sample that has had most
+        self.small = torch.finfo(rows.z.dtype).tiny ** 0.5 * 1e3  # norms below have lost digits to underflow
         self.handed: list[_Rows] = []
         self.state: Any = None
 
@@ -202,10 +208,11 @@ class _Stage:
             target = self.tolerance.target(s)
             point = Point(rows.z, rows.fz, g, r, target, rows.evaluations, self.max_steps)
             if record:
+                self._resolve_extremes(point, s)
                 self._record(r, s)
             hand = self._hand_over(count, point)
             # The usual case in as few operations as can be: every sample goes on, and is at the best point it has seen.
-            onward = (r > target) & (r < rows.best_r)
+            onward = (r > target.clamp_min(self.small)) & (r < rows.best_r)
             if self.idle is not None:
                 onward |= self.idle
             if hand is None and self.most < self.max_steps and bool(onward.all()):
@@ -240,17 +247,13 @@ class _Stage:
     def _sort_out(self, point: Point, s: Tensor, hand: Tensor | None) -> Tensor | None:
         """Gives verdicts, keeps best points; returns the rows that go on if it is time to compact, else None."""
         rows, r = self.rows, point.r
-        self._resolve_tiny(point, s)
-        done = r <= point.target
-        lost = ~r.isfinite()
+        self._resolve_extremes(point, s)
+        lost = ~(r.isfinite() & s.isfinite())
+        done = (r <= point.target) & ~lost  # inf <= inf is no convergence
         grown = r > GROWTH_LIMIT * rows.best_r
         rows.first_r = torch.where(rows.first_r.isinf() & r.isfinite(), r, rows.first_r)
         better = (r < rows.best_r) | rows.best_r.isinf()  # at the very first point there is nothing else to return
-        rows.best_z = torch.where(better.unsqueeze(1), point.z, rows.best_z)
-        if rows.best_f is not None:
-            rows.best_f = torch.where(better.unsqueeze(1), point.fz, rows.best_f)
-        rows.best_r = torch.where(better, r, rows.best_r)
-        rows.best_s = torch.where(better, s, rows.best_s)
+        self._keep_best(point, s, better)
         leave = done | lost | grown | (rows.evaluations >= self.max_steps)
         away = leave if hand is None else leave | hand
         if self.idle is not None:
@@ -269,13 +272,25 @@ class _Stage:
             return (~self.idle).nonzero().squeeze(1)
         return None
 
-    def _resolve_tiny(self, point: Point, s: Tensor) -> None:
-        """Measures again, in float64, what is so small that its squares vanish: 1e-25 is not 0."""
-        tiny = (s < torch.finfo(s.dtype).tiny ** 0.5 * 1e3).nonzero().squeeze(1)
-        if tiny.shape[0] and s.dtype == torch.float32:
-            point.r[tiny] = torch.linalg.vector_norm(point.g[tiny].double(), dim=1).to(s.dtype)
-            s[tiny] = torch.linalg.vector_norm(point.fz[tiny].double(), dim=1).to(s.dtype)
-            point.target[tiny] = self.tolerance.target(s[tiny])
+    def _keep_best(self, point: Point, s: Tensor, better: Tensor) -> None:
+        rows = self.rows
+        if bool((better if self.idle is None else better | self.idle).all()):  # by reference: no copy
+            rows.best_z, rows.best_r, rows.best_s = point.z, point.r, s
+            rows.best_f = None if rows.best_f is None else point.fz
+            return
+        rows.best_z = torch.where(better.unsqueeze(1), point.z, rows.best_z)
+        if rows.best_f is not None:
+            rows.best_f = torch.where(better.unsqueeze(1), point.fz, rows.best_f)
+        rows.best_r = torch.where(better, point.r, rows.best_r)
+        rows.best_s = torch.where(better, s, rows.best_s)
+
+    def _resolve_extremes(self, point: Point, s: Tensor) -> None:
+        """Measures again, scaled, what is so small or large that its squares leave the dtype: 1e-25 is not 0."""
+        odd = ((s < self.small) | ~(s.isfinite() & point.r.isfinite())).nonzero().squeeze(1)
+        if odd.shape[0]:
+            point.r[odd] = scaled_norm(point.g[odd])
+            s[odd] = scaled_norm(point.fz[odd])
+            point.target[odd] = self.tolerance.target(s[odd])
 
     def _finish(self, leave: Tensor, point: Point, s: Tensor, codes: Tensor) -> None:
         rows, out = self.rows, self.outcome
@@ -289,14 +304,12 @@ class _Stage:
         if whole:  # everyone at once: nothing to gather
             out.value = point.z
         else:
-            value = torch.where(done.unsqueeze(1), point.z, rows.best_z)
-            out.value.index_copy_(0, rows.index[chosen], value[chosen])
+            self._gather(out.value, chosen, done, point.z, rows.best_z)
         if out.image is not None and rows.best_f is not None:
             if whole:
                 out.image = point.fz
             else:
-                image = torch.where(done.unsqueeze(1), point.fz, rows.best_f)
-                out.image.index_copy_(0, rows.index[chosen], image[chosen])
+                self._gather(out.image, chosen, done, point.fz, rows.best_f)
         steps = rows.evaluations
         rate = (point.r / rows.first_r) ** (1.0 / (steps - 1).clamp_min(1))
         for target, source in (
@@ -307,6 +320,13 @@ class _Stage:
             (out.rate, rate),
         ):
             target[rows.index[chosen]] = source[chosen]
+
+    def _gather(self, target: Tensor, chosen: Tensor, done: Tensor, present: Tensor, best: Tensor) -> None:
+        """Writes what the chosen rows return: the present point if it converged, else the best one."""
+        part = present[chosen]
+        if best is not present:
+            part = torch.where(done[chosen].unsqueeze(1), part, best[chosen])
+        target.index_copy_(0, self.rows.index[chosen], part)
 
     def _compact(self, kept: Tensor, point: Point) -> Point:
         """Only the rows that go on remain, everywhere."""
@@ -330,6 +350,13 @@ class _Stage:
     def _record(self, r: Tensor, s: Tensor) -> None:
         active = slice(None) if self.idle is None else ~self.idle
         self.outcome.history.append((self.rows.index[active], self.rows.evaluations[active], relative(r, s)[active]))
+
+
+def scaled_norm(v: Tensor) -> Tensor:
+    """(batch,) norms of rows, whatever their size: each is divided by its largest entry first."""
+    largest = torch.linalg.vector_norm(v, torch.inf, dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return torch.linalg.vector_norm(v / scale.unsqueeze(1), dim=1) * scale
 
 
 def relative(g_norm: Tensor, f_norm: Tensor) -> Tensor:

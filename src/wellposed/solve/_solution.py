@@ -14,7 +14,7 @@ from wellposed.status import Status, StatusArray
 __all__ = ["Solution"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """What a solve found.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.solve._iterate import GROWTH_LIMIT, Tolerance, relative
+from wellposed.solve._iterate import GROWTH_LIMIT, Tolerance, relative, scaled_norm
 
 __all__ = ["TransformedOutcome", "concrete", "iterate_transformed", "transforms_active"]
 
@@ -63,12 +63,14 @@ def iterate_transformed(
     """
     ratios: list[float] = []
     previous: Tensor | None = None
+    least: Tensor | None = None
     for steps in range(1, max_steps + 1):
         fz = f(z)
-        r = torch.linalg.vector_norm(fz - z, dim=1)
-        s = torch.linalg.vector_norm(fz, dim=1)
-        done = (r <= tolerance.rtol * s) | (r <= tolerance.atol)
-        going = concrete(~done & r.isfinite() & (r < GROWTH_LIMIT))
+        r, s = scaled_norm(fz - z), scaled_norm(fz)
+        finite = r.isfinite() & s.isfinite()
+        done = ((r <= tolerance.rtol * s) | (r <= tolerance.atol)) & finite  # inf <= inf is no convergence
+        least = r if least is None else torch.minimum(least, r)
+        going = concrete(~done & finite & (r <= GROWTH_LIMIT * least))
         if previous is not None:
             ratio = concrete(torch.where(done, torch.zeros_like(r), r / previous))
             ratios.append(float(ratio.nan_to_num(torch.inf).max()))

@@ -18,10 +18,10 @@ __all__ = ["Auto"]
 
 #: Steps after which a sample is judged: early, then ever more rarely.
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
-#: Below this many remaining plain steps nothing else can pay.
-FEW_STEPS = 10.0
-#: Extrapolation pays if it would cut the residual to less than this part; it costs some tenths of a step in memory traffic.
-WORTHWHILE_CUT = 0.7
+#: Below this many remaining plain steps nothing else can pay, and nothing else is measured.
+FEW_STEPS = 6.0
+#: What a step of Anderson acceleration costs, in plain steps of a dense cell, and how many it needs to build up its memory.
+ACCELERATED_COST, WARM_UP = 1.3, 3.0
 #: Newton takes over from Anderson if that is predicted to need more than this many further steps.
 MANY_STEPS = 50.0
 
@@ -34,9 +34,10 @@ class Auto(AbstractSolver):
     its neighbours. From the last residuals g_k the factor q of plain iteration is measured, and with it the number N of
     plain steps to the tolerance is predicted. A sample goes on
 
-    - from `Picard` to `Anderson` if it does not contract (q >= 1), if N exceeds its budget, or if N is more than a few and
-      extrapolation *would have worked*: the least-squares combination of the last three residuals is below 0.7 |g_k|. (For
-      a map whose spectrum fills a disk, e.g. a random or orthogonal W, it is not: then plain steps are as good as any.)
+    - from `Picard` to `Anderson` if it does not contract (q >= 1), if N exceeds its budget, or if acceleration is predicted
+      to cost less: with c the factor by which the least-squares combination of the last three residuals is below |g_k|, it is
+      credited with q c^(1/3) per step. (For a map whose spectrum fills a disk, e.g. a random or orthogonal W, c is near 1 and
+      plain steps are as good as any; for a smoothing map they are not.)
     - from `Anderson` to `NewtonKrylov` if its residuals stall or its own predicted N is large.
 
     These predictions are guesses and decide only about cost; what is returned is judged by the residual, as with any solver.
@@ -84,7 +85,8 @@ class _WatchPlain(AbstractWatch):
         if not bool(slow.any()):
             return None
         cut = _extrapolated(older, old, point.g) / point.r
-        return slow & ((q >= 1) | (remaining > point.budget) | (cut < WORTHWHILE_CUT))
+        accelerated = ACCELERATED_COST * _steps_to_target(point, q * cut ** (1 / 3)) + WARM_UP
+        return slow & ((q >= 1) | (remaining > point.budget) | (accelerated < remaining))
 
     def take(self, rows: Tensor) -> None:
         self._g = [g[rows] for g in self._g]

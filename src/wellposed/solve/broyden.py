@@ -63,12 +63,15 @@ class Broyden(AbstractSolver):
         Hy = _apply(u, v, y)
         v_new = _apply(v, u, s)  # H^T s
         denominator = row_dot(v_new, y)
-        # A pair that hardly determines anything would only add rounding errors; it is left out.
-        least = torch.finfo(y.dtype).eps * torch.linalg.vector_norm(v_new, dim=1) * torch.linalg.vector_norm(y, dim=1)
-        useful = denominator.abs() > least
+        # A pair that determines nothing would only add rounding errors; it is left out. So is a y that *is* rounding error:
+        # on f(z) = z + c it would send the next point to 1e14, where |f(z) - z| is small beside |f(z)|.
+        eps, y_norm = torch.finfo(y.dtype).eps, torch.linalg.vector_norm(y, dim=1)
+        noise = 16 * eps * torch.linalg.vector_norm(point.fz, dim=1)
+        useful = (denominator.abs() > eps * torch.linalg.vector_norm(v_new, dim=1) * y_norm) & (y_norm > noise)
+        keep = useful.unsqueeze(1)
         u_new = (s - Hy) / torch.where(useful, denominator, torch.ones_like(denominator)).unsqueeze(1)
-        u[:, j] = torch.where(useful.unsqueeze(1), u_new, torch.zeros_like(u_new))
-        v[:, j] = v_new
+        u[:, j] = torch.where(keep, u_new, torch.zeros_like(u_new))
+        v[:, j] = torch.where(keep, v_new, torch.zeros_like(v_new))
 
 
 def _apply(u: Tensor, v: Tensor, x: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from wellposed.errors import InvalidType
 from wellposed.linalg import GMRES, AbstractLinearSolver
@@ -15,6 +14,9 @@ from wellposed.solve._map import AbstractMap
 from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval
 
 __all__ = ["NewtonKrylov"]
+
+#: Evaluations without which a linear solve gets nowhere: two record J, one product, one evaluation of the new point.
+LEAST_BUDGET = 4
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,18 @@ class NewtonKrylov(AbstractSolver):
         return {"r": torch.full_like(point.r, torch.inf)}
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
-        jacobian = f.jacobian(point.z)
         eta = ((point.r / state["r"]) ** 2).clamp(max=self.forcing)
         eta = torch.where(state["r"].isinf(), torch.full_like(eta, self.forcing), eta)
         eta = torch.maximum(eta, 0.5 * point.target / point.r)
         state["r"] = point.r
-        g = point.g.clone()
-        budget = point.budget - jacobian.setup - 1
-        linear = self.linear_solver(lambda u: u - jacobian.mv(u), g, rtol=eta, max_steps=budget.clamp_min(0))
-        direction = torch.where(_useful(linear.value, budget), linear.value, g)
-        used = torch.where(budget > 0, linear.num_steps + jacobian.setup, torch.zeros_like(linear.num_steps))
+        direction, used = point.g.clone(), torch.zeros_like(point.evaluations)
+        rows = (point.budget >= LEAST_BUDGET).nonzero().squeeze(1)  # the others take a plain step
+        if rows.shape[0]:
+            part = f if rows.shape[0] == point.z.shape[0] else f.take(rows)
+            jacobian = part.jacobian(point.z[rows])
+            products = point.budget[rows] - jacobian.setup - 1
+            linear = self.linear_solver(lambda u: u - jacobian.mv(u), direction[rows], rtol=eta[rows], max_steps=products)
+            useful = linear.value.isfinite().all(dim=1) & (linear.value != 0).any(dim=1)
+            direction[rows[useful]] = linear.value[useful]
+            used[rows] = linear.num_steps + jacobian.setup
         return backtrack(f, point, direction, accept=point.r * (1 - 1e-4), halvings=5, used=used)
-
-
-def _useful(direction: Tensor, budget: Tensor) -> Tensor:
-    """(batch, 1) whether the linear solve gave something; otherwise the plain step is taken."""
-    nonzero = direction.isfinite().all(dim=1) & (direction != 0).any(dim=1)
-    return (nonzero & (budget > 0)).unsqueeze(1)

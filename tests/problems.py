@@ -1,0 +1,479 @@
+"""Fixed-point problems with exact answers, easy and nasty.
+
+Each entry of `PROBLEMS` builds a `Problem` for a dtype and a batch size. Data are rounded to the dtype first and the
+solution is computed from the rounded data in float64, so it is exact for the problem as the solver sees it. What each
+problem claims about itself (solution, contraction, conditioning) is checked in `test_problems.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.nn import AbstractActivation, DenseCell, Identity, ReLU, Tanh
+from wellposed.solve import AbstractMap
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """z = f(z, *args), row by row.
+
+    Attributes:
+        name: What messages call it.
+        f: The map.
+        args: Per-sample data, batch first.
+        z0: The start.
+        solution: The fixed point in float64, structured like z0; None if there is none.
+        lipschitz: |f(z) - f(y)| <= lipschitz |z - y| for every sample.
+        conditioning: |z - z*| <= conditioning |f(z) - z| for every sample and every z.
+        solvers: Names of the classes that must solve it; None for every solver.
+        max_steps: Enough for those.
+        matrix: W, if f is activation(W z + c) with c = args[0].
+        activation: Of such an f.
+    """
+
+    name: str
+    f: Callable[..., Any]
+    args: tuple[Tensor, ...]
+    z0: Any
+    solution: Any
+    lipschitz: float
+    conditioning: float
+    solvers: tuple[str, ...] | None = None
+    max_steps: int = 400
+    matrix: Tensor | None = None
+    activation: AbstractActivation | None = None
+
+    @property
+    def contracts(self) -> bool:
+        return self.lipschitz < 1
+
+    @property
+    def batch(self) -> int:
+        return flat(self.z0).shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return leaves(self.z0)[0].dtype
+
+    def take(self, rows: Any) -> Problem:
+        """The same problem for some of its samples."""
+        return replace(
+            self,
+            args=tuple(arg[rows] for arg in self.args),
+            z0=map_leaves(lambda leaf: leaf[rows], self.z0),
+            solution=None if self.solution is None else map_leaves(lambda leaf: leaf[rows], self.solution),
+        )
+
+    def image(self, z: Any) -> Any:
+        """f(z) in the precision in which it is solved: float32 for low-precision data."""
+        return self.f(z, *(arg.to(compute_dtype(arg.dtype)) for arg in self.args))
+
+    def residual(self, z: Any) -> tuple[Tensor, Tensor]:
+        """(batch,) |f(z) - z| and |f(z)| by other means than the library's."""
+        fz = flat(self.image(z))
+        return (fz - flat(z)).norm(dim=1), fz.norm(dim=1)
+
+    def distance(self, z: Any) -> Tensor:
+        """(batch,) |z - z*|."""
+        return (flat(z) - flat(self.solution)).norm(dim=1)
+
+    def rounding(self, z: Any) -> Tensor:
+        """(batch,) what rounding may change in one evaluation of f - z: some units of the largest term in it."""
+        zero = map_leaves(torch.zeros_like, z)
+        largest = (1 + self.lipschitz) * flat(z).norm(dim=1) + flat(self.image(zero)).norm(dim=1)
+        return 32 * torch.finfo(compute_dtype(self.dtype)).eps * largest
+
+    def dense_map(self) -> AbstractMap:
+        """The same f as the map of a `DenseCell`, which also knows its resolvent."""
+        assert self.matrix is not None and self.activation is not None
+        n = self.matrix.shape[0]
+        cell = DenseCell(n, n, self.activation, bias=False, dtype=self.matrix.dtype)
+        with torch.no_grad():
+            cell.W.copy_(self.matrix)
+            cell.U.copy_(torch.eye(n))
+            return cell.bind(self.args[0])
+
+
+# --- small tools, on purpose not those of the library ------------------------------------------------------------
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in LOW_PRECISION else dtype
+
+
+def leaves(state: Any) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    return [leaf for part in (state.values() if isinstance(state, dict) else state) for leaf in leaves(part)]
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, dict):
+        return {key: map_leaves(function, part) for key, part in state.items()}
+    return tuple(map_leaves(function, part) for part in state)
+
+
+def flat(state: Any) -> Tensor:
+    """(batch, features) in float64."""
+    return torch.cat([leaf.double().reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves(state)], dim=1)
+
+
+def gaussian(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def norm(W: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(W.double(), ord=2))
+
+
+def with_norm(W: Tensor, value: float) -> Tensor:
+    return W * (value / norm(W))
+
+
+def rotations(n: int, seed: int) -> Tensor:
+    """Orthogonal (n, n) whose eigenvalues are complex pairs all around the circle."""
+    blocks = []
+    for angle in torch.linspace(0.4, 3.0, n // 2, dtype=torch.float64).tolist():
+        c, s = math.cos(angle), math.sin(angle)
+        blocks.append(torch.tensor([[c, -s], [s, c]], dtype=torch.float64))
+    Q = torch.linalg.qr(gaussian(n, n, seed=seed))[0]
+    return Q @ torch.block_diag(*blocks) @ Q.T
+
+
+def picard_reference(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """The fixed point of a contraction in float64, by plain iteration until nothing changes but the last digits."""
+    for _ in range(20000):
+        fz = f(z)
+        if z.numel() == 0 or float((fz - z).abs().max()) <= 1e-15 * float(fz.abs().max()):
+            return fz
+        z = fz
+    raise AssertionError("the reference iteration did not converge")
+
+
+def peaceman_rachford_reference(W: Tensor, c: Tensor) -> Tensor:
+    """The fixed point of relu(W z + c) for monotone I - W, in float64."""
+    F = torch.eye(W.shape[0], dtype=torch.float64) - W
+    a = 1.0 / norm(F)
+    inverse = torch.linalg.inv(torch.eye(W.shape[0], dtype=torch.float64) + a * F)
+    u = z = torch.zeros_like(c)
+    for _ in range(4000):
+        reflected = 2 * z - u
+        u_next = 2 * (reflected + a * c) @ inverse.T - reflected
+        if u.numel() == 0 or float((u_next - u).abs().max()) <= 1e-15 * float(u_next.abs().max()):
+            return torch.relu(u_next)
+        u, z = u_next, torch.relu(u_next)
+    raise AssertionError("the reference iteration did not converge")
+
+
+def _dense(
+    name: str,
+    W: Tensor,
+    dtype: torch.dtype,
+    batch: int,
+    activation: AbstractActivation | None = None,
+    *,
+    seed: int,
+    solution: Callable[[Tensor, Tensor], Tensor] | None = None,
+    conditioning: float | None = None,
+    **options: Any,
+) -> Problem:
+    """activation(W z + c) with Gaussian c and start; for an affine map solution and conditioning are computed here."""
+    activation = Identity() if activation is None else activation
+    n = W.shape[0]
+    c = gaussian(batch, n, seed=seed).to(dtype)
+    W = W.to(dtype).to(compute_dtype(dtype))
+    exact = W.double()
+    if isinstance(activation, Identity):
+        A = torch.eye(n, dtype=torch.float64) - exact
+        z_star = torch.linalg.solve(A, c.double().T).T
+        conditioning = 1.0 / float(torch.linalg.svdvals(A)[-1])
+    else:
+        reference = solution or (lambda W, c: picard_reference(lambda z: activation(z @ W.T + c), torch.zeros_like(c)))
+        z_star = reference(exact, c.double())
+        if conditioning is None:  # Banach
+            conditioning = 1.0 / (1.0 - norm(exact))
+    return Problem(
+        name,
+        lambda z, c: activation(z @ W.T + c),
+        (c,),
+        gaussian(batch, n, seed=seed + 1).to(dtype),
+        z_star,
+        lipschitz=norm(exact),
+        conditioning=conditioning,
+        matrix=W,
+        activation=activation,
+        **options,
+    )
+
+
+# --- problems that contract -------------------------------------------------------------------------------------
+
+
+def scalar(dtype: torch.dtype, batch: int) -> Problem:
+    """0.8 z + 1: z* = 5."""
+    slope = float(torch.tensor(0.8, dtype=dtype))
+    z0 = torch.linspace(-1, 1, batch, dtype=torch.float64).unsqueeze(1).to(dtype)
+    z_star = torch.full((batch, 1), 1 / (1 - slope), dtype=torch.float64)
+    return Problem("scalar", lambda z: slope * z + 1, (), z0, z_star, slope, 1 / (1 - slope))
+
+
+def affine(dtype: torch.dtype, batch: int) -> Problem:
+    return _dense("affine", with_norm(gaussian(12, 12, seed=1), 0.9), dtype, batch, seed=2)
+
+
+def rotation(dtype: torch.dtype, batch: int) -> Problem:
+    """All eigenvalues complex, of modulus 0.95: plain steps spiral in."""
+    return _dense("rotation", 0.95 * rotations(8, seed=3), dtype, batch, seed=4)
+
+
+def relu_by_hand(dtype: torch.dtype, batch: int) -> Problem:
+    """The four activity patterns of two units, solved on paper; the third equilibrium is zero."""
+    W = torch.tensor([[0.5, 0.25], [0.25, -0.5]], dtype=compute_dtype(dtype))
+    cases = [((1, 1), (28 / 11, 12 / 11)), ((1, -1), (2, 0)), ((-1, -1), (0, 0)), ((-1, 3), (0, 2))]
+    cases = [cases[i % 4] for i in range(batch)]
+    c = torch.tensor([case[0] for case in cases], dtype=torch.float64).reshape(batch, 2).to(dtype)
+    z_star = torch.tensor([case[1] for case in cases], dtype=torch.float64).reshape(batch, 2)
+    q = norm(W)
+    return Problem(
+        "relu_by_hand",
+        lambda z, c: torch.relu(z @ W.T + c),
+        (c,),
+        torch.full((batch, 2), 0.5, dtype=dtype),
+        z_star,
+        lipschitz=q,
+        conditioning=1 / (1 - q),
+        matrix=W,
+        activation=ReLU(),
+    )
+
+
+def relu_random(dtype: torch.dtype, batch: int) -> Problem:
+    return _dense("relu_random", with_norm(gaussian(16, 16, seed=5), 0.9), dtype, batch, ReLU(), seed=6)
+
+
+def tanh(dtype: torch.dtype, batch: int) -> Problem:
+    return _dense("tanh", with_norm(gaussian(10, 10, seed=7), 0.9), dtype, batch, Tanh(), seed=8)
+
+
+def slow(dtype: torch.dtype, batch: int) -> Problem:
+    """Symmetric with spectral radius 0.999: plain iteration needs thousands of steps."""
+    Q = torch.linalg.qr(gaussian(6, 6, seed=9))[0]
+    eigenvalues = torch.tensor([0.999, 0.9, 0.5, 0.0, -0.3, -0.6], dtype=torch.float64)
+    return _dense("slow", Q @ torch.diag(eigenvalues) @ Q.T, dtype, batch, seed=10, max_steps=30000)
+
+
+def smoothing(dtype: torch.dtype, batch: int) -> Problem:
+    """relu(W z + c) with W a circulant Gaussian filter of norm 0.95: slow modes everywhere, made for acceleration."""
+    n = 32
+    k = torch.arange(n)
+    kernel = torch.exp(-0.5 * torch.minimum(k, n - k).double() ** 2)
+    W = with_norm(kernel[(k[:, None] - k[None]) % n], 0.95)
+    return _dense("smoothing", W, dtype, batch, ReLU(), seed=11)
+
+
+def spread(dtype: torch.dtype, batch: int) -> Problem:
+    """Differently hard samples: q R z + c with q from 0 to 0.98, hardest neither first nor last."""
+    q = torch.linspace(0, 0.98, batch, dtype=torch.float64)
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(12))
+    return spread_with(q[order], dtype)
+
+
+def spread_with(q: Tensor, dtype: torch.dtype) -> Problem:
+    """q_i R z + c_i with given factors; a row whose q is not finite has no fixed point."""
+    R = rotations(6, seed=13).to(dtype).to(compute_dtype(dtype))
+    c = gaussian(len(q), 6, seed=14).to(dtype)
+    q = q.to(dtype)
+    A = torch.eye(6, dtype=torch.float64) - q.double()[:, None, None] * R.double()
+    fine = q.isfinite()
+    A = torch.where(fine[:, None, None], A, torch.eye(6, dtype=torch.float64))
+    z_star = c.double().clone()
+    for i in range(len(q)):  # one by one: batched LU is not to be trusted everywhere
+        z_star[i] = torch.linalg.solve(A[i], z_star[i])
+    z_star[~fine] = torch.nan
+    return Problem(
+        "spread",
+        lambda z, q, c: q.unsqueeze(1) * (z @ R.T) + c,
+        (q, c),
+        torch.zeros(len(q), 6, dtype=dtype),
+        z_star,
+        lipschitz=max(q[fine].abs().tolist(), default=0.0) * norm(R),
+        conditioning=max((1 / torch.linalg.svdvals(A)[:, -1]).tolist(), default=1.0),
+        max_steps=1500,
+    )
+
+
+# --- problems with another state --------------------------------------------------------------------------------
+
+
+def _structured(name: str, pack: Callable[[Tensor], Any], dtype: torch.dtype, batch: int) -> Problem:
+    """An affine map of 7 features behind a structure."""
+    inner = _dense(name, with_norm(gaussian(7, 7, seed=15), 0.8), dtype, batch, seed=16)
+
+    def unpack(state: Any) -> Tensor:
+        return torch.cat([leaf.reshape(leaf.shape[0], -1) for leaf in leaves(state)], dim=1)
+
+    def f(state: Any, c: Tensor) -> Any:
+        return pack(inner.f(unpack(state), c))
+
+    return replace(
+        inner, f=f, z0=pack(inner.z0), solution=pack(inner.solution), matrix=None, activation=None, max_steps=400
+    )
+
+
+def tuple_state(dtype: torch.dtype, batch: int) -> Problem:
+    return _structured("tuple_state", lambda z: (z[:, :3], z[:, 3:].reshape(-1, 2, 2)), dtype, batch)
+
+
+def dict_state(dtype: torch.dtype, batch: int) -> Problem:
+    def pack(z: Tensor) -> Any:
+        return {"slow": z[:, 0], "fast": {"left": z[:, 1:3], "right": z[:, 3:].reshape(-1, 1, 4)}}
+
+    return _structured("dict_state", pack, dtype, batch)
+
+
+def image_state(dtype: torch.dtype, batch: int) -> Problem:
+    """State (3, 4, 4): tanh of a circular convolution of norm at most 0.8, channels mixed."""
+    kernel = gaussian(3, 3, 3, 3, seed=17)
+    # |K| <= sum over taps of the norm of the channel matrix, for circular convolution
+    kernel = kernel * (0.8 / float(torch.linalg.matrix_norm(kernel.permute(2, 3, 0, 1), ord=2).sum()))
+    kernel = kernel.to(dtype).to(compute_dtype(dtype))
+    x = gaussian(batch, 3, 4, 4, seed=18).to(dtype)
+
+    def f(z: Tensor, x: Tensor, kernel: Tensor = kernel) -> Tensor:
+        padded = torch.nn.functional.pad(z, (1, 1, 1, 1), mode="circular")
+        return torch.tanh(torch.nn.functional.conv2d(padded, kernel) + x)
+
+    z_star = picard_reference(lambda z: f(z, x.double(), kernel.double()), torch.zeros_like(x.double()))
+    return Problem("image_state", lambda z, x: f(z, x), (x,), torch.zeros_like(x), z_star, 0.8, 5.0)
+
+
+def vector_state(dtype: torch.dtype, batch: int) -> Problem:
+    """State (batch,), without a trailing shape: 0.7 z + c."""
+    slope = float(torch.tensor(0.7, dtype=dtype))
+    c = gaussian(batch, seed=19).to(dtype)
+    z_star = c.double() / (1 - slope)
+    return Problem("vector_state", lambda z, c: slope * z + c, (c,), torch.zeros_like(c), z_star, slope, 1 / (1 - slope))
+
+
+# --- problems that do not contract -------------------------------------------------------------------------------
+
+
+def nilpotent(dtype: torch.dtype, batch: int) -> Problem:
+    """W^8 = 0 and |W| = 3: residuals grow a thousandfold, then vanish. Plain iteration ends exactly after 9 evaluations."""
+    W = torch.diag(torch.full((7,), 3.0, dtype=torch.float64), 1)
+    solvers = ("Picard", "Broyden", "NewtonKrylov", "Auto")
+    return _dense("nilpotent", W, dtype, batch, seed=20, solvers=solvers)
+
+
+def monotone(dtype: torch.dtype, batch: int) -> Problem:
+    """relu(W z + c) with sym(I - W) >= 0.5 and |W| about 5: one equilibrium, on which plain iteration diverges."""
+    n, m = 10, 0.5
+    A, B = 0.3 * gaussian(n, n, seed=21), gaussian(n, n, seed=22)
+    W = (1 - m) * torch.eye(n, dtype=torch.float64) - A.T @ A + B - B.T
+    W = W.to(dtype).double()
+    F = torch.eye(n, dtype=torch.float64) - W
+    margin = float(torch.linalg.eigvalsh((F + F.T) / 2)[0])
+    return _dense(
+        "monotone",
+        W,
+        dtype,
+        batch,
+        ReLU(),
+        seed=23,
+        solution=peaceman_rachford_reference,
+        # e = z - z*, g = f(z) - z: monotonicity of the prox gives <(W - I) e - g, e + g> >= 0, so m |e| <= (1 + |F|) |g|.
+        conditioning=(1 + norm(F)) / margin,
+        solvers=("NewtonKrylov", "PeacemanRachford", "DouglasRachford", "ForwardBackward"),
+        max_steps=4000,
+    )
+
+
+def expanding(dtype: torch.dtype, batch: int) -> Problem:
+    """2 z + 1: plain iteration runs away from the one fixed point, -1."""
+    z0 = torch.zeros(batch, 1, dtype=dtype)
+    z_star = torch.full((batch, 1), -1.0, dtype=torch.float64)
+    solvers = ("Anderson", "Broyden", "NewtonKrylov", "Auto")
+    return Problem("expanding", lambda z: 2 * z + 1, (), z0, z_star, 2.0, 1.0, solvers=solvers)
+
+
+def shift(dtype: torch.dtype, batch: int) -> Problem:
+    """z + 1, in exact arithmetic of floating point: no fixed point."""
+    return Problem("shift", lambda z: z + 1, (), torch.zeros(batch, 2, dtype=dtype), None, 1.0, math.inf, solvers=())
+
+
+def inexact_shift(dtype: torch.dtype, batch: int) -> Problem:
+    """z + (0.1, 0.3): no fixed point, and rounding errors that look like curvature."""
+    c = torch.tensor([0.1, 0.3], dtype=compute_dtype(dtype))
+    return Problem("inexact_shift", lambda z: z + c, (), torch.zeros(batch, 2, dtype=dtype), None, 1.0, math.inf, solvers=())
+
+
+def square_root(dtype: torch.dtype, batch: int) -> Problem:
+    """sqrt(z) - 1 from 0.5: negative after one evaluation, NaN after two. No fixed point."""
+    z0 = torch.full((batch, 2), 0.5, dtype=dtype)
+    return Problem("square_root", lambda z: torch.sqrt(z) - 1, (), z0, None, math.inf, math.inf, solvers=())
+
+
+def overflow(dtype: torch.dtype, batch: int) -> Problem:
+    """exp(z) + 1 from 0: no fixed point; the values leave every dtype after some evaluations."""
+    z0 = torch.zeros(batch, 2, dtype=dtype)
+    return Problem("overflow", lambda z: torch.exp(z) + 1, (), z0, None, math.inf, math.inf, solvers=())
+
+
+def ambush(dtype: torch.dtype, batch: int) -> Problem:
+    """0.8 z + 1 and NaN as soon as z exceeds a threshold, which for all but sample 1 is never reached."""
+    slope = float(torch.tensor(0.8, dtype=dtype))
+    threshold = torch.full((batch, 1), 100.0, dtype=dtype)
+    threshold[1:2] = 3.0
+    z_star = torch.full((batch, 1), 1 / (1 - slope), dtype=torch.float64)
+    z_star[1:2] = torch.nan
+
+    def f(z: Tensor, threshold: Tensor) -> Tensor:
+        return torch.where(z > threshold, torch.nan, slope * z + 1)
+
+    z0 = torch.zeros(batch, 1, dtype=dtype)
+    return Problem("ambush", f, (threshold,), z0, z_star, slope, 1 / (1 - slope), solvers=())
+
+
+PROBLEMS: dict[str, Callable[[torch.dtype, int], Problem]] = {
+    build.__name__: build
+    for build in (
+        scalar,
+        affine,
+        rotation,
+        relu_by_hand,
+        relu_random,
+        tanh,
+        slow,
+        smoothing,
+        spread,
+        tuple_state,
+        dict_state,
+        image_state,
+        vector_state,
+        nilpotent,
+        monotone,
+        expanding,
+        shift,
+        inexact_shift,
+        square_root,
+        overflow,
+        ambush,
+    )
+}
+
+
+@lru_cache(maxsize=None)
+def problem(name: str, dtype: torch.dtype = torch.float64, batch: int = 4) -> Problem:
+    """The problem of that name, built once."""
+    return PROBLEMS[name](dtype, batch)

@@ -1,0 +1,41 @@
+"""Every Python block of the README and the docs runs, block after block, in one namespace per page."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import wellposed
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert blocks, f"{page.name} shows no Python; if that is meant, leave it out of PAGES"
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+
+
+def test_docstring_examples_run() -> None:
+    tried = 0
+    for module_info in pkgutil.walk_packages(wellposed.__path__, "wellposed."):
+        module = importlib.import_module(module_info.name)
+        result = doctest.testmod(module)
+        assert result.failed == 0, f"an example in {module_info.name} does not print what it says"
+        tried += result.attempted
+    assert tried > 0
