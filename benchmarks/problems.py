@@ -98,9 +98,7 @@ class Answer:
     adjoint_steps: int
 
 
-def picard(
-    f: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor, rtol: float
-) -> tuple[torch.Tensor, int]:
+def picard(f: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor, rtol: float) -> tuple[torch.Tensor, int]:
     """Iterate z <- f(z) until every sample moves by at most `rtol`; the last value and the evaluations."""
     for count in itertools.count(1):
         z, previous = f(z), z
@@ -134,8 +132,8 @@ def reference(arrays: Arrays) -> Answer:
 def judge(arrays: Arrays, answer: Answer, z: NDArray, dW: NDArray | None) -> tuple[float, float | None]:
     """Largest relative residual of `z` over the samples, and relative error of `dW`; in float64."""
     W, U, X = (torch.from_numpy(arrays[name]).double() for name in ("W", "U", "X"))
-    given = torch.from_numpy(z).double()
+    given = torch.tensor(z, dtype=torch.float64)
     residual = relative_step(torch.relu(given @ W.T + X @ U.T), given)
     if dW is None:
         return residual, None
-    return residual, float((torch.from_numpy(dW).double() - answer.dW).norm() / answer.dW.norm())
+    return residual, float((torch.tensor(dW, dtype=torch.float64) - answer.dW).norm() / answer.dW.norm())

@@ -27,6 +27,20 @@ def process_seconds(pid: int) -> float:
     return TICK * (int(fields[11]) + int(fields[12]))  # user and system time
 
 
+def others_during(pid: int, action: Callable[[], T]) -> tuple[T, bool]:
+    """Do `action` while process `pid` computes; say whether any other process computed much meanwhile."""
+    if not STAT.exists():
+        return action(), False
+    began, before = time.monotonic(), busy_seconds() - process_seconds(pid)
+    result = action()
+    try:
+        others = busy_seconds() - process_seconds(pid) - before
+    except FileNotFoundError:  # it died, which is told elsewhere
+        return result, False
+    # 15 % of a core; and in a short run the clock of the system, which ticks in hundredths, must not decide.
+    return result, others > 0.15 * (time.monotonic() - began) + 3 * TICK
+
+
 class Watch:
     """Repeats disturbed measurements for as long as `patience` seconds last; then it counts them."""
 
@@ -37,24 +51,16 @@ class Watch:
         """What `measure` returns; process `pid` is the one that computes meanwhile."""
         self.runs += 1
         while True:
-            began = time.monotonic()
-            result, others = self._others_during(pid, measure)
-            # A process must have taken 15 % of a core, or be too short for the clock of the system to tell.
-            if others <= 0.15 * (time.monotonic() - began) + 3 * TICK:
+            result, disturbed = others_during(pid, measure)
+            if not disturbed:
                 return result
             if self.patience <= 0.0:
                 self.disturbed += 1
                 return result
-            time.sleep(min(1.0, self.patience))
-            self.patience -= time.monotonic() - began
+            self._wait_for_quiet(pid)
 
-    @staticmethod
-    def _others_during(pid: int, measure: Callable[[], T]) -> tuple[T, float]:
-        if not STAT.exists():
-            return measure(), 0.0
-        before = busy_seconds() - process_seconds(pid)
-        result = measure()
-        try:
-            return result, busy_seconds() - process_seconds(pid) - before
-        except FileNotFoundError:  # it died, which is told elsewhere
-            return result, 0.0
+    def _wait_for_quiet(self, pid: int) -> None:
+        began = time.monotonic()
+        while others_during(pid, lambda: time.sleep(0.5))[1] and time.monotonic() - began < self.patience:
+            pass
+        self.patience -= time.monotonic() - began

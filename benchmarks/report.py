@@ -18,9 +18,7 @@ HEADINGS = ["contender", "forward", "forward + backward", "steps", "residual", "
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
-    low, middle, high = (
-        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    )
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return {"median": middle, "q1": low, "q3": high}
 
 
@@ -47,9 +45,7 @@ def ratio(summary: dict[str, float] | None) -> str:
 
 def cells(row: dict[str, Any]) -> list[str]:
     """One row of the table; a failed contender has only a remark."""
-    steps = "/".join(
-        "?" if row.get(key) is None else str(row[key]) for key in ("forward_steps", "adjoint_steps")
-    )
+    steps = "/".join("?" if row.get(key) is None else str(row[key]) for key in ("forward_steps", "adjoint_steps"))
     numbers = ["" if row.get(key) is None else f"{row[key]:.1e}" for key in ("residual", "gradient_error")]
     measured = "forward_ratio" in row
     return [
@@ -64,10 +60,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def aligned(table: list[list[str]]) -> list[str]:
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    ]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
 def markdown(table: list[list[str]]) -> list[str]:
@@ -102,9 +95,7 @@ def lines(result: dict[str, Any], *, as_markdown: bool) -> list[str]:
     layout, heading = (markdown, "## ") if as_markdown else (aligned, "")
     out = []
     for problem in result["problems"]:
-        counts = (
-            f"Picard needs {problem['forward_steps']} steps, the Neumann series {problem['adjoint_steps']}."
-        )
+        counts = f"Picard needs {problem['forward_steps']} steps, the Neumann series {problem['adjoint_steps']}."
         out += [f"{heading}{problem['title']}", "", f"{counts} {summary(problem)}".rstrip(), ""]
         if problem["disturbed"] > 0.1 * problem["runs"]:
             disturbed = f"{problem['disturbed']} of {problem['runs']} runs"

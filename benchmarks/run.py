@@ -34,18 +34,12 @@ SLOW, MIN_ROUNDS = 4.0, 3
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     names = [problem.name for problem in PROBLEMS]
-    parser.add_argument(
-        "--quick", action="store_true", help="three rounds of gaussian-500 and smoothing, no memory"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=[*names, "memory"], metavar="NAME", help=", ".join(names)
-    )
+    parser.add_argument("--quick", action="store_true", help="three rounds of gaussian-500 and smoothing, no memory")
+    parser.add_argument("--only", action="append", choices=[*names, "memory"], metavar="NAME", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds per problem (default: 9)")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has wellposed")
     default = HERE.parent / ".venv-peers" / "bin" / "python"
-    parser.add_argument(
-        "--peers-python", default=str(default), help="interpreter that has torchdeq and jaxopt"
-    )
+    parser.add_argument("--peers-python", default=str(default), help="interpreter that has torchdeq and jaxopt")
     patience = "seconds per problem to spend on repeating runs that other programs disturbed (default: 30)"
     parser.add_argument("--patience", type=float, default=30.0, help=patience)
     options = parser.parse_args()
@@ -62,9 +56,7 @@ def start_workers(options: argparse.Namespace, folder: Path) -> tuple[list[Clien
     interpreters = {"ours": options.python, "peers": options.peers_python}
     clients, complaints = [], []
     if not Path(options.peers_python).exists():
-        complaints.append(
-            "The peers are not installed, so they are missing below. `make bench-peers` installs them."
-        )
+        complaints.append("The peers are not installed, so they are missing below. `make bench-peers` installs them.")
     for module, place in MODULES.items():
         if place == "peers" and complaints:
             continue
@@ -98,9 +90,7 @@ class Entry:
         return watch.undisturbed(self.client.process.pid, lambda: self.ask(run=self.name))
 
     def is_slow(self) -> bool:
-        return (
-            len(self.times) >= MIN_ROUNDS and min(total / floor for _, total, _, floor in self.times) > SLOW
-        )
+        return len(self.times) >= MIN_ROUNDS and min(total / floor for _, total, _, floor in self.times) > SLOW
 
     def row(self) -> dict[str, Any]:
         row: dict[str, Any] = {"contender": self.name, **self.facts, "failed": bool(self.failure)}
@@ -134,9 +124,7 @@ def check(entry: Entry, arrays: Arrays, answer: Answer, folder: Path) -> None:
         entry.facts |= {"residual": residual, "gradient_error": error}
 
 
-def measure(
-    problem: Problem, clients: list[Client], options: argparse.Namespace, folder: Path
-) -> dict[str, Any]:
+def measure(problem: Problem, clients: list[Client], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     arrays = build(problem)
     answer = reference(arrays)
     counts = {"forward_steps": answer.forward_steps, "adjoint_steps": answer.adjoint_steps}

@@ -50,9 +50,7 @@ def relative_step(new: Tensor, old: Tensor, scratch: Tensor) -> float:
     return float((scratch.norm(dim=1) / new.norm(dim=1)).max())
 
 
-def iterate_in_place(
-    step: Callable[[Tensor, Tensor], None], z: Tensor, other: Tensor, rtol: float
-) -> tuple[Tensor, int]:
+def iterate_in_place(step: Callable[[Tensor, Tensor], None], z: Tensor, other: Tensor, rtol: float) -> tuple[Tensor, int]:
     """Run z <- step(z) between two buffers; look at the residual only when its decay says it is worth it."""
     scratch = torch.empty_like(z)
     check, seen = 2, None
@@ -134,9 +132,7 @@ def plain_torch_loop(arrays: dict) -> Callable[[], Run]:
         f0 = torch.relu(z0 @ W.T + c.detach())
 
         def hook(v: Tensor) -> Tensor:
-            u, steps["adjoint"] = iterate(
-                lambda u: torch.autograd.grad(f0, z0, u, retain_graph=True)[0] + v, v
-            )
+            u, steps["adjoint"] = iterate(lambda u: torch.autograd.grad(f0, z0, u, retain_graph=True)[0] + v, v)
             return u
 
         tracked.register_hook(hook)

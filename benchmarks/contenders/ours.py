@@ -23,9 +23,7 @@ def steps_of(record: object) -> int | None:
     return None if num_steps is None else int(torch.as_tensor(num_steps).max())
 
 
-def timed(
-    layer: torch.nn.Module, given: Callable[[], Tensor], arrays: dict, W: Tensor, U: Tensor
-) -> Callable[[], Run]:
+def timed(layer: torch.nn.Module, given: Callable[[], Tensor], arrays: dict, W: Tensor, U: Tensor) -> Callable[[], Run]:
     _, _, a, y, _ = tensors(arrays)
     a.requires_grad_()
 
@@ -55,9 +53,7 @@ def dense_cell(arrays: dict) -> Callable[[], Run]:
 def any_function(arrays: dict) -> Callable[[], Run]:
     W, U, _, _, X = tensors(arrays)
     W, U = W.requires_grad_(), U.requires_grad_()
-    layer = wp.EquilibriumLayer(
-        lambda z, c: torch.relu(z @ W.T + c), rtol=float(arrays["rtol"]), max_steps=MAX_STEPS
-    )
+    layer = wp.EquilibriumLayer(lambda z, c: torch.relu(z @ W.T + c), rtol=float(arrays["rtol"]), max_steps=MAX_STEPS)
     return timed(layer, lambda: X @ U.T, arrays, W, U)
 
 

@@ -93,9 +93,7 @@ def contender(make: Callable) -> Callable[[dict], Callable[[], Run]]:
             "Neumann": functools.partial(neumann, rtol=rtol),
             "BiCGStab": functools.partial(linear_solve.solve_bicgstab, tol=rtol, maxiter=MAX_STEPS),
         }
-        candidates = [
-            functools.partial(run, *compiled(solve), f"adjoint by {name}") for name, solve in adjoints.items()
-        ]
+        candidates = [functools.partial(run, *compiled(solve), f"adjoint by {name}") for name, solve in adjoints.items()]
         for candidate in candidates:
             candidate()  # compiles
         return min(candidates, key=lambda candidate: min(candidate().total_seconds for _ in range(2)))
@@ -104,9 +102,7 @@ def contender(make: Callable) -> Callable[[dict], Callable[[], Run]]:
 
 
 CONTENDERS = {
-    "jaxopt FixedPointIteration": contender(
-        functools.partial(jaxopt.FixedPointIteration, equilibrium_map, maxiter=MAX_STEPS)
-    ),
+    "jaxopt FixedPointIteration": contender(functools.partial(jaxopt.FixedPointIteration, equilibrium_map, maxiter=MAX_STEPS)),
     "jaxopt AndersonAcceleration": contender(
         functools.partial(jaxopt.AndersonAcceleration, equilibrium_map, maxiter=MAX_STEPS, ridge=1e-10)
     ),

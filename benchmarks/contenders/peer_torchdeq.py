@@ -33,18 +33,14 @@ def solver(name: str, *, extra_steps: float) -> Callable[[dict], Callable[[], Ru
         rtol = float(arrays["rtol"])
         limit = int(extra_steps * max(arrays["forward_steps"], arrays["adjoint_steps"])) + 5
         settings = {"f_tol": rtol, "b_tol": rtol, "f_stop_mode": "rel", "b_stop_mode": "rel"}
-        deq = get_deq(
-            ift=True, f_solver=name, b_solver=name, f_max_iter=limit, b_max_iter=limit, **settings
-        ).train()
+        deq = get_deq(ift=True, f_solver=name, b_solver=name, f_max_iter=limit, b_max_iter=limit, **settings).train()
         adjoint: dict[str, Tensor] = {}
 
         def run() -> Run:
             W.grad = U.grad = a.grad = None
             start = perf_counter()
             c = X @ U.T
-            z, info = deq(
-                lambda z: torch.relu(z @ W.T + c), torch.zeros_like(c), backward_writer=adjoint.update
-            )
+            z, info = deq(lambda z: torch.relu(z @ W.T + c), torch.zeros_like(c), backward_writer=adjoint.update)
             z = z[-1]
             middle = perf_counter()
             (0.5 * ((z @ a - y) ** 2).sum()).backward()

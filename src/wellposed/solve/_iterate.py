@@ -211,26 +211,22 @@ class _Stage:
                 self._resolve_extremes(point, s)
                 self._record(r, s)
             hand = self._hand_over(count, point)
-            # The usual case in as few operations as can be: every sample goes on, and is at the best point it has seen.
-            onward = (r > target.clamp_min(self.small)) & (r < rows.best_r)
+            # The usual case in as few operations as can be: no sample has come to an end.
+            onward = (r > target.clamp_min(self.small)) & (r < GROWTH_LIMIT * rows.best_r)
             if self.idle is not None:
                 onward |= self.idle
             if hand is None and self.most < self.max_steps and bool(onward.all()):
-                if self.f.writes_out and all(rows.best_z is not other for other in self.foreign):
-                    spare = rows.best_z
                 if count == 0:
                     rows.first_r = torch.minimum(rows.first_r, r)
-                rows.best_z, rows.best_r, rows.best_s = rows.z, r, s
-                if rows.best_f is not None:
-                    rows.best_f = rows.fz
+                spare = self._keep_best(point, s, r < rows.best_r)
             else:
+                spare = None
                 kept = self._sort_out(point, s, hand)
                 if kept is not None:
                     if kept.shape[0] == 0:
                         return self.handed
                     point = self._compact(kept, point)
                     rows = self.rows
-                spare = None
             if count == 0:
                 self.state = self.solver.init(self.f, point)
             point.spare, spare = spare, None
@@ -272,17 +268,21 @@ class _Stage:
             return (~self.idle).nonzero().squeeze(1)
         return None
 
-    def _keep_best(self, point: Point, s: Tensor, better: Tensor) -> None:
+    def _keep_best(self, point: Point, s: Tensor, better: Tensor) -> Tensor | None:
+        """Remembers the rows that are better than any before; returns a buffer that nobody needs any more, if there is one."""
         rows = self.rows
         if bool((better if self.idle is None else better | self.idle).all()):  # by reference: no copy
+            ours = self.f.writes_out and all(rows.best_z is not other for other in self.foreign)
+            free = rows.best_z if ours else None
             rows.best_z, rows.best_r, rows.best_s = point.z, point.r, s
             rows.best_f = None if rows.best_f is None else point.fz
-            return
+            return free
         rows.best_z = torch.where(better.unsqueeze(1), point.z, rows.best_z)
         if rows.best_f is not None:
             rows.best_f = torch.where(better.unsqueeze(1), point.fz, rows.best_f)
         rows.best_r = torch.where(better, point.r, rows.best_r)
         rows.best_s = torch.where(better, s, rows.best_s)
+        return None
 
     def _resolve_extremes(self, point: Point, s: Tensor) -> None:
         """Measures again, scaled, what is so small or large that its squares leave the dtype: 1e-25 is not 0."""
