@@ -48,6 +48,7 @@ def one_pass(kind: str, steps: int) -> int:
     """Forward and backward with `steps` steps; returns the steps really made."""
     import numpy as np
     import torch
+
     from problems import weight
 
     torch.set_num_threads(2)

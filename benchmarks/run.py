@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import memory
 import numpy as np
+
+import memory
 import report
 from client import HERE, Client, WorkerFailed
 from problems import PROBLEMS, RTOL, Answer, Arrays, Problem, build, judge, reference

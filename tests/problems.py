@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -330,9 +330,7 @@ def _structured(name: str, pack: Callable[[Tensor], Any], dtype: torch.dtype, ba
     def f(state: Any, c: Tensor) -> Any:
         return pack(inner.f(unpack(state), c))
 
-    return replace(
-        inner, f=f, z0=pack(inner.z0), solution=pack(inner.solution), matrix=None, activation=None
-    )
+    return replace(inner, f=f, z0=pack(inner.z0), solution=pack(inner.solution), matrix=None, activation=None)
 
 
 def tuple_state(dtype: torch.dtype, batch: int) -> Problem:
@@ -413,25 +411,29 @@ def expanding(dtype: torch.dtype, batch: int) -> Problem:
 
 def shift(dtype: torch.dtype, batch: int) -> Problem:
     """z + 1, in exact arithmetic of floating point: no fixed point."""
-    return Problem("shift", lambda z: z + 1, (), torch.zeros(batch, 2, dtype=dtype), None, 1.0, math.inf, solvers=())
+    return Problem(
+        "shift", lambda z: z + 1, (), torch.zeros(batch, 2, dtype=dtype), None, 1.0, math.inf, solvers=(), max_steps=100
+    )
 
 
 def inexact_shift(dtype: torch.dtype, batch: int) -> Problem:
     """z + (0.1, 0.3): no fixed point, and rounding errors that look like curvature."""
     c = torch.tensor([0.1, 0.3], dtype=compute_dtype(dtype))
-    return Problem("inexact_shift", lambda z: z + c, (), torch.zeros(batch, 2, dtype=dtype), None, 1.0, math.inf, solvers=())
+    return Problem(
+        "inexact_shift", lambda z: z + c, (), torch.zeros(batch, 2, dtype=dtype), None, 1.0, math.inf, solvers=(), max_steps=100
+    )
 
 
 def square_root(dtype: torch.dtype, batch: int) -> Problem:
     """sqrt(z) - 1 from 0.5: negative after one evaluation, NaN after two. No fixed point."""
     z0 = torch.full((batch, 2), 0.5, dtype=dtype)
-    return Problem("square_root", lambda z: torch.sqrt(z) - 1, (), z0, None, 10.0, math.inf, solvers=())
+    return Problem("square_root", lambda z: torch.sqrt(z) - 1, (), z0, None, 10.0, math.inf, solvers=(), max_steps=100)
 
 
 def overflow(dtype: torch.dtype, batch: int) -> Problem:
     """exp(z) + 1 from 0: no fixed point; the values leave every dtype after some evaluations."""
     z0 = torch.zeros(batch, 2, dtype=dtype)
-    return Problem("overflow", lambda z: torch.exp(z) + 1, (), z0, None, 10.0, math.inf, solvers=())
+    return Problem("overflow", lambda z: torch.exp(z) + 1, (), z0, None, 10.0, math.inf, solvers=(), max_steps=100)
 
 
 def ambush(dtype: torch.dtype, batch: int) -> Problem:
@@ -477,7 +479,7 @@ PROBLEMS: dict[str, Callable[[torch.dtype, int], Problem]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def problem(name: str, dtype: torch.dtype = torch.float64, batch: int = 4) -> Problem:
     """The problem of that name, built once."""
     return PROBLEMS[name](dtype, batch)

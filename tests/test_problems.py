@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from problems import PROBLEMS, flat, gaussian, map_leaves, problem
 
 SOLVABLE = [name for name in PROBLEMS if problem(name).solution is not None]

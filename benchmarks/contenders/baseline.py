@@ -50,9 +50,9 @@ def relative_step(new: Tensor, old: Tensor, scratch: Tensor) -> float:
     return float((scratch.norm(dim=1) / new.norm(dim=1)).max())
 
 
-def iterate_in_place(step: Callable[[Tensor, Tensor], None], z: Tensor, other: Tensor, rtol: float) -> tuple[Tensor, int]:
-    """Run z <- step(z) between two buffers; look at the residual only when its decay says it is worth it."""
-    scratch = torch.empty_like(z)
+def iterate_in_place(step: Callable[[Tensor, Tensor], None], buffers: list[Tensor], rtol: float) -> tuple[Tensor, int]:
+    """Run z <- step(z) from the first of three buffers; look at the residual only when its decay says it is worth it."""
+    z, other, scratch = buffers
     check, seen = 2, None
     for k in range(1, 5000):
         step(z, other)
@@ -77,7 +77,7 @@ def in_place_loop(arrays: dict) -> Callable[[], Run]:
     W, U, a, y, X = tensors(arrays)
     rtol = float(arrays["rtol"])
     n, m = X.shape[0], W.shape[0]
-    c, z0, z1, v, mask = (torch.empty(n, m) for _ in range(5))
+    c, v, mask, *buffers = (torch.empty(n, m) for _ in range(7))
     dW, dU = torch.empty_like(W), torch.empty_like(U)
 
     def forward_step(z: Tensor, out: Tensor) -> None:
@@ -89,15 +89,15 @@ def in_place_loop(arrays: dict) -> Callable[[], Run]:
     def run() -> Run:
         start = perf_counter()
         torch.mm(X, U.T, out=c)
-        torch.clamp(c, min=0.0, out=z0)
-        z, forward_steps = iterate_in_place(forward_step, z0, z1, rtol)
+        torch.clamp(c, min=0.0, out=buffers[0])
+        z, forward_steps = iterate_in_place(forward_step, buffers[:3], rtol)
         middle = perf_counter()
         residual = z @ a - y
         torch.mul(residual[:, None], a, out=v)
         torch.gt(z, 0.0, out=mask)
-        buffer = z1 if z is z0 else z0
-        p0 = torch.mul(v, mask, out=buffer)
-        p, adjoint_steps = iterate_in_place(adjoint_step, p0, torch.empty_like(p0), rtol)
+        free = [buffer for buffer in buffers if buffer is not z]
+        torch.mul(v, mask, out=free[0])
+        p, adjoint_steps = iterate_in_place(adjoint_step, free, rtol)
         torch.mm(p.T, z, out=dW)
         torch.mm(p.T, X, out=dU)
         da = residual @ z

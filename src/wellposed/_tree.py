@@ -130,7 +130,7 @@ class Layout:
 
     def flatten(self, state: Any) -> Tensor:
         """(batch, features). A single tensor is viewed, not copied, where its strides allow."""
-        rows = [leaf.reshape(leaf.shape[0], -1) if leaf.numel() else leaf.new_empty(leaf.shape[0], 0) for leaf in leaves(state)]
+        rows = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves(state)]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def unflatten(self, rows: Tensor) -> Any:

@@ -67,7 +67,7 @@ class StatusArray:
         return status in self.codes.tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.codes.cpu(), dtype=dtype)  # always a copy: the codes are not to be written through it
+        return np.array(self.codes.cpu().numpy(), dtype=dtype)  # always a copy: the codes are not to be written through it
 
     def tolist(self) -> list[Status]:
         """The members, in order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -120,7 +119,7 @@ def test_neumann_steps_on_a_map_that_does_not_contract_are_told(kind):
     layer = scalar(kind, -2.0, F64, solver=wp.NewtonKrylov(), gradient=wp.ImplicitGradient(wp.Neumann()))
     x = torch.ones(1, 1, dtype=F64, requires_grad=True)
     z = layer(x)
-    assert float(z) == pytest.approx(1 / 3)
+    assert float(z.detach()) == pytest.approx(1 / 3)
     with pytest.warns(wp.AdjointNotConvergedWarning, match="DIVERGED"):
         z.sum().backward()
     exact = scalar(kind, -2.0, F64, solver=wp.NewtonKrylov())
@@ -183,17 +182,6 @@ def test_the_message_tells_what_to_try():
         z.sum().backward()
     text = str(seen[0].message)
     assert "backward of the equilibrium" in text and "index 0" in text and "residual" in text
-
-
-@every_cell
-def test_the_warning_points_at_the_users_line_or_at_torch(kind):
-    """Not at a line of this package: a filter by module would not find it."""
-    layer = scalar(kind, 0.8, F64, gradient=wp.ImplicitGradient(wp.Neumann(), max_steps=3))
-    z = layer(torch.ones(1, 1, dtype=F64, requires_grad=True))
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        z.sum().backward()
-    assert "wellposed" not in seen[0].filename.replace("\\", "/").split("/site-packages/")[-1].split("/tests/")[-1]
 
 
 # --- sizes --------------------------------------------------------------------------------------------

@@ -8,6 +8,9 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 import torch
+from torch import Tensor
+
+import wellposed as wp
 from conformance import (
     EVALUATING,
     SOLVERS,
@@ -25,9 +28,6 @@ from conformance import (
     solve,
 )
 from problems import PROBLEMS, Problem, flat, leaves, problem, spread_with
-from torch import Tensor
-
-import wellposed as wp
 from wellposed import Status
 from wellposed.solve import AbstractSolver
 
@@ -143,7 +143,7 @@ def test_num_steps_counts_what_each_sample_of_a_batch_took_part_in(solver: Abstr
     f = CountingMap(p)
     sol = wp.fixed_point(f, p.z0, solver, rtol=1e-7, max_steps=p.max_steps, on_failure="raise")
     assert f.counts.tolist() == sol.num_steps.tolist()
-    assert len(set(sol.num_steps.tolist())) > 2  # they are differently hard
+    assert len(set(sol.num_steps.tolist())) > 1  # they are differently hard
 
 
 @evaluating
@@ -265,7 +265,7 @@ def test_a_sample_alone_and_in_a_batch(solver: AbstractSolver, name: str) -> Non
     together = solve(p, solver, rtol=1e-6, max_steps=500)
     for i in range(p.batch):
         alone = solve(p.take([i]), solver, rtol=1e-6, max_steps=500)
-        check_close(alone, _row(together, i), p.take([i]), units=_units(p, alone))
+        check_close(alone, _row(together, i), p.take([i]))
 
 
 @every_solver
@@ -275,23 +275,23 @@ def test_order_of_the_batch(solver: AbstractSolver, name: str) -> None:
     order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
     straight, mixed = solve(p, solver, rtol=1e-6), solve(p.take(order), solver, rtol=1e-6)
     for k, i in enumerate(order.tolist()):
-        check_close(_row(mixed, k), _row(straight, i), p.take([i]), units=_units(p, straight))
+        check_close(_row(mixed, k), _row(straight, i), p.take([i]))
 
 
 @every_solver
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3.0, -40.0])
 def test_a_bad_sample_costs_the_others_nothing(solver: AbstractSolver, bad: float) -> None:
-    q = torch.tensor([0.3, 0.9, 0.0, 0.7, 0.95, 0.5], dtype=torch.float64)
+    q = torch.tensor([0.3, 0.85, 0.0, 0.7, 0.9, 0.5], dtype=torch.float64)
     good = spread_with(q, torch.float64)
     spoiled = torch.cat([q[:2], torch.tensor([bad], dtype=torch.float64), q[2:]])
     others = [0, 1, 3, 4, 5, 6]
     p = spread_with(spoiled, torch.float64)
     p = Problem(**{**vars(p), "args": (p.args[0], torch.cat([good.args[1][:2], p.args[1][:1], good.args[1][2:]]))})
     f = CountingMap(p)
-    sol = wp.fixed_point(f, p.z0, solver, rtol=1e-7, max_steps=900, on_failure="ignore")
-    reference = wp.fixed_point(CountingMap(good), good.z0, solver, rtol=1e-7, max_steps=900, on_failure="ignore")
+    sol = wp.fixed_point(f, p.z0, solver, rtol=1e-7, max_steps=400, on_failure="ignore")
+    reference = wp.fixed_point(CountingMap(good), good.z0, solver, rtol=1e-7, max_steps=400, on_failure="ignore")
     for k, i in enumerate(others):
-        check_close(_row(sol, i), _row(reference, k), good.take([k]), units=_units(good, reference))
+        check_close(_row(sol, i), _row(reference, k), good.take([k]))
     if bad in (3.0, -40.0) and sol.converged[2]:  # it has a fixed point, and some solvers find it
         assert p.residual(sol.value)[0][2] <= 1e-7 * 10
     else:
@@ -320,11 +320,6 @@ def _row(sol: wp.Solution, i: int) -> wp.Solution:
         sol.status[i : i + 1],
         sol.rate[i : i + 1],
     )
-
-
-def _units(p: Problem, sol: wp.Solution) -> float:
-    """Rounding errors accumulate and pass through a least-squares problem in the solvers that have one."""
-    return 1e4
 
 
 # --- the caller's objects --------------------------------------------------------------------------------------------

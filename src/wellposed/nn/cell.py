@@ -77,6 +77,10 @@ class DenseCell(AbstractCell):
         activation = ReLU() if activation is None else activation
         if not isinstance(activation, AbstractActivation):
             raise InvalidType(f"The 'activation' parameter of DenseCell must be one such as ReLU(); got {activation!r}.")
+        if not isinstance(weight, (nn.Module, type(None))):
+            raise InvalidType(
+                f"The 'weight' parameter of DenseCell must be a parametrization such as Spectral(0.95), or None; got {weight!r}."
+            )
         self.in_features, self.width, self.activation = in_features, width, activation
         self.weight = weight
         options: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -100,7 +104,7 @@ class DenseCell(AbstractCell):
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.in_features:
             seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise InvalidArgument(f"DenseCell expects x of shape (batch, {self.in_features}); got {seen}.")
-        if x.dtype != self.W.dtype and not (x.dtype in LOW_PRECISION or self.W.dtype in LOW_PRECISION):
+        if _solved_in(x.dtype) != _solved_in(self.W.dtype):
             raise InvalidType(
                 f"DenseCell has {self.W.dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({self.W.dtype})."
             )
@@ -111,3 +115,7 @@ class DenseCell(AbstractCell):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.width}, activation={self.activation!r}, bias={self.b is not None}"
+
+
+def _solved_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in LOW_PRECISION else dtype

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.implicit import AbstractGradient, Context, ImplicitGradient
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.dense_map import DenseMap
@@ -79,6 +80,7 @@ class EquilibriumLayer(nn.Module):
         if not isinstance(gradient, AbstractGradient):
             hint = " Choices are objects: give ImplicitGradient()." if isinstance(gradient, (str, type)) else ""
             raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {gradient!r}.{hint}")
+        _check_state_shape(cell, state_shape)
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
         self._state_shape = state_shape
@@ -107,7 +109,7 @@ class EquilibriumLayer(nn.Module):
                 self._judge(outcome, layout, tolerance)
             else:
                 outcome = self._solve(f, start, tolerance)
-                rows = outcome.value
+                rows = outcome.value.clone()  # the caller may change it; the record stays what it was
                 self._judge(outcome, layout, tolerance)
             z = layout.unflatten(rows)
         low = layout.dtype in LOW_PRECISION and not mixed
@@ -122,6 +124,10 @@ class EquilibriumLayer(nn.Module):
             z0: The start; zeros if not given.
             record: Keep the residuals of all steps in `Solution.history`.
         """
+        if transforms_active():
+            raise WellposedError(
+                "EquilibriumLayer.solve decides by values, which torch.func transforms hide. Inside them call the layer itself."
+            )
         with torch.no_grad(), torch.autocast(_first_tensor(x).device.type, enabled=False):
             f, start, layout = self._bind(x, z0)
             tolerance = self._tolerance(start.dtype)
@@ -132,15 +138,25 @@ class EquilibriumLayer(nn.Module):
         if isinstance(self.cell, AbstractCell):
             shape = self.cell.state_shape(x)
             state = torch.zeros(shape, dtype=x.dtype, device=x.device) if z0 is None else z0
-            layout = Layout.of(state, "z0")
-            if z0 is not None and tuple(z0.shape) != tuple(shape):
-                raise InvalidArgument(f"z0 must have the shape of the state, {tuple(shape)}; got {tuple(z0.shape)}.")
+            layout = self._check_start(state, shape, x.dtype)
             f: AbstractMap = self.cell.bind(x)
         else:
             state = self._zeros(x) if z0 is None else z0
             layout = Layout.of(state, "z0")
-            f = FunctionMap(self._function(layout.dtype), layout, (x,))
+            function, x = self._function(x)
+            f = FunctionMap(function, layout, (x,))
         return f, layout.flatten(state).to(layout.compute_dtype), layout
+
+    @staticmethod
+    def _check_start(state: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
+        """The layout of the state of a cell that tells its shape, for a start that fits."""
+        layout = replace(Layout.of(state, "z0"), dtype=dtype)
+        if not isinstance(state, Tensor) or tuple(state.shape) != tuple(shape):
+            seen = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
+            raise InvalidArgument(f"z0 must have the shape of the state, {tuple(shape)}; got {seen}.")
+        if state.dtype != dtype and state.dtype != layout.compute_dtype:
+            raise InvalidType(f"z0 must have the dtype of the state, {dtype}; got {state.dtype}.")
+        return layout
 
     def _zeros(self, x: Any) -> Tensor:
         tensor = _first_tensor(x)
@@ -151,14 +167,13 @@ class EquilibriumLayer(nn.Module):
         shape = tensor.shape if self._state_shape is None else (tensor.shape[0], *self._state_shape)
         return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
 
-    def _function(self, dtype: torch.dtype) -> Callable[..., Any]:
-        """The cell; a module with low-precision parameters is called with float32 copies of them."""
+    def _function(self, x: Any) -> tuple[Callable[..., Any], Any]:
+        """The cell and its input; a module gets both in float32 where they are of low precision."""
         cell = self.cell
-        if dtype not in LOW_PRECISION or not isinstance(cell, nn.Module):
-            return cell
-        tensors = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
-        lifted = {name: t.float() if t.dtype in LOW_PRECISION else t for name, t in tensors.items()}
-        return lambda z, x: torch.func.functional_call(cell, lifted, (z, x))
+        if not isinstance(cell, nn.Module) or isinstance(cell, torch.jit.ScriptModule):
+            return cell, x
+        bound = _Bound(cell)
+        return bound, map_leaves(lambda leaf: _lifted(leaf) if isinstance(leaf, Tensor) else leaf, x)
 
     def _tolerance(self, dtype: torch.dtype) -> Tolerance:
         return Tolerance(DEFAULT_RTOL[dtype] if self.rtol is None else self.rtol, self.atol)
@@ -196,6 +211,44 @@ class EquilibriumLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"solver={self.solver!r}, gradient={self.gradient!r}, on_failure={self.on_failure!r}"
+
+
+class _Bound:
+    """A module with the parameters and buffers that it has now, in float32 if they are of low precision.
+
+    Backward evaluates the cell again, and by then others may be in their place: `torch.func.functional_call` puts the
+    module's own ones back as soon as the forward pass is over.
+    """
+
+    def __init__(self, cell: nn.Module) -> None:
+        self._cell = cell
+        tensors = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+        self._tensors = {name: _lifted(tensor) for name, tensor in tensors.items()}
+        self._as_it_is = all(self._tensors[name] is tensor for name, tensor in tensors.items())
+        self._places = [
+            (place, name, tensor)
+            for module in cell.modules()
+            for place in (module._parameters, module._buffers)
+            for name, tensor in place.items()
+        ]
+
+    def __call__(self, z: Any, x: Any) -> Any:
+        if self._as_it_is and all(place.get(name) is tensor for place, name, tensor in self._places):
+            return self._cell(z, x)
+        return torch.func.functional_call(self._cell, self._tensors, (z, x))
+
+
+def _check_state_shape(cell: Any, shape: Any) -> None:
+    if shape is None:
+        return
+    if isinstance(cell, AbstractCell):
+        raise InvalidArgument(f"{type(cell).__name__} tells the shape of its state itself; state_shape={shape!r} has no effect.")
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
+
+
+def _lifted(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
 
 
 def _first_tensor(x: Any) -> Tensor:

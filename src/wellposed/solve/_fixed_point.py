@@ -54,7 +54,8 @@ def fixed_point(
         args: What else f takes. Tensors (or structures of tensors) whose first dimension is the batch follow their
             samples. Per-sample data that f captures instead works too, but then finished samples can only stand still:
             f is evaluated for the whole batch.
-        rtol: Relative tolerance.
+        rtol: Relative tolerance. It does not count as met where |f(z)| has grown more than tenfold while |f(z) - z| has not
+            even halved: there the one is small beside the other because z runs away, not because a fixed point is near.
         atol: Absolute tolerance on |f(z) - z|.
         max_steps: How many evaluations of f a sample may take part in.
         on_failure: "raise" (`NotConverged`), "warn" (`NotConvergedWarning`) or "ignore". `Solution.status` tells in any case.

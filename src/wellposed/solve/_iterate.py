@@ -21,6 +21,8 @@ __all__ = ["Outcome", "Tolerance", "iterate", "judge", "relative", "scaled_norm"
 
 #: A residual this many times the least one seen is called divergence: in float32 nothing of the start is left by then.
 GROWTH_LIMIT = 1e8
+#: Beyond this many times its first value, |f(z)| alone may not make a relative residual small: see `_Stage._ran_away`.
+RUNAWAY_LIMIT = 10.0
 #: Compact once this part of the rows is idle: the copy is then paid back within a few steps.
 IDLE_PART = 1.0 / 16
 
@@ -79,7 +81,9 @@ class _Rows:
     z: Tensor
     fz: Tensor
     evaluations: Tensor  # (rows,)
-    first_r: Tensor  # (rows,) |f(z) - z| at the very start
+    first_r: Tensor  # (rows,) |f(z) - z| and |f(z)| at the very start
+    first_s: Tensor
+    worst_r: Tensor  # (rows,) the largest |f(z) - z| seen
     best_z: Tensor
     best_r: Tensor  # (rows,) |f(z) - z| and |f(z)| there
     best_s: Tensor
@@ -132,7 +136,8 @@ def iterate(
     unknown = torch.full((batch,), torch.inf, dtype=z.dtype, device=z.device)
     fz = f(z) if first is None else first
     best_f = fz if keep_image else None
-    rows = _Rows(torch.arange(batch, device=z.device), z, fz, once, unknown, z, unknown, unknown, best_f)
+    nothing = torch.zeros_like(unknown)
+    rows = _Rows(torch.arange(batch, device=z.device), z, fz, once, unknown, unknown, nothing, z, unknown, unknown, best_f)
     part = f
     for stage, watch in solver.stages():
         run = _Stage(part, rows, stage, watch=watch, tolerance=tolerance, max_steps=max_steps, outcome=outcome)
@@ -216,8 +221,9 @@ class _Stage:
             if self.idle is not None:
                 onward |= self.idle
             if hand is None and self.most < self.max_steps and bool(onward.all()):
+                rows.worst_r = torch.maximum(rows.worst_r, r)
                 if count == 0:
-                    rows.first_r = torch.minimum(rows.first_r, r)
+                    self._keep_first(r, s)
                 spare = self._keep_best(point, s, r < rows.best_r)
             else:
                 spare = None
@@ -245,10 +251,14 @@ class _Stage:
         rows, r = self.rows, point.r
         self._resolve_extremes(point, s)
         lost = ~(r.isfinite() & s.isfinite())
-        done = (r <= point.target) & ~lost  # inf <= inf is no convergence
+        rows.worst_r = torch.maximum(rows.worst_r, r)
+        self._keep_first(r, s)
+        met = r <= point.target
+        runaway = met & self._ran_away(r, s)
+        done = met & ~(lost | runaway)  # inf <= inf is no convergence
         grown = r > GROWTH_LIMIT * rows.best_r
-        rows.first_r = torch.where(rows.first_r.isinf() & r.isfinite(), r, rows.first_r)
-        better = (r < rows.best_r) | rows.best_r.isinf()  # at the very first point there is nothing else to return
+        better = (r < rows.best_r) & ~runaway
+        better |= rows.best_r.isinf()  # at the very first point there is nothing else to return
         self._keep_best(point, s, better)
         leave = done | lost | grown | (rows.evaluations >= self.max_steps)
         away = leave if hand is None else leave | hand
@@ -267,6 +277,23 @@ class _Stage:
         if idle >= IDLE_PART * r.shape[0] or bool((leave & (lost | grown)).any()):
             return (~self.idle).nonzero().squeeze(1)
         return None
+
+    def _ran_away(self, r: Tensor, s: Tensor) -> Tensor:
+        """(rows,) where |f(z) - z| is small beside |f(z)| only because that grew.
+
+        The residual of f(z) = z + tanh(x - z) is at most 1, so at z = 1e9 any rtol is met, and at 1e16 it even rounds to 0.
+        Wherever |f(z)| has grown much, |f(z) - z| itself must have fallen, to half of the largest seen and beyond rounding.
+        """
+        rows = self.rows
+        fallen = r + 8 * torch.finfo(r.dtype).eps * s <= 0.5 * rows.worst_r
+        away = (s > RUNAWAY_LIMIT * rows.first_s) & ~fallen
+        return away & (r > self.tolerance.atol) if self.tolerance.atol > 0 else away
+
+    def _keep_first(self, r: Tensor, s: Tensor) -> None:
+        """Remembers the norms at the start of the run, through all its stages."""
+        rows = self.rows
+        rows.first_s = torch.where(rows.first_r.isinf(), s, rows.first_s)
+        rows.first_r = torch.where(rows.first_r.isinf(), r, rows.first_r)
 
     def _keep_best(self, point: Point, s: Tensor, better: Tensor) -> Tensor | None:
         """Remembers the rows that are better than any before; returns a buffer that nobody needs any more, if there is one."""

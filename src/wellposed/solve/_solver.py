@@ -107,7 +107,7 @@ def check_interval(
     owner: str, name: str, value: object, *, low: float, high: float = float("inf"), closed: str = "right"
 ) -> None:
     """One sentence for a bad real option. `closed` is "left", "right", "both" or "neither"."""
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high and abs(value) < float("inf")
     if ok and value == low:
         ok = closed in ("left", "both")
     if ok and value == high:

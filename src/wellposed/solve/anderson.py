@@ -65,14 +65,13 @@ class Anderson(AbstractSolver):
         }
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
-        if state["count"] > 0:
-            self._remember(state, point)
+        rejected = self._remember(state, point) if state["count"] > 0 else None
         state["count"] += 1
-        z = self._candidate(state, point)
+        z = self._candidate(state, point, rejected)
         return Step(z, f(z))
 
-    def _remember(self, state: dict[str, Any], point: Point) -> None:
-        """Adds the newest differences, judges the point, and sends the rejected ones back."""
+    def _remember(self, state: dict[str, Any], point: Point) -> Tensor | None:
+        """Adds the newest differences and judges the point; (batch,) which samples must go back, or None."""
         j = (state["count"] - 1) % self.memory
         dG, gram = state["dG"], state["gram"]
         torch.sub(point.g, state["g"], out=dG[:, j])
@@ -84,24 +83,22 @@ class Anderson(AbstractSolver):
         state["f_last"] = point.fz
         # A plain step is the way back from a rejection: it is accepted whatever it gives, or nothing would ever move.
         accepted = (point.r <= state["r"]) | state["plain"]
-        state["rejected"] = ~accepted
         if bool(accepted.all()):
             state["z"], state["f"], state["r"] = point.z, point.fz, point.r
-        else:
-            keep = accepted.unsqueeze(1)
-            state["z"] = torch.where(keep, point.z, state["z"])
-            state["f"] = torch.where(keep, point.fz, state["f"])
-            state["r"] = torch.where(accepted, point.r, state["r"])
+            return None
+        keep = accepted.unsqueeze(1)
+        state["z"] = torch.where(keep, point.z, state["z"])
+        state["f"] = torch.where(keep, point.fz, state["f"])
+        state["r"] = torch.where(accepted, point.r, state["r"])
+        return ~accepted
 
-    def _candidate(self, state: dict[str, Any], point: Point) -> Tensor:
-        gamma = self._coefficients(state, point.g)
+    def _candidate(self, state: dict[str, Any], point: Point, rejected: Tensor | None) -> Tensor:
+        gamma, state["plain"] = self._coefficients(state, point.g)
         z = torch.baddbmm(point.fz.unsqueeze(1), gamma.unsqueeze(1), state["dF"], alpha=-1).squeeze(1)
         if self.damping < 1.0:
             g = torch.baddbmm(point.g.unsqueeze(1), gamma.unsqueeze(1), state["dG"], alpha=-1).squeeze(1)
             z = z - (1.0 - self.damping) * g
-        rejected = state.pop("rejected", None)
-        state["plain"] = (gamma == 0).all(dim=1)
-        if rejected is not None and bool(rejected.any()):
+        if rejected is not None:
             self._send_back(state, rejected)
             z = torch.where(rejected.unsqueeze(1), state["f"], z)
         return z
@@ -116,16 +113,19 @@ class Anderson(AbstractSolver):
         state["g"] = torch.where(keep, state["f"] - state["z"], state["g"])
         state["f_last"] = torch.where(keep, state["f"], state["f_last"])
 
-    def _coefficients(self, state: dict[str, Any], g: Tensor) -> Tensor:
-        """(batch, memory) gamma of (1); zero where the system cannot be solved."""
+    def _coefficients(self, state: dict[str, Any], g: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, memory) gamma of (1), and (batch,) where it is zero because there is no system, or a singular one."""
         dG, gram = state["dG"], state["gram"]
+        if state["count"] == 1:
+            return gram[:, 0], torch.ones_like(state["plain"])
         projection = torch.bmm(dG, g.unsqueeze(2)).squeeze(2)
-        squares = torch.diagonal(gram, dim1=1, dim2=2)
-        scale = torch.where(squares > 0, squares.rsqrt(), torch.zeros_like(squares))
-        ridge = max(self.regularization, 8 * torch.finfo(g.dtype).eps)
+        # An empty place in the memory has square 0: its row and column stay 0, and so does its gamma.
+        scale = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(torch.finfo(g.dtype).tiny).rsqrt()
         scaled = gram * scale.unsqueeze(1) * scale.unsqueeze(2)
-        scaled = scaled + ridge * torch.eye(self.memory, dtype=g.dtype, device=g.device)
+        torch.diagonal(scaled, dim1=1, dim2=2).add_(max(self.regularization, 8 * torch.finfo(g.dtype).eps))
         factor, info = torch.linalg.cholesky_ex(scaled)
         gamma = torch.cholesky_solve((projection * scale).unsqueeze(2), factor).squeeze(2) * scale
-        solvable = (info == 0) & gamma.isfinite().all(dim=1)
-        return torch.where(solvable.unsqueeze(1), gamma, torch.zeros_like(gamma))
+        singular = info != 0
+        if bool(singular.any()):
+            gamma = torch.where(singular.unsqueeze(1), torch.zeros_like(gamma), gamma)
+        return gamma, singular

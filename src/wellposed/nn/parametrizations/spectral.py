@@ -29,7 +29,8 @@ class Spectral(nn.Module):
     def forward(self, V: Tensor) -> Tensor:
         """(m, m) -> (m, m)."""
         norm = torch.linalg.matrix_norm(V.float() if V.dtype in (torch.float16, torch.bfloat16) else V, ord=2)
-        return V * (self.bound / norm).clamp(max=1.0).to(V.dtype)
+        # min(1, bound/|V|), written so that V = 0 has a derivative
+        return V * (self.bound / norm.clamp(min=self.bound)).to(V.dtype)
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}"

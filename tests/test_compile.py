@@ -1,0 +1,149 @@
+"""torch.compile around a model that holds an equilibrium layer: no crash, and the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wellposed as wp
+
+# torch.compile's own: deprecated modules that it imports, and its look at .grad of tensors that cross a graph break.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+BACKENDS = [
+    "eager",
+    "aot_eager",
+    pytest.param("inductor", marks=pytest.mark.slow),
+]
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.Linear(6, 6)
+        self.recurrent.weight.data *= 0.5
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.recurrent(z) + x)
+
+
+CELLS: dict[str, Callable[[], nn.Module]] = {
+    "dense": lambda: wp.nn.DenseCell(6, 6, wp.nn.Tanh(), weight=wp.nn.Spectral(0.8)),
+    "module": Plain,
+}
+
+
+class Model(nn.Module):
+    """Something to compile before the layer and after it. (A `Sequential` would break inside its loop, and run as it is.)"""
+
+    def __init__(self, layer: wp.EquilibriumLayer) -> None:
+        super().__init__()
+        self.first, self.layer, self.head = nn.Linear(4, 6), layer, nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.layer(torch.relu(self.first(x)))
+        return self.head(torch.sin(z))
+
+
+def model(cell: str, **options: Any) -> Model:
+    torch.manual_seed(0)
+    return Model(wp.EquilibriumLayer(CELLS[cell](), on_failure="raise", **options))
+
+
+def outputs(run: Callable[[Tensor], Tensor], net: nn.Module, batch: int = 8) -> list[Tensor]:
+    """The value, and the gradients of the input and of all parameters."""
+    x = torch.randn(batch, 4, generator=torch.Generator().manual_seed(batch)).requires_grad_()
+    y = run(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, *net.parameters()))]
+
+
+def same(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@every_backend
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_compiled_model_gives_the_same(cell, backend):
+    net = model(cell)
+    compiled = torch.compile(net, backend=backend)
+    same(outputs(compiled, net), outputs(net, net))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2  # before the layer, and after it
+    same(outputs(compiled, net, batch=5), outputs(net, net, batch=5))  # another shape, so compiled anew
+    assert bool(net.layer.last_solution.converged.all()) and bool(net.layer.last_adjoint.converged.all())
+
+
+@pytest.mark.parametrize("gradient", [wp.PhantomGradient(3), wp.JacobianFree(), wp.UnrolledGradient(60)], ids=repr)
+def test_every_gradient_mode(gradient):
+    net = model("dense", gradient=gradient)
+    same(outputs(torch.compile(net, backend="aot_eager"), net), outputs(net, net))
+
+
+@every_backend
+def test_without_gradients(backend):
+    net = model("dense")
+    compiled = torch.compile(net, backend=backend)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-5, atol=1e-5)
+    net.eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+@every_backend
+def test_a_compiled_training_step(backend):
+    """Loss, backward and optimizer around a compiled model follow the same path as without."""
+    losses = []
+    for compiled in (False, True):
+        net = model("dense")
+        run = torch.compile(net, backend=backend) if compiled else net
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = run(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@every_backend
+def test_a_compiled_cell_inside_a_layer(backend):
+    """The other way around: the layer is as it is, and each evaluation of its cell is compiled code."""
+    net = model("module")
+    expected = outputs(net, net)
+    parameters = list(net.parameters())
+    net.layer.cell = torch.compile(net.layer.cell, backend=backend)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(8)).requires_grad_()
+    y = net(x)
+    same([y.detach(), *torch.autograd.grad(y.square().sum(), (x, *parameters))], expected)
+
+
+@pytest.mark.slow
+def test_a_compiled_function_that_solves():
+    f = torch.compile(lambda x: wp.fixed_point(lambda z, x: 0.5 * z + x, torch.zeros(3, 1), args=(x,)).value, backend="eager")
+    torch.testing.assert_close(f(torch.ones(3, 1)), torch.full((3, 1), 2.0), rtol=1e-5, atol=1e-5)
+
+
+def test_failures_are_still_told():
+    layer = wp.EquilibriumLayer(lambda z, x: 2 * z + x, wp.Picard(), on_failure="raise")
+    compiled = torch.compile(lambda x: layer(x + 1) * 2, backend="eager")
+    with pytest.raises(wp.NotConverged, match="DIVERGED"):
+        compiled(torch.ones(2, 1))
