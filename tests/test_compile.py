@@ -147,3 +147,10 @@ def test_failures_are_still_told():
     compiled = torch.compile(lambda x: layer(x + 1) * 2, backend="eager")
     with pytest.raises(wp.NotConverged, match="DIVERGED"):
         compiled(torch.ones(2, 1))
+
+
+def test_one_graph_for_all_is_refused_by_torch():
+    """The layer decides by values, so it runs outside of the graph; who insists on one graph is told so."""
+    compiled = torch.compile(model("dense"), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(torch.ones(2, 4))

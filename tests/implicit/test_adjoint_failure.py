@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from equilibria import F64, leaf, normal
 from torch import Tensor
 from torch.autograd import grad
 
 import wellposed as wp
+from equilibria import F64, leaf, normal
 
 LINEAR_SOLVERS = [
     None,

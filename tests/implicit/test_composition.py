@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from equilibria import F64, leaf, normal
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import wellposed as wp
+from equilibria import F64, leaf, normal
 
 # torch itself calls torch.jit.script when forward mode is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -438,6 +440,46 @@ def test_checkpointing_inside_the_cell():
 
 
 @every_kind
+@pytest.mark.parametrize("order", [1, 2])
+def test_saved_tensors_may_be_kept_elsewhere(kind, order):
+    """torch.autograd.graph.save_on_cpu and its like give back other objects than they took."""
+    layer, x = make(kind), leaf(2, 3, seed=3)
+
+    def derivative() -> tuple[Tensor, ...]:
+        first = grad(layer(x).square().sum(), (x, *layer.parameters()), create_graph=order == 2)
+        return first if order == 1 else grad(first[0].square().sum() + first[1].sum(), (x, *layer.parameters()))
+
+    expected = derivative()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t.clone()):
+        ours = derivative()
+    for a, b in zip(ours, expected, strict=True):
+        same(a, b)
+
+
+@every_kind
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_graphs_are_freed_without_the_garbage_collector(kind, order):
+    """A cycle of references would keep every graph of a training loop until a collection."""
+    layer = make(kind)
+    gc.collect()
+    gc.disable()
+    try:
+        h = torch.sin(leaf(2, 3, seed=3))
+        seen = weakref.ref(h)
+        z = layer(h)
+        if order == 1:
+            z.sum().backward()
+        if order == 2:
+            (first,) = grad(z.square().sum(), layer.cell.W, create_graph=True)
+            grad(first.sum(), layer.cell.W)
+            del first
+        del h, z
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+@every_kind
 def test_anomaly_detection(kind):
     layer, x = make(kind), leaf(2, 3, seed=3)
     with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
@@ -485,9 +527,7 @@ TRANSFORMS: dict[str, Callable[[wp.EquilibriumLayer, dict[str, Tensor], Tensor],
     "hessian": lambda f, p, x: hessian(lambda x: loss(f, p, x))(x),
     "hessian in a matrix": lambda f, p, x: hessian(lambda W: loss(f, {**p, "cell.W": W}, x))(p["cell.W"]),
     "jacrev of jacrev": lambda f, p, x: jacrev(jacrev(lambda x: loss(f, p, x)))(x),
-    "grad of grad": lambda f, p, x: torch.func.grad(
-        lambda x: torch.func.grad(lambda y: loss(f, p, y))(x).square().sum()
-    )(x),
+    "grad of grad": lambda f, p, x: torch.func.grad(lambda x: torch.func.grad(lambda y: loss(f, p, y))(x).square().sum())(x),
     "jvp of grad": lambda f, p, x: jvp(torch.func.grad(lambda x: loss(f, p, x)), (x,), (T,)),
 }
 

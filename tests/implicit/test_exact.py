@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from equilibria import CASES, F64, Case, dense_gradients, leaf, normal
 from torch import Tensor, nn
 from torch.autograd import grad, gradcheck, gradgradcheck
 
 import wellposed as wp
+from equilibria import CASES, F64, Case, dense_gradients, leaf, normal
 
 SOLVERS = [wp.Picard(), wp.Picard(0.6), wp.Anderson(), wp.Broyden(), wp.NewtonKrylov(), wp.Auto()]
 SPLITTINGS = [wp.PeacemanRachford(), wp.DouglasRachford(), wp.ForwardBackward(0.5)]
@@ -196,7 +196,7 @@ def test_the_derivative_of_the_scalar_map_is_25(solver, linear_solver):
     assert value == pytest.approx(25.0, rel=1e-9)
 
 
-@every_linear_solver
+@pytest.mark.parametrize("linear_solver", [None, wp.GMRES(), wp.Neumann(), wp.Dense(), wp.Anderson()], ids=repr)
 @pytest.mark.parametrize("solver", [*SCALAR_SOLVERS, *SPLITTINGS, wp.ForwardBackward()], ids=repr)
 def test_the_derivative_of_the_scalar_cell_is_25(solver, linear_solver):
     for activation in (wp.nn.ReLU(), wp.nn.Identity()):
@@ -333,10 +333,8 @@ def test_a_third_derivative_agrees_with_unrolling(dense):
 
 
 def hessian(loss: Callable[[Tensor, Any], Tensor], at: Tensor) -> None:
-    ours, theirs = (
-        torch.autograd.functional.hessian(lambda t: loss(t, gradient), at)
-        for gradient in (None, wp.UnrolledGradient(150))
-    )
+    ours = torch.autograd.functional.hessian(lambda t: loss(t, None), at)
+    theirs = torch.autograd.functional.hessian(lambda t: loss(t, wp.UnrolledGradient(150)), at)
     torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 

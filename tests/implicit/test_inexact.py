@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from equilibria import CASES, F64, Case, dense_gradients, flat, leaf, like, normal
 from torch import Tensor
 from torch.autograd import grad
 
 import wellposed as wp
+from equilibria import CASES, F64, Case, dense_gradients, flat, leaf, like, normal
 
 NAMES = ["relu", "tanh", "tanh, spectral", "function of leaves", "tuple", "dict", "convolution"]
 every_case = pytest.mark.parametrize("case", [CASES[name] for name in NAMES], ids=NAMES)
@@ -154,9 +154,7 @@ def test_unrolling_is_the_loop(steps):
 @pytest.mark.parametrize("policy", ["warn", "raise", "ignore"])
 def test_a_depth_too_small_is_no_success(policy):
     W, x = normal(3, 3, scale=0.5), normal(2, 3, seed=1)
-    layer = wp.EquilibriumLayer(
-        lambda z, x: torch.tanh(z @ W.T + x), gradient=wp.UnrolledGradient(3), on_failure=policy
-    )
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(z @ W.T + x), gradient=wp.UnrolledGradient(3), on_failure=policy)
     if policy == "warn":
         with pytest.warns(wp.NotConvergedWarning, match="2 of 2 samples did not converge"):
             z = layer(x)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from equilibria import F64, leaf, normal
 from torch import Tensor
 
 import wellposed as wp
+from equilibria import F64, leaf, normal
 from wellposed.nn import AbstractActivation, DenseCell, Identity, ReLU, Spectral, Tanh
 
 ACTIVATIONS = [ReLU(), Tanh(), Identity()]

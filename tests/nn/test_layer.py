@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from equilibria import F64, leaf, normal
 from torch import Tensor, nn
 from torch.autograd import grad
 
 import wellposed as wp
+from equilibria import F64, leaf, normal
 
 F32 = torch.float32
 LOW = [torch.bfloat16, torch.float16]
@@ -150,6 +150,22 @@ def test_inputs_may_be_structures():
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+def test_inputs_may_hold_indices():
+    table, tokens = leaf(9, 4, seed=1), torch.tensor([3, 0, 3, 8])
+    x = {"tokens": tokens, "gain": torch.full((4, 1), 0.3, dtype=F64)}
+
+    def cell(z: Tensor, x: dict[str, Tensor]) -> Tensor:
+        return torch.tanh(x["gain"] * z + table[x["tokens"]])
+
+    values = []
+    for gradient in (None, wp.UnrolledGradient(60)):
+        z = wp.EquilibriumLayer(cell, gradient=gradient, state_shape=(4,))(x)
+        (first,) = grad(z.square().sum(), table, create_graph=True)
+        values.append((first.detach(), grad(first.square().sum(), table)[0]))
+    for a, b in zip(*values, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
 def test_states_may_be_structures():
     layer = wp.EquilibriumLayer(lambda z, x: (0.5 * z[1] + x, {"a": 0.5 * z[0]}["a"]))
     zeros = (torch.zeros(3, 2, dtype=F64), torch.zeros(3, 2, dtype=F64))
@@ -231,6 +247,14 @@ def test_tolerances_are_kept():
     absolute(x)
     assert bool((absolute.last_solution.absolute_residual <= 1e-3).all())
     assert bool((absolute.last_solution.absolute_residual > 1e-9).all())
+
+
+def test_solvers_that_a_cell_cannot_serve_say_so():
+    x = normal(3, 4, seed=1)
+    with pytest.raises(wp.InvalidType, match="PeacemanRachford needs a map that knows its resolvent and prox"):
+        make("module", solver=wp.PeacemanRachford())(x)
+    with pytest.raises(wp.InvalidArgument, match=r"prox of Tanh\(\) is known for step_size 1 only"):
+        make("dense", solver=wp.PeacemanRachford(0.5))(x)
 
 
 # --- arguments ---------------------------------------------------------------------------------------------
@@ -528,9 +552,7 @@ def test_copies(kind, moment, clone):
         assert torch.equal(other.last_solution.value, layer.last_solution.value)
     ours, theirs = layer(x), other(x)
     assert torch.equal(ours, theirs)
-    for a, b in zip(
-        grad(ours.sum(), (x, *layer.parameters())), grad(theirs.sum(), (x, *other.parameters())), strict=True
-    ):
+    for a, b in zip(grad(ours.sum(), (x, *layer.parameters())), grad(theirs.sum(), (x, *other.parameters())), strict=True):
         assert torch.equal(a, b)
     with torch.no_grad():
         next(other.parameters()).zero_()

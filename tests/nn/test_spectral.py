@@ -7,11 +7,11 @@ import pickle
 
 import pytest
 import torch
-from equilibria import F64, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wellposed as wp
+from equilibria import F64, normal
 from wellposed.nn import Spectral
 
 
@@ -21,7 +21,10 @@ def norm(W: torch.Tensor) -> float:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    size=st.integers(1, 12), seed=st.integers(0, 1000), scale=st.floats(1e-8, 1e8), bound=st.floats(0.01, 0.99),
+    size=st.integers(1, 12),
+    seed=st.integers(0, 1000),
+    scale=st.floats(1e-8, 1e8),
+    bound=st.floats(0.01, 0.99),
 )
 def test_the_bound_holds_whatever_the_parameter(size, seed, scale, bound):
     V = normal(size, size, seed=seed, scale=scale)

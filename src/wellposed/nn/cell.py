@@ -79,7 +79,7 @@ class DenseCell(AbstractCell):
             raise InvalidType(f"The 'activation' parameter of DenseCell must be one such as ReLU(); got {activation!r}.")
         if not isinstance(weight, (nn.Module, type(None))):
             raise InvalidType(
-                f"The 'weight' parameter of DenseCell must be a parametrization such as Spectral(0.95), or None; got {weight!r}."
+                f"The 'weight' parameter of DenseCell must be a parametrization such as Spectral(0.95) or None; got {weight!r}."
             )
         self.in_features, self.width, self.activation = in_features, width, activation
         self.weight = weight

@@ -165,7 +165,8 @@ class EquilibriumLayer(nn.Module):
         if tensor.dim() == 0:
             raise InvalidArgument("x must be batch first, but has no dimension. For one sample give shape (1, features).")
         shape = tensor.shape if self._state_shape is None else (tensor.shape[0], *self._state_shape)
-        return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        floating = [leaf.dtype for leaf in leaves(x) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point]
+        return torch.zeros(shape, dtype=floating[0] if floating else tensor.dtype, device=tensor.device)
 
     def _function(self, x: Any) -> tuple[Callable[..., Any], Any]:
         """The cell and its input; a module gets both in float32 where they are of low precision."""
@@ -242,7 +243,9 @@ def _check_state_shape(cell: Any, shape: Any) -> None:
     if shape is None:
         return
     if isinstance(cell, AbstractCell):
-        raise InvalidArgument(f"{type(cell).__name__} tells the shape of its state itself; state_shape={shape!r} has no effect.")
+        raise InvalidArgument(
+            f"{type(cell).__name__} tells the shape of its state itself; state_shape={shape!r} has no effect."
+        )
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
 

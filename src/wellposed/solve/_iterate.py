@@ -23,8 +23,6 @@ __all__ = ["Outcome", "Tolerance", "iterate", "judge", "relative", "scaled_norm"
 GROWTH_LIMIT = 1e8
 #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small: see `_Stage._ran_away`.
 RUNAWAY_LIMIT = 10.0
-#: Compact once this part of the rows is idle: the copy is then paid back within a few steps.
-IDLE_PART = 1.0 / 16
 
 
 @dataclass(frozen=True)
@@ -274,7 +272,7 @@ class _Stage:
             self.idle = None
             return None
         # Rows that hold NaN or run away go at once; f need not see them again.
-        if idle >= IDLE_PART * r.shape[0] or bool((leave & (lost | grown)).any()):
+        if idle >= self.solver.idle_part * r.shape[0] or bool((leave & (lost | grown)).any()):
             return (~self.idle).nonzero().squeeze(1)
         return None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +62,10 @@ class AbstractSolver(abc.ABC):
 
     A product with the Jacobian of f counts as one evaluation of f.
     """
+
+    #: The batch is compacted once this part of it is idle: about when the copy of z, and of what the solver remembers, is paid
+    #: back by the evaluations saved.
+    idle_part: ClassVar[float] = 1 / 16
 
     @abc.abstractmethod
     def init(self, f: AbstractMap, point: Point) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Anderson(AbstractSolver):
         damping: Weight of the residual in the new point, in (0, 1].
     """
 
+    idle_part: ClassVar[float] = 1 / 4
     memory: int = 6
     regularization: float = 1e-10
     damping: float = 1.0
@@ -57,8 +58,9 @@ class Anderson(AbstractSolver):
             "z": point.z,
             "f": point.fz,
             "r": point.r,
-            # the last point, accepted or not
-            "g": point.g.clone(),
+            # the last point, accepted or not:
+            # the newest difference of g, and the last g: side by side, so that one product serves both
+            "pair": torch.stack((torch.zeros_like(point.g), point.g), dim=1),
             "f_last": point.fz,
             # whether the last point was a plain step from an accepted point
             "plain": torch.ones_like(point.r, dtype=torch.bool),
@@ -74,12 +76,15 @@ class Anderson(AbstractSolver):
         """Adds the newest differences and judges the point; (batch,) which samples must go back, or None."""
         j = (state["count"] - 1) % self.memory
         dG, gram = state["dG"], state["gram"]
-        torch.sub(point.g, state["g"], out=dG[:, j])
+        pair = state["pair"]
+        torch.sub(point.g, pair[:, 1], out=dG[:, j])
         torch.sub(point.fz, state["f_last"], out=state["dF"][:, j])
-        row = torch.bmm(dG, dG[:, j].unsqueeze(2)).squeeze(2)
-        gram[:, j, :] = row
-        gram[:, :, j] = row
-        state["g"].copy_(point.g)
+        pair[:, 0] = dG[:, j]
+        pair[:, 1] = point.g
+        products = torch.bmm(pair, dG.transpose(1, 2))  # rows on the left: by far the faster layout
+        gram[:, j, :] = products[:, 0]
+        gram[:, :, j] = products[:, 0]
+        state["projection"] = products[:, 1]  # dG . g
         state["f_last"] = point.fz
         # A plain step is the way back from a rejection: it is accepted whatever it gives, or nothing would ever move.
         accepted = (point.r <= state["r"]) | state["plain"]
@@ -110,21 +115,20 @@ class Anderson(AbstractSolver):
         for name in ("dG", "dF", "gram"):
             state[name].masked_fill_(empty, 0.0)
         keep = rejected.unsqueeze(1)
-        state["g"] = torch.where(keep, state["f"] - state["z"], state["g"])
+        state["pair"][:, 1] = torch.where(keep, state["f"] - state["z"], state["pair"][:, 1])
         state["f_last"] = torch.where(keep, state["f"], state["f_last"])
 
     def _coefficients(self, state: dict[str, Any], g: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, memory) gamma of (1), and (batch,) where it is zero because there is no system, or a singular one."""
-        dG, gram = state["dG"], state["gram"]
+        gram = state["gram"]
         if state["count"] == 1:
             return gram[:, 0], torch.ones_like(state["plain"])
-        projection = torch.bmm(dG, g.unsqueeze(2)).squeeze(2)
         # An empty place in the memory has square 0: its row and column stay 0, and so does its gamma.
         scale = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(torch.finfo(g.dtype).tiny).rsqrt()
         scaled = gram * scale.unsqueeze(1) * scale.unsqueeze(2)
         torch.diagonal(scaled, dim1=1, dim2=2).add_(max(self.regularization, 8 * torch.finfo(g.dtype).eps))
         factor, info = torch.linalg.cholesky_ex(scaled)
-        gamma = torch.cholesky_solve((projection * scale).unsqueeze(2), factor).squeeze(2) * scale
+        gamma = torch.cholesky_solve((state["projection"] * scale).unsqueeze(2), factor).squeeze(2) * scale
         singular = info != 0
         if bool(singular.any()):
             gamma = torch.where(singular.unsqueeze(1), torch.zeros_like(gamma), gamma)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Broyden(AbstractSolver):
         memory: Pairs kept.
     """
 
+    idle_part: ClassVar[float] = 1 / 4
     memory: int = 20
 
     def __post_init__(self) -> None:

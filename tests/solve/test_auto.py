@@ -1,0 +1,153 @@
+"""The default solver: cheap where plain steps are cheap, and never lost where they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import wellposed as wp
+from conformance import CountingMap, check_honest, check_right, solve
+from problems import Problem, gaussian, problem, rotations, spread_with, with_norm
+from wellposed import Status
+
+
+def relu_map(W: Tensor, batch: int, dtype: torch.dtype = torch.float32) -> tuple:
+    n = W.shape[0]
+    W, c = W.to(dtype), gaussian(batch, n, seed=30).to(dtype)
+    return (lambda z, c: torch.relu(z @ W.T + c)), torch.zeros(batch, n, dtype=dtype), c
+
+
+def smoothing(n: int, width: float) -> Tensor:
+    k = torch.arange(n)
+    kernel = torch.exp(-0.5 * (torch.minimum(k, n - k).double() / width) ** 2)
+    return with_norm(kernel[(k[:, None] - k[None]) % n], 0.95)
+
+
+@pytest.mark.parametrize("width", [1.0, 2.0, 5.0])
+def test_goes_on_to_anderson_on_a_smoothing_map(width: float) -> None:
+    f, z0, c = relu_map(smoothing(300, width), 12)
+    auto = wp.fixed_point(f, z0, wp.Auto(), args=(c,), on_failure="raise")
+    picard = wp.fixed_point(f, z0, wp.Picard(), args=(c,), max_steps=400, on_failure="raise")
+    assert (auto.num_steps <= 45).all()
+    assert (auto.num_steps < 0.5 * picard.num_steps).all()
+
+
+@pytest.mark.parametrize(
+    "W",
+    [
+        with_norm(gaussian(60, 60, seed=31), 0.3),
+        0.4 * gaussian(200, 200, seed=32) / 200**0.5,
+        0.3 * rotations(40, seed=33),
+        torch.zeros(5, 5, dtype=torch.float64),
+    ],
+    ids=["norm 0.3", "Gaussian", "rotation", "zero"],
+)
+def test_stays_plain_on_a_fast_contraction(W: Tensor) -> None:
+    f, z0, c = relu_map(W, 10)
+    auto = wp.fixed_point(f, z0, wp.Auto(), args=(c,), on_failure="raise")
+    picard = wp.fixed_point(f, z0, wp.Picard(), args=(c,), on_failure="raise")
+    assert torch.equal(auto.num_steps, picard.num_steps) and torch.equal(auto.value, picard.value)
+
+
+def test_stays_plain_where_acceleration_gains_nothing() -> None:
+    """The spectrum of an orthogonal W fills a circle: with ReLU, 0.95 Q converges as fast plainly as in any other way."""
+    Q = torch.linalg.qr(gaussian(300, 300, seed=34))[0]
+    f, z0, c = relu_map(0.95 * Q, 10)
+    auto = wp.fixed_point(f, z0, wp.Auto(), args=(c,), on_failure="raise")
+    picard = wp.fixed_point(f, z0, wp.Picard(), args=(c,), on_failure="raise")
+    assert (auto.num_steps <= 1.1 * picard.num_steps).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_rescues_what_plain_iteration_loses(dtype: torch.dtype) -> None:
+    p = problem("expanding", dtype)
+    sol = solve(p, wp.Auto())
+    assert sol.converged.all() and (sol.num_steps <= 12).all()
+    check_right(p, sol)
+
+
+def test_ends_with_newton_where_anderson_is_slow() -> None:
+    """Products with the Jacobian show that the last stage was reached."""
+    n = 60
+    Q = torch.linalg.qr(gaussian(n, n, seed=35))[0]
+    W = Q @ torch.diag(torch.linspace(-0.999, 0.9999, n, dtype=torch.float64)) @ Q.T
+    c = gaussian(2, n, seed=36)
+    z_star = torch.linalg.solve(torch.eye(n, dtype=torch.float64) - W, c.T).T
+    p = Problem("stiff", lambda z, c: z @ W.T + c, (c,), torch.zeros_like(c), z_star, 1.0, 1e4)
+    products: list[int] = []
+
+    class Watched(CountingMap):
+        def jacobian(self, z: Tensor):  # noqa: ANN202
+            products.append(len(z))
+            return super().jacobian(z)
+
+        def take(self, rows: Tensor) -> Watched:
+            part = Watched(p)
+            part._samples, part.counts, part.calls = self._samples[rows], self.counts, self.calls
+            return part
+
+    sol = wp.fixed_point(Watched(p), p.z0, wp.Auto(), rtol=1e-9, max_steps=1000, on_failure="raise")
+    assert products
+    check_right(p, sol)
+    plain = wp.fixed_point(Watched(p), p.z0, wp.Picard(), rtol=1e-9, max_steps=1000, on_failure="ignore")
+    assert not plain.converged.any()
+
+
+def test_samples_handed_over_at_different_times_keep_their_data() -> None:
+    """Fast, slow, rotating and diverging samples in one batch, in two orders; each must find its own equilibrium."""
+    q = torch.tensor([0.2, 0.97, 3.0, 0.0, 0.9, -1.5, 0.99, 0.6, 0.95, 20.0], dtype=torch.float64)
+    p = spread_with(q, torch.float64)
+    for order in (torch.arange(10), torch.tensor([6, 0, 9, 3, 8, 1, 5, 2, 7, 4])):
+        part = p.take(order)
+        sol = solve(part, wp.Auto(), max_steps=400)
+        assert sol.converged.all()
+        check_right(part, sol)
+        check_honest(part, sol)
+        assert len(set(sol.num_steps.tolist())) > 4
+
+
+def test_handing_over_with_captured_data() -> None:
+    q = torch.tensor([0.2, 0.97, 3.0, 0.0, 0.9, -1.5, 0.99, 0.6], dtype=torch.float64)
+    p = spread_with(q, torch.float64)
+    sol = wp.fixed_point(lambda z: p.f(z, *p.args), p.z0, wp.Auto(), rtol=1e-9, max_steps=400, on_failure="raise")
+    check_right(p, sol)
+
+
+def test_every_sample_is_judged_by_itself() -> None:
+    """A slow neighbour does not draw a fast sample into acceleration, nor the other way round."""
+    q = torch.tensor([0.3, 0.99], dtype=torch.float64)
+    p = spread_with(q, torch.float64)
+    both = solve(p, wp.Auto())
+    assert [int(solve(p.take([i]), wp.Auto()).num_steps) for i in (0, 1)] == both.num_steps.tolist()
+    assert both.num_steps[0] == solve(p, wp.Picard()).num_steps[0]
+
+
+def test_budget_goes_through_all_stages() -> None:
+    for max_steps in (1, 4, 5, 6, 7, 10, 25, 26, 40):
+        p = problem("slow").take([0])
+        f = CountingMap(p)
+        sol = wp.fixed_point(f, p.z0, wp.Auto(), rtol=1e-15, max_steps=max_steps, on_failure="ignore")
+        assert f.counts.tolist() == sol.num_steps.tolist()
+        assert sol.converged.all() or (sol.num_steps == max_steps).all()
+        check_honest(p, sol, rtol=1e-15)
+
+
+def test_failure_in_the_last_stage_is_reported() -> None:
+    sol = solve(problem("shift"), wp.Auto(), max_steps=150)
+    assert (sol.status == Status.MAX_STEPS).all() and (sol.num_steps == 150).all()
+
+
+def test_own_stages() -> None:
+    p = problem("smoothing")
+    custom = wp.Auto(plain=wp.Picard(0.9), accelerated=wp.Anderson(memory=2), newton=wp.NewtonKrylov(forcing=0.5))
+    assert [type(stage).__name__ for stage, _ in custom.stages()] == ["Picard", "Anderson", "NewtonKrylov"]
+    assert custom.stages()[0][0] == wp.Picard(0.9)
+    assert solve(p, custom).converged.all()
+
+
+def test_has_no_steps_of_its_own() -> None:
+    with pytest.raises(NotImplementedError, match="the loop runs its stages"):
+        wp.Auto().init(None, None)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="the loop runs its stages"):
+        wp.Auto().step(None, None, None)  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""Broyden's method: against dense updates, its line search and its memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import wellposed as wp
+from conformance import CountingFunction, CountingMap, check_honest, check_right, solve
+from problems import flat, problem
+
+
+def textbook(f, z: Tensor, steps: int) -> list[Tensor]:
+    """The iterates of one sample with a dense inverse Jacobian of g = f - z, updated by Sherman-Morrison; full steps."""
+    H = -torch.eye(len(z), dtype=z.dtype)
+    points, g = [z], f(z) - z
+    for _ in range(steps - 1):
+        s = -H @ g
+        z = z + s
+        y = f(z) - z - g
+        g = g + y
+        H = H + torch.outer(s - H @ y, s @ H) / (s @ H @ y)
+        points.append(z)
+    return points
+
+
+@pytest.mark.parametrize("name", ["affine", "tanh", "relu_random"])
+def test_iterates_are_those_of_the_textbook(name: str) -> None:
+    p = problem(name).take([0])
+    f = CountingFunction(p)
+    wp.fixed_point(f, p.z0, wp.Broyden(), args=(torch.arange(1), *p.args), rtol=1e-13, max_steps=10, on_failure="ignore")
+    expected = textbook(lambda z: p.image(z.unsqueeze(0))[0], p.z0[0], 10)
+    assert len(f.visited[0]) == 10  # no line search: every full step was taken
+    for seen, z in zip(f.visited[0], expected, strict=True):
+        assert torch.allclose(seen, z, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["affine", "tuple_state"])
+def test_affine_maps_end_after_twice_as_many_steps_as_features(name: str) -> None:
+    """[gay1979]: at most 2n steps on an affine map, without line search."""
+    p = problem(name)
+    sol = solve(p, wp.Broyden(memory=40), rtol=1e-7)
+    assert sol.converged.all() and (sol.num_steps <= 2 * flat(p.z0).shape[1] + 1).all()
+
+
+@pytest.mark.parametrize("memory", [1, 2, 5])
+def test_full_memory_starts_again(memory: int) -> None:
+    p = problem("relu_random")
+    sol = solve(p, wp.Broyden(memory=memory))
+    check_honest(p, sol)
+    check_right(p, sol)
+    assert sol.converged.all() and (sol.num_steps > 2 * memory).all()
+
+
+def test_line_search_is_each_samples_own() -> None:
+    """f - z = -z^3 is flat at 0 and steep far away: the far sample must halve its steps, the near one need not."""
+    z0 = torch.tensor([[0.5], [3.0], [0.1]], dtype=torch.float64)
+    p = problem("scalar", batch=3)
+    f = CountingMap(type(p)(**{**vars(p), "f": lambda z: z - z**3, "z0": z0}))
+    sol = wp.fixed_point(f, z0, wp.Broyden(), atol=1e-4, rtol=0.0, max_steps=100)
+    assert sol.converged.all()
+    first_search = f.calls[2]  # the first step is one evaluation for all, then only those that still search
+    assert first_search == [1]
+    assert f.counts.tolist() == sol.num_steps.tolist()
+
+
+def test_line_search_recovers_from_nan() -> None:
+    """sqrt(z) jumps below 0 with a full step; a shorter one is tried before the sample is given up."""
+    z0 = torch.tensor([[0.01]], dtype=torch.float64)
+    sol = wp.fixed_point(lambda z: torch.sqrt(z - 0.005) * 0.1 - 0.0, z0, wp.Broyden(), on_failure="ignore", max_steps=50)
+    assert sol.value.isfinite().all()
+
+
+def test_a_pair_that_is_rounding_error_is_left_out() -> None:
+    """On z + c the change of f - z is rounding error; a model built on it sent the next point to 1e14."""
+    for dtype in (torch.float32, torch.float64):
+        z0 = torch.full((2, 3), 0.3, dtype=dtype)
+        sol = wp.fixed_point(lambda z: z + 0.1, z0, wp.Broyden(), max_steps=50, on_failure="ignore")
+        assert sol.value.abs().max() < 10
+
+
+def test_finds_what_plain_iteration_runs_from() -> None:
+    p = problem("expanding")
+    sol = solve(p, wp.Broyden())
+    assert sol.converged.all() and (sol.num_steps == 3).all()

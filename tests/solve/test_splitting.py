@@ -1,0 +1,223 @@
+"""Splitting methods: the factors of SPEC section 1, and whom they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import wellposed as wp
+from conformance import SPLITTING, check_honest, check_right, short, solve
+from problems import Problem, gaussian, norm, problem
+from wellposed import InvalidArgument, InvalidType, Status
+from wellposed.nn import DenseCell, Identity, ReLU, Tanh
+from wellposed.solve import AbstractSolver, AbstractSplitMap, Point
+
+DOUBLE = torch.float64
+every_splitting = pytest.mark.parametrize("solver", SPLITTING, ids=short)
+reflecting = pytest.mark.parametrize("kind", [wp.PeacemanRachford, wp.DouglasRachford])
+
+
+def constants(W: Tensor) -> tuple[float, float]:
+    """m and L: the least eigenvalue of sym(I - W), and |I - W|."""
+    F = torch.eye(W.shape[0], dtype=W.dtype) - W
+    return float(torch.linalg.eigvalsh((F + F.T) / 2)[0]), norm(F)
+
+
+def monotone(n: int, margin: float, skew: float, seed: int) -> Tensor:
+    A, B = 0.3 * gaussian(n, n, seed=seed), skew * gaussian(n, n, seed=seed + 1)
+    return (1 - margin) * torch.eye(n, dtype=DOUBLE) - A.T @ A + B - B.T
+
+
+def cell_map(W: Tensor, c: Tensor, activation=None) -> AbstractSplitMap:
+    n = W.shape[0]
+    cell = DenseCell(n, n, activation or ReLU(), bias=False, dtype=W.dtype)
+    with torch.no_grad():
+        cell.W.copy_(W)
+        cell.U.copy_(torch.eye(n))
+        return cell.bind(c)
+
+
+def equilibrium(W: Tensor, c: Tensor) -> Tensor:
+    """To rounding, by another method."""
+    exact = {"rtol": 1e-14, "atol": 1e-14, "max_steps": 500, "on_failure": "raise"}
+    return wp.fixed_point(cell_map(W, c), c, wp.NewtonKrylov(), **exact).value  # type: ignore[arg-type]
+
+
+def states(solver: AbstractSolver, f: AbstractSplitMap, z: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
+    """(z, u) of so many steps, without the loop: the method itself."""
+
+    def at(z: Tensor, fz: Tensor) -> Point:
+        g = fz - z
+        return Point(z, fz, g, g.norm(dim=1), torch.zeros(len(z)).double(), torch.ones(len(z)), steps)
+
+    point = at(z, f(z))
+    state = solver.init(f, point)
+    out = [(z, state.get("u", z))]
+    for _ in range(steps):
+        step = solver.step(state, f, point)
+        point = at(step.z, step.fz)
+        out.append((step.z, state.get("u", step.z)))
+    return out
+
+
+INSTANCES = [(margin, skew, seed) for margin in (0.1, 0.5, 0.9) for skew in (0.1, 1.0) for seed in (40, 50)]
+
+
+@pytest.mark.parametrize(("margin", "skew", "seed"), INSTANCES)
+@pytest.mark.parametrize("a", [0.1, 1.0, 10.0])
+def test_factor_of_peaceman_rachford(margin: float, skew: float, seed: int, a: float) -> None:
+    """u approaches its limit by sqrt(1 - 4am/(1 + aL)^2) or better in every single step."""
+    W, c = monotone(8, margin, skew, seed), gaussian(3, 8, seed=seed + 2)
+    m, L = constants(W)
+    assert m >= margin - 1e-12
+    run = [u for _, u in states(wp.PeacemanRachford(a), cell_map(W, c), torch.zeros_like(c), 30)]
+    # u* = z* + a (W z* + c - z*): the point whose prox is z*
+    z_star = wp.fixed_point(
+        cell_map(W, c), c, wp.NewtonKrylov(), rtol=1e-14, atol=1e-14, max_steps=500, on_failure="raise"
+    ).value
+    u_star = z_star + a * (z_star @ W.T + c - z_star)
+    factor = math.sqrt(1 - 4 * a * m / (1 + a * L) ** 2)
+    errors = torch.stack([(u - u_star).norm(dim=1) for u in run])
+    assert (errors[1:] <= factor * errors[:-1] + 1e-11).all()
+    assert (errors[0] > 0.1).all()
+
+
+@pytest.mark.parametrize(("margin", "skew", "seed"), INSTANCES)
+@pytest.mark.parametrize("part", [0.3, 1.0, 1.9])
+def test_factor_of_forward_backward(margin: float, skew: float, seed: int, part: float) -> None:
+    """z approaches z* by sqrt(1 - 2am + a^2 L^2) or better in every step, for a inside (0, 2m/L^2)."""
+    W, c = monotone(8, margin, skew, seed), gaussian(3, 8, seed=seed + 2)
+    m, L = constants(W)
+    a = part * m / L**2
+    z_star = wp.fixed_point(
+        cell_map(W, c), c, wp.NewtonKrylov(), rtol=1e-14, atol=1e-14, max_steps=500, on_failure="raise"
+    ).value
+    run = [z for z, _ in states(wp.ForwardBackward(a), cell_map(W, c), torch.zeros_like(c), 30)]
+    errors = torch.stack([(z - z_star).norm(dim=1) for z in run])
+    assert (errors[1:] <= math.sqrt(1 - 2 * a * m + a**2 * L**2) * errors[:-1] + 1e-11).all()
+    assert (errors[0] > 0.1).all()
+
+
+def test_step_range_of_forward_backward_is_open() -> None:
+    """[[m, w], [-w, m]] with the identity: at a = 2m/L^2 the factor is exactly 1, and beyond it the run diverges."""
+    m, w = 0.5, 2.0
+    W = torch.eye(2, dtype=DOUBLE) - torch.tensor([[m, w], [-w, m]], dtype=DOUBLE)
+    assert constants(W) == pytest.approx((m, math.hypot(m, w)))
+    end = 2 * m / (m**2 + w**2)
+    c = torch.tensor([[1.0, 2.0]], dtype=DOUBLE)
+    status = [
+        wp.fixed_point(
+            cell_map(W, c, Identity()), 0 * c, wp.ForwardBackward(part * end), max_steps=3000, on_failure="ignore"
+        ).status[0]
+        for part in (0.9, 1.0, 1.1)
+    ]
+    assert status == [Status.CONVERGED, Status.MAX_STEPS, Status.DIVERGED]
+    endpoint = wp.fixed_point(cell_map(W, c, Identity()), 0 * c, wp.ForwardBackward(end), max_steps=3000, on_failure="ignore")
+    assert float(endpoint.rate) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_forward_backward_takes_its_step_from_rigorous_bounds() -> None:
+    W, c = monotone(8, 0.5, 1.0, 40), gaussian(3, 8, seed=42)
+    m, L = constants(W)
+    f = cell_map(W, c)
+    lower, upper = f.monotonicity()
+    assert lower <= m and upper >= L and lower == pytest.approx(m, rel=1e-6) and upper == pytest.approx(L, rel=1e-2)
+    own = wp.fixed_point(f, 0 * c, wp.ForwardBackward(), max_steps=5000, on_failure="raise")
+    given = wp.fixed_point(f, 0 * c, wp.ForwardBackward(lower / upper**2), max_steps=5000)
+    assert torch.equal(own.num_steps, given.num_steps) and torch.equal(own.value, given.value)
+    # best factor sqrt(1 - m^2/L^2): so many steps suffice, and a multiple of it is not needed
+    z_star = own.value.norm(dim=1).max()
+    bound = math.log(1e-6 * 1e-2 / float(z_star)) / math.log(math.sqrt(1 - lower**2 / upper**2))
+    assert (own.num_steps <= bound).all()
+
+
+def test_forward_backward_without_margin_is_refused() -> None:
+    W = torch.tensor([[1.5, 0.0], [0.0, 0.2]], dtype=DOUBLE)
+    c = torch.ones(1, 2, dtype=DOUBLE)
+    with pytest.raises(InvalidArgument, match=r"found no certified step size: sym\(I - W\) >= m holds only with m = -0\.5"):
+        wp.fixed_point(cell_map(W, c), 0 * c, wp.ForwardBackward())
+    wp.fixed_point(cell_map(W, c), 0 * c, wp.ForwardBackward(0.1), on_failure="ignore", max_steps=5)  # at one's own risk
+
+
+@every_splitting
+def test_plain_functions_are_refused(solver: AbstractSolver) -> None:
+    name = type(solver).__name__
+    pattern = rf"{name} needs a map that knows its resolvent and prox.*Use Auto\(\), Anderson\(\) or NewtonKrylov\(\)"
+    with pytest.raises(InvalidType, match=pattern):
+        wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(2, 1), solver)
+
+
+@every_splitting
+def test_solves_what_plain_iteration_cannot(solver: AbstractSolver) -> None:
+    p = problem("monotone")
+    assert not solve(p, wp.Picard(), dense=True).converged.any()
+    sol = solve(p, solver, dense=True, max_steps=20000)
+    assert sol.converged.all()
+    check_right(p, sol)
+
+
+@reflecting
+@pytest.mark.parametrize("step_size", [0.05, 0.3, 1.0, 3.0, 30.0])
+def test_every_step_size_converges_to_the_same_point(kind: type, step_size: float) -> None:
+    p = problem("monotone")
+    sol = solve(p, kind(step_size), dense=True, max_steps=20000)
+    assert sol.converged.all()
+    check_honest(p, sol)
+    check_right(p, sol)
+
+
+def test_douglas_rachford_needs_no_margin() -> None:
+    """I - W skew: m = 0. Peaceman-Rachford turns in a circle, its average with the identity goes to the middle."""
+    F = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=DOUBLE)
+    W, c = torch.eye(2, dtype=DOUBLE) - F, torch.tensor([[1.0, 2.0]], dtype=DOUBLE)
+    f = cell_map(W, c, Identity())
+    circle = wp.fixed_point(f, 0 * c, wp.PeacemanRachford(), max_steps=1000, on_failure="ignore")
+    assert circle.status[0] == Status.MAX_STEPS
+    middle = wp.fixed_point(f, 0 * c, wp.DouglasRachford(), max_steps=1000, on_failure="raise")
+    assert torch.allclose(middle.value, torch.linalg.solve(F, c.T).T, atol=1e-5)
+
+
+@reflecting
+def test_tanh_has_its_prox_at_step_size_one_only(kind: type) -> None:
+    p = problem("tanh")
+    sol = solve(p, kind(), dense=True)
+    assert sol.converged.all()
+    check_right(p, sol)
+    with pytest.raises(InvalidArgument, match="prox of Tanh.* is known for step_size 1 only; got 0.5"):
+        solve(p, kind(0.5), dense=True)
+    assert isinstance(p.activation, Tanh)
+
+
+@every_splitting
+def test_finished_samples_leave_and_take_their_state_along(solver: AbstractSolver) -> None:
+    """Samples of different sizes finish at different times; the state (u, W z + c) of the others must stay theirs."""
+    W = monotone(6, 0.5, 0.5, 60)
+    c = gaussian(9, 6, seed=62)
+    f = cell_map(W, c)
+    z_star = equilibrium(W, c)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(64))
+    z0 = z_star + gaussian(9, 6, seed=63) * torch.logspace(-9, 2, 9, dtype=DOUBLE)[order].unsqueeze(1)
+    sol = wp.fixed_point(f, z0, solver, rtol=1e-8, max_steps=20000, on_failure="raise")
+    assert len(set(sol.num_steps.tolist())) > 3
+    assert ((sol.value - z_star).norm(dim=1) <= 1e-5).all()
+    for i in range(9):
+        alone = wp.fixed_point(cell_map(W, c[i : i + 1]), z0[i : i + 1], solver, rtol=1e-8, max_steps=20000)
+        assert alone.num_steps[0] == sol.num_steps[i]
+        assert torch.allclose(alone.value[0], sol.value[i], rtol=0, atol=1e-12)
+
+
+@every_splitting
+def test_nan_in_one_sample(solver: AbstractSolver) -> None:
+    p = problem("relu_random")
+    c = p.args[0].clone()
+    c[1, 3] = torch.nan
+    spoiled = Problem(**{**vars(p), "args": (c,)})
+    sol = solve(spoiled, solver, dense=True, max_steps=20000)
+    good = solve(p, solver, dense=True, max_steps=20000)
+    others = [0, 2, 3]
+    assert sol.status[1] == Status.NOT_FINITE and sol.converged[others].all()
+    assert torch.equal(sol.num_steps[others], good.num_steps[others])
+    assert torch.allclose(sol.value[others], good.value[others], rtol=0, atol=1e-12)
