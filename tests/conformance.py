@@ -53,6 +53,14 @@ def short(solver: AbstractSolver) -> str:
 
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS, ids=short)
+#: Where options cannot matter: each method once.
+every_method = pytest.mark.parametrize("solver", [s for s in SOLVERS if s == type(s)()], ids=short)
+#: Every solver in float64, each method once more in float32.
+every_solver_and_dtype = pytest.mark.parametrize(
+    ("solver", "dtype"),
+    [(s, torch.float64) for s in SOLVERS] + [(s, torch.float32) for s in SOLVERS if s == type(s)()],
+    ids=lambda value: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else short(value),
+)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
 
 
@@ -215,7 +223,9 @@ __all__ = [
     "check_honest",
     "check_right",
     "every_dtype",
+    "every_method",
     "every_solver",
+    "every_solver_and_dtype",
     "must_converge",
     "rtol_of",
     "short",

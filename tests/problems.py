@@ -317,6 +317,14 @@ def spread_with(q: Tensor, dtype: torch.dtype) -> Problem:
     )
 
 
+def staggered(dtype: torch.dtype, batch: int) -> Problem:
+    """The affine problem from starts that are ever nearer to the solution: samples finish one after another."""
+    p = affine(dtype, batch)
+    distance = torch.logspace(0, -9, batch, dtype=torch.float64).unsqueeze(1)
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(24))
+    return replace(p, name="staggered", z0=(p.solution + gaussian(batch, 12, seed=25) * distance[order]).to(dtype))
+
+
 # --- problems with another state --------------------------------------------------------------------------------
 
 
@@ -463,6 +471,7 @@ PROBLEMS: dict[str, Callable[[torch.dtype, int], Problem]] = {
         slow,
         smoothing,
         spread,
+        staggered,
         tuple_state,
         dict_state,
         image_state,

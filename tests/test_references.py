@@ -28,6 +28,4 @@ def test_entries_are_complete_and_unique() -> None:
     for _, key, fields in ENTRY.findall(BIBLIOGRAPHY):
         names = re.findall(r"^\s*(\w+)\s*=", fields, re.MULTILINE)
         assert {"author", "title", "year"} <= set(names), f"{key} lacks an author, a title or a year"
-        assert CITATION.fullmatch(f"[{key}]"), (
-            f"{key} does not look like a citation, so it would never be checked"
-        )
+        assert CITATION.fullmatch(f"[{key}]"), f"{key} does not look like a citation, so it would never be checked"

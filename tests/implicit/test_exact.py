@@ -359,10 +359,10 @@ def test_hessian_in_a_captured_input():
 
 def test_hessian_when_input_and_captured_tensor_come_out_of_one_operation():
     def loss(theta: Tensor, gradient: Any) -> Tensor:
-        x, w = theta.split([3, 3])
-        return equilibrium(lambda z, x: torch.tanh(z * w + x), x.reshape(1, 3), gradient)
+        x, w = theta.split([3, 3], dim=1)
+        return equilibrium(lambda z, x: torch.tanh(z * w + x), x, gradient)
 
-    hessian(loss, normal(6, scale=0.4))
+    hessian(loss, normal(1, 6, scale=0.4))
 
 
 def test_hessian_when_a_captured_tensor_is_made_of_the_input():

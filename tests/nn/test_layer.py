@@ -436,10 +436,7 @@ def test_a_low_precision_input_gets_its_gradient(kind, low):
 
 @pytest.mark.parametrize("low", LOW, ids=str)
 @pytest.mark.parametrize("weights", ["low", "float32"])
-def test_a_plain_function_in_low_precision(weights, low, request):
-    if weights == "float32":
-        reason = "solve/_map.py: FunctionMap lifts its arguments to float32 under no_grad, and loses the graph of x"
-        request.applymarker(pytest.mark.xfail(reason=reason))
+def test_a_plain_function_in_low_precision(weights, low):
     W = normal(4, 4, scale=0.2, dtype=F32).to(low)
     if weights == "float32":
         W = W.float()

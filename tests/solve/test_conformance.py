@@ -21,7 +21,9 @@ from conformance import (
     check_honest,
     check_right,
     every_dtype,
+    every_method,
     every_solver,
+    every_solver_and_dtype,
     must_converge,
     rtol_of,
     short,
@@ -43,9 +45,8 @@ splitting = pytest.mark.parametrize("solver", SPLITTING, ids=short)
 # --- the answer, and the truth about it ------------------------------------------------------------------------------
 
 
-@every_solver
+@every_solver_and_dtype
 @every_problem
-@every_dtype
 def test_right_and_honest(solver: AbstractSolver, name: str, dtype: torch.dtype) -> None:
     p = problem(name, dtype)
     sol = solve(p, solver)
@@ -55,9 +56,8 @@ def test_right_and_honest(solver: AbstractSolver, name: str, dtype: torch.dtype)
         assert sol.converged.all(), sol
 
 
-@every_solver
+@every_solver_and_dtype
 @every_dense
-@every_dtype
 def test_right_and_honest_on_the_map_of_a_cell(solver: AbstractSolver, name: str, dtype: torch.dtype) -> None:
     p = problem(name, dtype)
     sol = solve(p, solver, dense=True)
@@ -78,7 +78,7 @@ def test_splitting_is_right_and_honest(solver: AbstractSolver, name: str, dtype:
     assert sol.converged.all(), sol
 
 
-@every_solver
+@every_method
 @pytest.mark.parametrize("name", EASY)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_low_precision_is_solved_in_float32(solver: AbstractSolver, name: str, dtype: torch.dtype) -> None:
@@ -90,7 +90,7 @@ def test_low_precision_is_solved_in_float32(solver: AbstractSolver, name: str, d
     assert sol.converged.all(), sol
 
 
-@every_solver
+@every_method
 @pytest.mark.parametrize("name", ["tuple_state", "dict_state", "image_state", "vector_state"])
 def test_structure_and_shapes_come_back(solver: AbstractSolver, name: str) -> None:
     p = problem(name)
@@ -138,19 +138,20 @@ def test_num_steps_counts_evaluations_and_products(solver: AbstractSolver, name:
 
 
 @evaluating
-def test_num_steps_counts_what_each_sample_of_a_batch_took_part_in(solver: AbstractSolver) -> None:
-    p = problem("spread", batch=12)
+@pytest.mark.parametrize("name", ["spread", "staggered"])
+def test_num_steps_counts_what_each_sample_of_a_batch_took_part_in(solver: AbstractSolver, name: str) -> None:
+    p = problem(name, batch=4)  # so few that a finished sample is compacted away at once
     f = CountingMap(p)
     sol = wp.fixed_point(f, p.z0, solver, rtol=1e-7, max_steps=p.max_steps, on_failure="raise")
     assert f.counts.tolist() == sol.num_steps.tolist()
-    assert len(set(sol.num_steps.tolist())) > 1  # they are differently hard
+    assert len(set(sol.num_steps.tolist())) > 1
 
 
 @evaluating
 def test_num_steps_of_a_function(solver: AbstractSolver) -> None:
-    p = problem("spread", batch=12)
+    p = problem("staggered", batch=4)
     f = CountingFunction(p)
-    args = (torch.arange(12), *p.args)
+    args = (torch.arange(4), *p.args)
     sol = wp.fixed_point(f, p.z0, solver, args=args, rtol=1e-7, max_steps=p.max_steps, on_failure="raise")
     assert f.evaluations() == sol.num_steps.tolist()
 
@@ -171,31 +172,31 @@ def test_max_steps_is_never_exceeded(solver: AbstractSolver, budget: int) -> Non
 
 @every_solver
 def test_a_finished_sample_is_not_evaluated_again(solver: AbstractSolver) -> None:
-    p = problem("spread", batch=12)
+    p = problem("staggered", batch=12)
     f = CountingMap(p)
     sol = wp.fixed_point(f, p.z0, solver, rtol=1e-7, max_steps=p.max_steps, on_failure="raise")
     last = {i: max(k for k, call in enumerate(f.calls) if i in call) for i in range(12)}
     easiest, hardest = int(sol.num_steps.argmin()), int(sol.num_steps.argmax())
     assert last[easiest] < last[hardest]
-    assert len(f.calls[-1]) < 12
+    assert len(f.calls[0]) == 12 and len(f.calls[-1]) < 12
     # what is left at the end is what took longest; the stages of Auto run one after another
     assert solver == wp.Auto() or all(sol.num_steps[i] >= sol.num_steps.double().quantile(0.5) for i in f.calls[-1])
 
 
-@every_solver
-def test_in_a_large_batch_few_finished_samples_linger(solver: AbstractSolver) -> None:
-    p = problem("spread", batch=160)
+@evaluating
+@pytest.mark.parametrize("name", ["spread", "staggered"])
+def test_in_a_large_batch_few_finished_samples_linger(solver: AbstractSolver, name: str) -> None:
+    """A copy of the batch is made only when it pays, so some finished samples are evaluated on; never more than agreed."""
+    p = problem(name, batch=160)
     f = CountingMap(p)
     sol = wp.fixed_point(f, p.z0, solver, rtol=1e-7, max_steps=p.max_steps, on_failure="raise")
     evaluated, needed = sum(map(len, f.calls)), int(sol.num_steps.sum())
-    assert len(f.calls[0]) == 160 and len(f.calls[-1]) < 150
-    if solver in EVALUATING:
-        assert needed <= evaluated <= 1.1 * needed
+    assert needed <= evaluated <= needed / (1 - solver.idle_part)
 
 
 @every_solver
 def test_f_sees_fewer_rows_when_data_come_by_args(solver: AbstractSolver) -> None:
-    p = problem("spread", batch=12)
+    p = problem("staggered", batch=12)
     f = CountingFunction(p)
     wp.fixed_point(f, p.z0, solver, args=(torch.arange(12), *p.args), max_steps=p.max_steps, on_failure="raise")
     assert f.rows[0] == 12 and f.rows[-1] < 12
@@ -268,7 +269,7 @@ def test_a_sample_alone_and_in_a_batch(solver: AbstractSolver, name: str) -> Non
         check_close(alone, _row(together, i), p.take([i]))
 
 
-@every_solver
+@every_method
 @pytest.mark.parametrize("name", ["spread", "relu_random"])
 def test_order_of_the_batch(solver: AbstractSolver, name: str) -> None:
     p = problem(name, batch=20)
@@ -278,7 +279,7 @@ def test_order_of_the_batch(solver: AbstractSolver, name: str) -> None:
         check_close(_row(mixed, k), _row(straight, i), p.take([i]))
 
 
-@every_solver
+@every_method
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3.0, -40.0])
 def test_a_bad_sample_costs_the_others_nothing(solver: AbstractSolver, bad: float) -> None:
     q = torch.tensor([0.3, 0.85, 0.0, 0.7, 0.9, 0.5], dtype=torch.float64)
@@ -325,7 +326,7 @@ def _row(sol: wp.Solution, i: int) -> wp.Solution:
 # --- the caller's objects --------------------------------------------------------------------------------------------
 
 
-@every_solver
+@every_method
 @pytest.mark.parametrize("name", ["scalar", "relu_random", "spread", "tuple_state", "dict_state", "image_state", "expanding"])
 def test_the_callers_tensors_are_left_alone(solver: AbstractSolver, name: str) -> None:
     p = problem(name)
@@ -368,7 +369,7 @@ def test_constant_f_is_not_aliased(solver: AbstractSolver) -> None:
     assert x[0, 0] == 1.0
 
 
-@every_solver
+@every_method
 def test_no_graph_is_made(solver: AbstractSolver) -> None:
     p = problem("relu_random")
     z0, c = p.z0.clone().requires_grad_(), p.args[0].clone().requires_grad_()
@@ -377,7 +378,7 @@ def test_no_graph_is_made(solver: AbstractSolver) -> None:
     assert z0.grad is None and c.grad is None
 
 
-@every_solver
+@every_method
 def test_works_in_inference_mode_and_with_autocast(solver: AbstractSolver) -> None:
     p = problem("relu_random", torch.float32)
     plain = solve(p, solver)

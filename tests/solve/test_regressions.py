@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import wellposed as wp
-from conformance import SOLVERS, check_honest, check_right, every_dtype, every_solver, short, solve
+from conformance import SOLVERS, check_honest, check_right, every_solver, every_solver_and_dtype, short, solve
 from problems import problem, spread_with
 from wellposed import InvalidArgument, Status
 from wellposed.solve import AbstractSolver
@@ -20,8 +20,7 @@ def scalar_map(z: Tensor) -> Tensor:
 # --- failures reported as success ------------------------------------------------------------------------------------
 
 
-@every_solver
-@every_dtype
+@every_solver_and_dtype
 def test_divergence_is_reported(solver: AbstractSolver, dtype: torch.dtype) -> None:
     """2 z + 1 runs away under plain iteration; whoever claims success must be at -1."""
     p = problem("expanding", dtype)
@@ -51,8 +50,7 @@ def test_nan_in_the_start_is_reported(solver: AbstractSolver) -> None:
     assert sol.num_steps[1] == 1
 
 
-@every_solver
-@every_dtype
+@every_solver_and_dtype
 def test_nan_that_comes_later_is_reported(solver: AbstractSolver, dtype: torch.dtype) -> None:
     p = problem("square_root", dtype)
     sol = solve(p, solver)
@@ -61,8 +59,7 @@ def test_nan_that_comes_later_is_reported(solver: AbstractSolver, dtype: torch.d
     check_honest(p, sol)
 
 
-@every_solver
-@every_dtype
+@every_solver_and_dtype
 def test_infinity_is_not_convergence(solver: AbstractSolver, dtype: torch.dtype) -> None:
     """|f(z) - z| = inf <= rtol |f(z)| = inf was once taken for convergence."""
     p = problem("overflow", dtype)
@@ -71,8 +68,7 @@ def test_infinity_is_not_convergence(solver: AbstractSolver, dtype: torch.dtype)
     assert sol.value.isfinite().all() and sol.residual.isfinite().all()
 
 
-@every_solver
-@every_dtype
+@every_solver_and_dtype
 @pytest.mark.parametrize("step", [1.0, 0.1])
 def test_a_map_without_a_fixed_point_never_converges(solver: AbstractSolver, dtype: torch.dtype, step: float) -> None:
     """Rounding errors of z + 0.1 look like curvature; extrapolation then jumps to 1e14, where 0.1 is small beside z."""
@@ -81,8 +77,7 @@ def test_a_map_without_a_fixed_point_never_converges(solver: AbstractSolver, dty
     assert not sol.converged.any()
 
 
-@every_solver
-@every_dtype
+@every_solver_and_dtype
 def test_a_bounded_residual_is_not_small_because_z_is_large(solver: AbstractSolver, dtype: torch.dtype) -> None:
     """|f(z) - z| <= 1 for f(z) = z + tanh(x - z): at z = 1e9 every relative tolerance is met, far from z* = x."""
     x = torch.tensor([[10.0], [3.0], [-20.0], [0.1], [100.0], [-7.0]], dtype=dtype)
@@ -159,8 +154,7 @@ def test_unknown_keyword_arguments_raise() -> None:
         wp.Broyden(ls=True)  # type: ignore[call-arg]
 
 
-@every_solver
-@every_dtype
+@every_solver_and_dtype
 @pytest.mark.parametrize("max_steps", [1, 2])
 @pytest.mark.parametrize("name", ["scalar", "relu_random", "monotone", "tuple_state"])
 def test_one_or_two_steps_return_an_honest_residual(

@@ -23,6 +23,7 @@ from wellposed.status import StatusArray
 __all__ = ["fixed_point"]
 
 
+@torch.compiler.disable  # a loop that decides by values gains nothing from being traced
 def fixed_point(
     f: Callable[..., Any] | AbstractMap,
     z0: Any,

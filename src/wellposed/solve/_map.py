@@ -123,7 +123,8 @@ class FunctionMap(AbstractMap):
     def _first_low_precision(self, z: Tensor) -> Any:
         """Prefers f in float32; a function with low-precision weights refuses that and gets its own dtype."""
         args = self._args
-        self._args = map_leaves(_to_float32, args)
+        with torch.enable_grad():  # first asked without a graph, but a later recording must reach the caller's tensors
+            self._args = map_leaves(_to_float32, args)
         try:
             return self._call(z)
         except RuntimeError:

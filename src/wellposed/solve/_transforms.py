@@ -39,7 +39,6 @@ class TransformedOutcome:
         failed, total: Number of samples, over all levels.
         worst: Largest relative residual among those that failed; 0 if none did.
         steps: Evaluations.
-        rate: Largest factor, over all samples, by which |f(z) - z| changed in the last steps.
     """
 
     value: Tensor
@@ -47,7 +46,6 @@ class TransformedOutcome:
     total: int
     worst: float
     steps: int
-    rate: float
 
 
 def iterate_transformed(
@@ -61,8 +59,6 @@ def iterate_transformed(
         tolerance: When a sample is done.
         max_steps: Evaluations at most.
     """
-    ratios: list[float] = []
-    previous: Tensor | None = None
     least: Tensor | None = None
     for steps in range(1, max_steps + 1):
         fz = f(z)
@@ -71,16 +67,11 @@ def iterate_transformed(
         done = ((r <= tolerance.rtol * s) | (r <= tolerance.atol)) & finite  # inf <= inf is no convergence
         least = r if least is None else torch.minimum(least, r)
         going = concrete(~done & finite & (r <= GROWTH_LIMIT * least))
-        if previous is not None:
-            ratio = concrete(torch.where(done, torch.zeros_like(r), r / previous))
-            ratios.append(float(ratio.nan_to_num(torch.inf).max()))
         if steps == max_steps or not bool(going.any()):
             break
-        previous = r
         z = torch.where(done.unsqueeze(1), z, fz)
     finished = concrete(done)
     residual = concrete(relative(r, s)).detach()
     failed = int((~finished).sum())
     worst = float(residual[~finished].nan_to_num(torch.inf).max()) if failed else 0.0
-    steady = [ratio for ratio in ratios if ratio > 0][-5:]
-    return TransformedOutcome(z, failed, finished.numel(), worst, steps, max(steady, default=0.0))
+    return TransformedOutcome(z, failed, finished.numel(), worst, steps)
