@@ -9,6 +9,7 @@ from torch import Tensor
 import wellposed as wp
 from conformance import CountingFunction, CountingMap, check_honest, check_right, solve
 from problems import flat, problem
+from wellposed import Status
 
 
 def textbook(f, z: Tensor, steps: int) -> list[Tensor]:
@@ -38,7 +39,7 @@ def test_iterates_are_those_of_the_textbook(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["affine", "tuple_state"])
 def test_affine_maps_end_after_twice_as_many_steps_as_features(name: str) -> None:
-    """[gay1979]: at most 2n steps on an affine map, without line search."""
+    """A theorem of Gay (1979): at most 2n steps on an affine map, as long as every full step is taken."""
     p = problem(name)
     sol = solve(p, wp.Broyden(memory=40), rtol=1e-7)
     assert sol.converged.all() and (sol.num_steps <= 2 * flat(p.z0).shape[1] + 1).all()
@@ -66,18 +67,31 @@ def test_line_search_is_each_samples_own() -> None:
 
 
 def test_line_search_recovers_from_nan() -> None:
-    """sqrt(z) jumps below 0 with a full step; a shorter one is tried before the sample is given up."""
-    z0 = torch.tensor([[0.01]], dtype=torch.float64)
-    sol = wp.fixed_point(lambda z: torch.sqrt(z - 0.005) * 0.1 - 0.0, z0, wp.Broyden(), on_failure="ignore", max_steps=50)
-    assert sol.value.isfinite().all()
+    """A full step from z = 4 leads to 0.6, where f is NaN; half of it leads to 2.3, and from there it converges."""
+
+    def f(z: Tensor) -> Tensor:
+        return torch.where(z < 1, torch.nan, 0.3 * (z - 2) + 2 - (z - 2).clamp_min(0))
+
+    z0 = torch.tensor([[4.0]], dtype=torch.float64)
+    plain = wp.fixed_point(f, z0, wp.Picard(), on_failure="ignore")
+    assert plain.status[0] == Status.NOT_FINITE
+    sol = wp.fixed_point(f, z0, wp.Broyden(), rtol=1e-9, on_failure="raise")
+    assert abs(float(sol.value) - 2) < 1e-8
 
 
 def test_a_pair_that_is_rounding_error_is_left_out() -> None:
     """On z + c the change of f - z is rounding error; a model built on it sent the next point to 1e14."""
     for dtype in (torch.float32, torch.float64):
         z0 = torch.full((2, 3), 0.3, dtype=dtype)
-        sol = wp.fixed_point(lambda z: z + 0.1, z0, wp.Broyden(), max_steps=50, on_failure="ignore")
-        assert sol.value.abs().max() < 10
+        largest = 0.0
+
+        def f(z: Tensor) -> Tensor:
+            nonlocal largest
+            largest = max(largest, float(z.abs().max()))
+            return z + 0.1
+
+        wp.fixed_point(f, z0, wp.Broyden(), max_steps=50, on_failure="ignore")
+        assert largest < 10
 
 
 def test_finds_what_plain_iteration_runs_from() -> None:

@@ -118,6 +118,12 @@ def test_singular_jacobian_is_reported_or_survived() -> None:
     assert none.status[0] == Status.MAX_STEPS
 
 
+def test_a_singular_jacobian_on_the_way_does_not_use_up_the_budget() -> None:
+    """log(z) + 2 from 1, where J = 1: the linear solve gets nowhere, and must leave enough for the steps after it."""
+    sol = wp.fixed_point(lambda z: torch.log(z) + 2, torch.ones(1, 1, dtype=DOUBLE), wp.NewtonKrylov(), on_failure="raise")
+    assert abs(float(sol.value) - 3.1461932206) < 1e-5
+
+
 def test_functions_without_a_derivative_take_plain_steps() -> None:
     def opaque(z: Tensor) -> Tensor:
         return torch.from_numpy(0.5 * z.detach().numpy() + 1)

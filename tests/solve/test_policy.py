@@ -42,6 +42,15 @@ def test_warn_is_the_default_and_points_at_the_caller() -> None:
     assert (caught[0].filename, caught[0].lineno) == (__file__, line)
 
 
+def test_a_warning_of_a_layer_points_at_its_caller_too() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 2 * z + x, wp.Picard())
+    with pytest.warns(NotConvergedWarning) as caught:
+        line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+        layer(ONE)
+        layer.solve(ONE)
+    assert [(w.filename, w.lineno) for w in caught] == [(__file__, line), (__file__, line + 1)]
+
+
 def test_raise_carries_the_solution() -> None:
     with pytest.raises(NotConverged, match="2 of 2 samples") as caught:
         wp.fixed_point(doubling, ONE, wp.Picard(), on_failure="raise")

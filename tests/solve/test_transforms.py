@@ -21,7 +21,6 @@ def test_solves_every_sample() -> None:
     outcome = run(slope)
     assert (outcome.failed, outcome.total, outcome.worst) == (0, 3, 0.0)
     assert torch.allclose(outcome.value, (1 / (1 - slope)).unsqueeze(1).expand(3, 2), rtol=1e-6)
-    assert outcome.rate == pytest.approx(0.9, rel=1e-6)
 
 
 def test_counts_failures() -> None:
@@ -53,7 +52,7 @@ def test_size_does_not_matter(size: float) -> None:
 
 def test_divergence_ends_early() -> None:
     outcome = run(torch.tensor([3.0], dtype=torch.float64))
-    assert outcome.failed == 1 and outcome.steps < 30 and outcome.rate == pytest.approx(3.0)
+    assert outcome.failed == 1 and outcome.steps < 30
 
 
 def test_finished_samples_are_held() -> None:

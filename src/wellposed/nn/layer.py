@@ -203,7 +203,6 @@ class EquilibriumLayer(nn.Module):
             rtol=tolerance.rtol,
             atol=tolerance.atol,
             max_steps=self.max_steps,
-            stacklevel=4,
         )
         return self.last_solution
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,18 +36,23 @@ def apply_policy(
     max_steps: int,
     error: type[NotConverged] = NotConverged,
     warning: type[NotConvergedWarning] = NotConvergedWarning,
-    stacklevel: int = 2,
 ) -> None:
-    """Raises or warns if a sample failed and the policy says so.
-
-    `stacklevel` is that of `warnings.warn`, seen from our caller: 2 points at the line that called it.
-    """
+    """Raises or warns if a sample failed and the policy says so; a warning points at the user's own line."""
     if on_failure == "ignore" or bool(solution.converged.all()):
         return
     message = describe_failure(solution, who=who, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
     if on_failure == "raise":
         raise error(message, solution)
-    warnings.warn(message, warning, stacklevel=stacklevel + 1)
+    warnings.warn(message, warning, stacklevel=_user_level())
+
+
+def _user_level() -> int:
+    """The `stacklevel`, seen from our caller, of the first frame outside this package and torch, whose wrappers lie between."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("wellposed", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def describe_failure(solution: Solution, *, who: str, solver: Any, rtol: float, atol: float, max_steps: int) -> str:

@@ -17,6 +17,8 @@ __all__ = ["NewtonKrylov"]
 
 #: Evaluations without which a linear solve gets nowhere: two record J, one product, one evaluation of the new point.
 LEAST_BUDGET = 4
+#: So many products a linear solve may always use, if its sample has them left.
+FEW_PRODUCTS = 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class NewtonKrylov(AbstractSolver):
             part = f if rows.shape[0] == point.z.shape[0] else f.take(rows)
             jacobian = part.jacobian(point.z[rows])
             products = point.budget[rows] - jacobian.setup - 1
+            # A singular system would use up everything: beyond a few products, half of what is left must do.
+            products = torch.maximum(products // 2, products.clamp(max=FEW_PRODUCTS))
             linear = self.linear_solver(lambda u: u - jacobian.mv(u), direction[rows], rtol=eta[rows], max_steps=products)
             useful = linear.value.isfinite().all(dim=1) & (linear.value != 0).any(dim=1)
             direction[rows[useful]] = linear.value[useful]
