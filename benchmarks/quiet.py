@@ -23,7 +23,11 @@ def busy_seconds() -> float:
 
 
 def process_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    """The same for one process; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
     return TICK * (int(fields[11]) + int(fields[12]))  # user and system time
 
 
@@ -33,10 +37,7 @@ def others_during(pid: int, action: Callable[[], T]) -> tuple[T, bool]:
         return action(), False
     began, before = time.monotonic(), busy_seconds() - process_seconds(pid)
     result = action()
-    try:
-        others = busy_seconds() - process_seconds(pid) - before
-    except FileNotFoundError:  # it died, which is told elsewhere
-        return result, False
+    others = busy_seconds() - process_seconds(pid) - before
     # 15 % of a core; and in a short run the clock of the system, which ticks in hundredths, must not decide.
     return result, others > 0.15 * (time.monotonic() - began) + 3 * TICK
 

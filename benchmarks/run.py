@@ -88,6 +88,8 @@ class Entry:
             return {}
 
     def timed_run(self, watch: Watch) -> dict[str, Any]:
+        if self.failure:
+            return {}
         return watch.undisturbed(self.client.process.pid, lambda: self.ask(run=self.name))
 
     def is_slow(self) -> bool:
@@ -106,7 +108,7 @@ class Entry:
             row["failed"] = True
             remarks.append("NOT SOLVED to tolerance")
         if self.facts.get("flipped_units"):
-            remarks.append(f"{self.facts['flipped_units']} of all units across its kink")
+            remarks.append(f"units across their kink: {self.facts['flipped_units']}")
         if self.facts.get("gradient_error", 0.0) > GRADIENT_TOLERANCE:
             row["failed"] = True
             remarks.append("WRONG GRADIENT")
@@ -132,9 +134,8 @@ def measure(problem: Problem, clients: list[Client], options: argparse.Namespace
     counts = {"forward_steps": answer.forward_steps, "adjoint_steps": answer.adjoint_steps}
     np.savez(folder / "problem.npz", **arrays, **counts, rtol=RTOL)
     entries = [Entry(client, name) for client in clients for name in client.contenders]
-    for client in clients:
-        first = next(entry for entry in entries if entry.client is client)
-        first.ask(load=str(folder / "problem.npz"))
+    for entry in entries:
+        entry.ask(load=str(folder / "problem.npz"))
     for entry in entries:
         check(entry, arrays, answer, folder)
     floor = next(entry for entry in entries if entry.name == "floor")

@@ -95,8 +95,10 @@ class ImplicitGradient(AbstractGradient):
         else:
             adjoint = AdjointMap(pullback, rhs)
             tolerance = Tolerance(rtol, 0.0)
-            # f(0) = rhs is known, so the first evaluation is free.
-            outcome = iterate(adjoint, torch.zeros_like(rhs), solver, tolerance=tolerance, max_steps=max_steps, first=rhs)
+            # f(0) = rhs is known, so the first evaluation is free, and a zero for all entries will do.
+            outcome = iterate(
+                adjoint, rhs.new_zeros(()).expand_as(rhs), solver, tolerance=tolerance, max_steps=max_steps, first=rhs
+            )
             solution = as_solution(outcome, Layout.of(rhs, "u"))
             u = outcome.value
         context.report(solution)

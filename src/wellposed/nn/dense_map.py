@@ -41,7 +41,7 @@ class DenseMap(AbstractStructuredMap, AbstractSplitMap):
 
     def at_zero(self) -> Tensor:
         """f(0) = s(c), which needs no product."""
-        return self._s.apply_(self._c_plain.clone())
+        return self._s(self._c_plain)
 
     def tracked(self, z: Tensor) -> Tensor:
         return self._s(torch.addmm(self._c, z, self._W.t()))

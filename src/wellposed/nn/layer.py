@@ -137,7 +137,8 @@ class EquilibriumLayer(nn.Module):
         """The map of rows, its start, and the layout of the state as the caller sees it."""
         if isinstance(self.cell, AbstractCell):
             shape = self.cell.state_shape(x)
-            state = torch.zeros(shape, dtype=x.dtype, device=x.device) if z0 is None else z0
+            # one zero for all entries: the start is only read
+            state = torch.zeros((), dtype=x.dtype, device=x.device).expand(shape) if z0 is None else z0
             layout = self._check_start(state, shape, x.dtype)
             f: AbstractMap = self.cell.bind(x)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.solve import _workspace as workspace
 from wellposed.solve._map import AbstractMap
 from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
 from wellposed.status import Status
@@ -67,8 +68,9 @@ class Outcome:
         batch = z.shape[0]
         real = [torch.full((batch,), torch.nan, dtype=z.dtype, device=z.device) for _ in range(3)]
         whole = [torch.zeros(batch, dtype=torch.int64, device=z.device) for _ in range(2)]
-        image = torch.empty_like(z) if keep_image else None
-        return cls(torch.empty_like(z), real[0], real[1], whole[0], whole[1], real[2], image)
+        value = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+        image = torch.empty_like(value) if keep_image else None
+        return cls(value, real[0], real[1], whole[0], whole[1], real[2], image)
 
 
 @dataclass
@@ -195,17 +197,24 @@ class _Stage:
         self.small = torch.finfo(rows.z.dtype).tiny ** 0.5 * 1e3  # norms below have lost digits to underflow
         self.handed: list[_Rows] = []
         self.state: Any = None
+        self.lent: list[Tensor] = []  # buffers of the workspace, full size
+        self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, that nobody reads
 
     def run(self, record: bool) -> list[_Rows]:
         """Returns the samples that the next stage should take over."""
+        differences = workspace.take(self.rows.fz)
+        self._loop(record, differences)
+        escaped = {out.data_ptr() for out in (self.outcome.value, self.outcome.image) if out is not None}
+        for buffer in (differences, *self.lent):
+            if buffer.data_ptr() not in escaped:
+                workspace.give(buffer)
+        return self.handed
+
+    def _loop(self, record: bool, differences: Tensor) -> None:
         count = 0
-        buffer: Tensor | None = None
-        spare: Tensor | None = None
         while True:
             rows = self.rows
-            if buffer is not None:
-                buffer = buffer[: rows.z.shape[0]]
-            g = buffer = torch.sub(rows.fz, rows.z, out=buffer)
+            g = torch.sub(rows.fz, rows.z, out=differences[: rows.z.shape[0]])
             r = torch.linalg.vector_norm(g, dim=1)
             s = torch.linalg.vector_norm(rows.fz, dim=1)
             target = self.tolerance.target(s)
@@ -222,18 +231,17 @@ class _Stage:
                 rows.worst_r = torch.maximum(rows.worst_r, r)
                 if count == 0:
                     self._keep_first(r, s)
-                spare = self._keep_best(point, s, r < rows.best_r)
+                self._keep_best(point, s, r < rows.best_r)
             else:
-                spare = None
                 kept = self._sort_out(point, s, hand)
                 if kept is not None:
                     if kept.shape[0] == 0:
-                        return self.handed
+                        return
                     point = self._compact(kept, point)
                     rows = self.rows
             if count == 0:
                 self.state = self.solver.init(self.f, point)
-            point.spare, spare = spare, None
+            point.spare = self._spare(rows)
             step = self.solver.step(self.state, self.f, point)
             count += 1
             rows.z, rows.fz = step.z, step.fz
@@ -293,21 +301,29 @@ class _Stage:
         rows.first_s = torch.where(rows.first_r.isinf(), s, rows.first_s)
         rows.first_r = torch.where(rows.first_r.isinf(), r, rows.first_r)
 
-    def _keep_best(self, point: Point, s: Tensor, better: Tensor) -> Tensor | None:
-        """Remembers the rows that are better than any before; returns a buffer that nobody needs any more, if there is one."""
+    def _spare(self, rows: _Rows) -> Tensor | None:
+        """A buffer for f to write to, if it does."""
+        if not (self.f.writes_out and self.solver.uses_spare):
+            return None
+        if not self.free:
+            self.lent.append(workspace.take(self.foreign[1]))
+            self.free.append(self.lent[-1])
+        return self.free.pop()[: rows.z.shape[0]]
+
+    def _keep_best(self, point: Point, s: Tensor, better: Tensor) -> None:
+        """Remembers the rows that are better than any before."""
         rows = self.rows
         if bool((better if self.idle is None else better | self.idle).all()):  # by reference: no copy
-            ours = self.f.writes_out and all(rows.best_z is not other for other in self.foreign)
-            free = rows.best_z if ours else None
+            if self.solver.uses_spare and all(rows.best_z is not other for other in (*self.foreign, point.z)):
+                self.free.append(rows.best_z)
             rows.best_z, rows.best_r, rows.best_s = point.z, point.r, s
             rows.best_f = None if rows.best_f is None else point.fz
-            return free
+            return
         rows.best_z = torch.where(better.unsqueeze(1), point.z, rows.best_z)
         if rows.best_f is not None:
             rows.best_f = torch.where(better.unsqueeze(1), point.fz, rows.best_f)
         rows.best_r = torch.where(better, point.r, rows.best_r)
         rows.best_s = torch.where(better, s, rows.best_s)
-        return None
 
     def _resolve_extremes(self, point: Point, s: Tensor) -> None:
         """Measures again, scaled, what is so small or large that its squares leave the dtype: 1e-25 is not 0."""
@@ -361,6 +377,7 @@ class _Stage:
         if self.watch is not None:
             self.watch.take(kept)
         self.idle = None
+        self.free = list(self.lent)  # what remains was copied, so they are all free
         self.most = int(self.rows.evaluations.max())
         return Point(
             self.rows.z,

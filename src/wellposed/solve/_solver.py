@@ -66,6 +66,8 @@ class AbstractSolver(abc.ABC):
     #: The batch is compacted once this part of it is idle: about when the copy of z, and of what the solver remembers, is paid
     #: back by the evaluations saved.
     idle_part: ClassVar[float] = 1 / 16
+    #: Whether `step` hands `Point.spare` to f, and keeps no tensor of a point beyond that step.
+    uses_spare: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init(self, f: AbstractMap, point: Point) -> Any:

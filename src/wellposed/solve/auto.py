@@ -19,9 +19,9 @@ __all__ = ["Auto"]
 #: Steps after which a sample is judged: early, then ever more rarely.
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 #: Below this many remaining plain steps nothing else can pay, and nothing else is measured.
-FEW_STEPS = 6.0
+FEW_STEPS = 10.0
 #: What a step of Anderson acceleration costs, in plain steps of a dense cell, and how many it needs to build up its memory.
-ACCELERATED_COST, WARM_UP = 1.3, 3.0
+ACCELERATED_COST, WARM_UP = 1.5, 6.0
 #: Newton takes over from Anderson if that is predicted to need more than this many further steps.
 MANY_STEPS = 50.0
 
@@ -66,29 +66,35 @@ class Auto(AbstractSolver):
 
 
 class _WatchPlain(AbstractWatch):
-    """Decides when plain iteration gives way to Anderson acceleration."""
+    """Decides when plain iteration gives way to Anderson acceleration.
+
+    Norms are looked at first, since they are there anyway; residual vectors are kept only while a sample is slow.
+    """
 
     def __init__(self) -> None:
-        self._g: list[Tensor] = []  # the residual vectors just before a judgement
+        self._r: list[Tensor] = []  # the last three norms
+        self._g: list[Tensor] = []  # the last residual vectors, while they are looked at
 
     def see(self, count: int, point: Point) -> Tensor | None:
-        if count + 2 in JUDGED_AT or count + 1 in JUDGED_AT:
-            self._g.append(point.g.clone())
+        self._r = [*self._r[-2:], point.r]
+        if count not in JUDGED_AT and not self._g:
             return None
-        if count not in JUDGED_AT:
-            return None
-        older, old = self._g
-        self._g = []
-        q = torch.sqrt(point.r / torch.linalg.vector_norm(older, dim=1))
+        q = torch.sqrt(point.r / self._r[0])
         remaining = _steps_to_target(point, q)
         slow = remaining > FEW_STEPS
         if not bool(slow.any()):
+            self._g = []
             return None
-        cut = _extrapolated(older, old, point.g) / point.r
+        if len(self._g) < 2:
+            self._g.append(point.g.clone())
+            return slow & ((q >= 1) | (remaining > point.budget))
+        cut = _extrapolated(self._g[0], self._g[1], point.g) / point.r
+        self._g = []
         accelerated = ACCELERATED_COST * _steps_to_target(point, q * cut ** (1 / 3)) + WARM_UP
         return slow & ((q >= 1) | (remaining > point.budget) | (accelerated < remaining))
 
     def take(self, rows: Tensor) -> None:
+        self._r = [r[rows] for r in self._r]
         self._g = [g[rows] for g in self._g]
 
 
@@ -119,8 +125,7 @@ def _steps_to_target(point: Point, q: Tensor) -> Tensor:
 
 def _extrapolated(older: Tensor, old: Tensor, new: Tensor) -> Tensor:
     """(batch,) the least norm of an affine combination of three residuals."""
-    d1, d2 = new - old, old - older
-    basis = torch.stack((d1, d2, new), dim=1)
+    basis = torch.stack((new - old, old - older, new), dim=1)
     gram = torch.bmm(basis, basis.transpose(1, 2)).double()
     a, b, c = gram[:, 0, 0], gram[:, 0, 1], gram[:, 1, 1]
     p, q, square = gram[:, 0, 2], gram[:, 1, 2], gram[:, 2, 2]

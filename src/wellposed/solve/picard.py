@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -24,6 +25,7 @@ class Picard(AbstractSolver):
         damping: In (0, 1].
     """
 
+    uses_spare: ClassVar[bool] = True
     damping: float = 1.0
 
     def __post_init__(self) -> None:
