@@ -1,4 +1,4 @@
-"""Splitting methods: the factors of SPEC section 1, and whom they refuse."""
+"""Splitting methods: the factors that [nguyen2022] proves, and whom they refuse."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class DenseMap(AbstractStructuredMap, AbstractSplitMap):
 
         p = D (v + W^T p),      dL/dc = p,      dL/dW = sum_i p_i z_i^T
 
-    which is SPEC's masked adjoint; where a unit is inactive nothing is computed for it.
+    the masked adjoint of [ling2022, Lemma 2] and [nguyen2022, Lemma 3.2.2]; it vanishes where a unit is inactive.
 
     Args:
         W: (m, m).
