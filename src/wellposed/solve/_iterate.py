@@ -24,6 +24,8 @@ __all__ = ["Outcome", "Tolerance", "iterate", "judge", "relative", "scaled_norm"
 GROWTH_LIMIT = 1e8
 #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small: see `_Stage._ran_away`.
 RUNAWAY_LIMIT = 10.0
+#: Buffers kept for f to write to; a step needs one.
+ENOUGH_FREE = 2
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,7 @@ class _Stage:
             step = self.solver.step(self.state, self.f, point)
             count += 1
             rows.z, rows.fz = step.z, step.fz
+            self._release(point.z)
             rows.evaluations = rows.evaluations + step.evaluations
             self.most = self.most + step.evaluations if isinstance(step.evaluations, int) else int(rows.evaluations.max())
 
@@ -303,27 +306,38 @@ class _Stage:
 
     def _spare(self, rows: _Rows) -> Tensor | None:
         """A buffer for f to write to, if it does."""
-        if not (self.f.writes_out and self.solver.uses_spare):
+        if not self._reuses():
             return None
         if not self.free:
             self.lent.append(workspace.take(self.foreign[1]))
             self.free.append(self.lent[-1])
         return self.free.pop()[: rows.z.shape[0]]
 
+    def _reuses(self) -> bool:
+        return self.f.writes_out and self.solver.uses_spare
+
+    def _release(self, old: Tensor) -> None:
+        """Lets f write over a point of the past, unless somebody still needs it."""
+        rows = self.rows
+        needed = (*self.foreign, rows.z, rows.fz, rows.best_z, rows.best_f, *self.free)
+        if len(self.free) < ENOUGH_FREE and self._reuses() and all(old is not other for other in needed):
+            self.free.append(old)
+
     def _keep_best(self, point: Point, s: Tensor, better: Tensor) -> None:
         """Remembers the rows that are better than any before."""
         rows = self.rows
+        before = rows.best_z
         if bool((better if self.idle is None else better | self.idle).all()):  # by reference: no copy
-            if self.solver.uses_spare and all(rows.best_z is not other for other in (*self.foreign, point.z)):
-                self.free.append(rows.best_z)
             rows.best_z, rows.best_r, rows.best_s = point.z, point.r, s
             rows.best_f = None if rows.best_f is None else point.fz
+            self._release(before)
             return
         rows.best_z = torch.where(better.unsqueeze(1), point.z, rows.best_z)
         if rows.best_f is not None:
             rows.best_f = torch.where(better.unsqueeze(1), point.fz, rows.best_f)
         rows.best_r = torch.where(better, point.r, rows.best_r)
         rows.best_s = torch.where(better, s, rows.best_s)
+        self._release(before)
 
     def _resolve_extremes(self, point: Point, s: Tensor) -> None:
         """Measures again, scaled, what is so small or large that its squares leave the dtype: 1e-25 is not 0."""

@@ -31,9 +31,9 @@ def take(like: Tensor) -> Tensor:
 
 
 def give(buffer: Tensor) -> None:
-    """Returns a buffer that nobody reads any more."""
+    """Returns a buffer that nobody reads any more; one made in inference mode could not be written to outside of it."""
     kept = _kept()
-    if buffer.device.type == "cpu" and len(kept) < MOST_KEPT:
+    if buffer.device.type == "cpu" and not buffer.is_inference() and len(kept) < MOST_KEPT:
         kept.append(buffer)
 
 
