@@ -587,3 +587,15 @@ def test_training_reduces_a_loss():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_state_of_another_width_is_explained():
+    W, U = normal(8, 8, scale=0.1), normal(8, 5)
+
+    def cell(z, x):
+        return torch.tanh(z @ W.T + x @ U.T)
+
+    x = normal(6, 5)
+    with pytest.raises(wp.InvalidArgument, match=r"shape of x, \(6, 5\).*state_shape"):
+        wp.EquilibriumLayer(cell)(x)
+    assert wp.EquilibriumLayer(cell, state_shape=(8,))(x).shape == (6, 8)

@@ -98,7 +98,8 @@ def test_message_names_the_first_sample_its_residual_and_its_steps() -> None:
 def test_message_of_divergence() -> None:
     text = message(doubling, ONE, wp.Picard())
     assert "DIVERGED: the residual grew without bound" in text and "measured factor of 2 per step" in text
-    assert "may not contract: try Anderson() or NewtonKrylov(), or constrain the cell, e.g. with Spectral(bound=0.95)" in text
+    assert "may not contract, may have no fixed point, or may draw random numbers" in text
+    assert "try Auto() or NewtonKrylov(), or constrain the cell, e.g. with Spectral(bound=0.95)" in text
 
 
 def test_advice_is_not_the_solver_that_failed() -> None:

@@ -105,7 +105,7 @@ class ImplicitGradient(AbstractGradient):
         apply_policy(
             solution,
             context.on_failure,
-            who="backward of the equilibrium",
+            who="backward of the equilibrium (linear_solver of ImplicitGradient)",
             solver=solver,
             rtol=rtol,
             atol=0.0,

@@ -76,7 +76,10 @@ class DenseCell(AbstractCell):
         check_positive_integer("DenseCell", "width", width)
         activation = ReLU() if activation is None else activation
         if not isinstance(activation, AbstractActivation):
-            raise InvalidType(f"The 'activation' parameter of DenseCell must be one such as ReLU(); got {activation!r}.")
+            raise InvalidType(
+                f"The 'activation' parameter of DenseCell must be one of wellposed.nn, such as wp.nn.ReLU(); "
+                f"got {type(activation).__module__}.{activation!r}."
+            )
         if not isinstance(weight, (nn.Module, type(None))):
             raise InvalidType(
                 f"The 'weight' parameter of DenseCell must be a parametrization such as Spectral(0.95) or None; got {weight!r}."

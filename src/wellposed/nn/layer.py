@@ -145,6 +145,8 @@ class EquilibriumLayer(nn.Module):
             state = self._zeros(x) if z0 is None else z0
             layout = Layout.of(state, "z0")
             function, x = self._function(x)
+            if z0 is None and self._state_shape is None and layout.dtype not in LOW_PRECISION:
+                function = _explaining_shapes(function, tuple(state.shape))
             f = FunctionMap(function, layout, (x,))
         return f, layout.flatten(state).to(layout.compute_dtype), layout
 
@@ -252,6 +254,26 @@ def _check_state_shape(cell: Any, shape: Any) -> None:
 
 def _lifted(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
+
+
+def _explaining_shapes(function: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
+    """The function; if it fails at its very first call, where z has the shape of x by default, that is said."""
+    called = False
+
+    def explained(z: Any, x: Any) -> Any:
+        nonlocal called
+        if called:
+            return function(z, x)
+        called = True
+        try:
+            return function(z, x)
+        except RuntimeError as error:
+            raise InvalidArgument(
+                f"cell(z, x) failed with z of the shape of x, {shape}, which is the default: {error}. "
+                "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."
+            ) from error
+
+    return explained
 
 
 def _first_tensor(x: Any) -> Tensor:

@@ -80,5 +80,8 @@ def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver
     if status is Status.MAX_STEPS and rate < 1:
         other = "Auto()" if solver == "NewtonKrylov" else "NewtonKrylov()"
         return f"Raise max_steps, loosen rtol, or try {other}."
-    others = " or ".join(f"{name}()" for name in ("Anderson", "NewtonKrylov") if name != solver)
-    return f"The map may not contract: try {others}, or constrain the cell, e.g. with Spectral(bound=0.95)."
+    reasons = "The map may not contract, may have no fixed point, or may draw random numbers (dropout)"
+    if solver == "Auto":  # it has tried the others already
+        return f"{reasons}: constrain the cell, e.g. with Spectral(bound=0.95), or try another start."
+    others = " or ".join(f"{name}()" for name in ("Auto", "NewtonKrylov") if name != solver)
+    return f"{reasons}: try {others}, or constrain the cell, e.g. with Spectral(bound=0.95)."
