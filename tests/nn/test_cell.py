@@ -123,7 +123,10 @@ def test_the_parametrization_is_applied_and_trained_through():
     [
         (lambda: DenseCell(0, 3), "'in_features' parameter of DenseCell must be an integer of at least 1. Got 0"),
         (lambda: DenseCell(3, 2.0), "'width' parameter of DenseCell"),
-        (lambda: DenseCell(3, 2, torch.relu), r"'activation' parameter of DenseCell must be one such as ReLU\(\)"),
+        (
+            lambda: DenseCell(3, 2, torch.relu),
+            r"'activation' parameter of DenseCell must be one of wellposed.nn, such as wp.nn.ReLU\(\)",
+        ),
         (lambda: DenseCell(3, 2, ReLU), r"'activation' parameter of DenseCell"),
         (lambda: DenseCell(3, 2, weight=0.9), r"'weight' parameter of DenseCell must be .*Spectral"),
     ],
