@@ -4,6 +4,8 @@ from wellposed import errors, implicit, linalg, nn, solve
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
+    IllPosed,
+    IllPosedWarning,
     InvalidArgument,
     InvalidType,
     NotConverged,
@@ -13,7 +15,7 @@ from wellposed.errors import (
 )
 from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient
 from wellposed.linalg import GMRES, BiCGStab, Dense, Neumann
-from wellposed.nn import EquilibriumLayer
+from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.solve import (
     Anderson,
     Auto,
@@ -42,10 +44,15 @@ __all__ = [
     "EquilibriumLayer",
     "ForwardBackward",
     "GMRES",
+    "GaussianDEQ",
+    "IllPosed",
+    "IllPosedWarning",
     "ImplicitGradient",
+    "ImplicitOnlyDEQ",
     "InvalidArgument",
     "InvalidType",
     "JacobianFree",
+    "MonotoneDEQ",
     "Neumann",
     "NewtonKrylov",
     "NotConverged",
@@ -53,6 +60,7 @@ __all__ = [
     "PeacemanRachford",
     "PhantomGradient",
     "Picard",
+    "SkipDEQ",
     "Solution",
     "Status",
     "UnrolledGradient",

@@ -4,10 +4,12 @@ Exception
 └── WellposedError                 everything this package raises on purpose
     ├── InvalidArgument            (also ValueError) a value, shape, dtype or option that cannot work
     ├── InvalidType                (also TypeError) an object of the wrong kind
+    ├── IllPosed                   (also RuntimeError) no proof that an equilibrium exists, and on_ill_posed="raise"
     └── NotConverged               (also RuntimeError) a solve failed and on_failure="raise"
         └── AdjointNotConverged    the same, for the linear solve inside backward
 UserWarning
 └── WellposedWarning
+    ├── IllPosedWarning            no proof that an equilibrium exists, and on_ill_posed="warn"
     └── NotConvergedWarning        a solve failed and on_failure="warn"
         └── AdjointNotConvergedWarning the same, for the linear solve inside backward
 """
@@ -21,6 +23,8 @@ from typing import Any
 __all__ = [
     "AdjointNotConverged",
     "AdjointNotConvergedWarning",
+    "IllPosed",
+    "IllPosedWarning",
     "InvalidArgument",
     "InvalidType",
     "NotConverged",
@@ -43,6 +47,10 @@ class InvalidType(WellposedError, TypeError):
     """An object of the wrong kind."""
 
 
+class IllPosed(WellposedError, RuntimeError):
+    """A network's own bound no longer proves that it has exactly one equilibrium, and the policy was `on_ill_posed="raise"`."""
+
+
 class NotConverged(WellposedError, RuntimeError):
     """A solve failed for some samples and the policy was `on_failure="raise"`.
 
@@ -61,6 +69,10 @@ class AdjointNotConverged(NotConverged):
 
 class WellposedWarning(UserWarning):
     """Every warning this package gives."""
+
+
+class IllPosedWarning(WellposedWarning):
+    """A network's own bound no longer proves that it has exactly one equilibrium, and the policy was `on_ill_posed="warn"`."""
 
 
 class NotConvergedWarning(WellposedWarning):

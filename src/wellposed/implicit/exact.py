@@ -79,8 +79,15 @@ class ImplicitGradient(AbstractGradient):
     def transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
         return with_tail(f, solve_transformed(f, start, context), context)
 
-    def solve(self, pullback: AbstractPullback, v: Tensor, context: Context) -> Tensor:
-        """(batch, features) the solution of u = rhs(v) + A u; reports it and applies the policy."""
+    def solve(self, pullback: AbstractPullback, v: Tensor, context: Context, start: Tensor | None = None) -> Tensor:
+        """(batch, features) the solution of u = rhs(v) + A u; reports it and applies the policy.
+
+        Args:
+            pullback: The system.
+            v: (batch, features) the cotangent.
+            context: Tolerance and policy.
+            start: (batch, features) where a solver of fixed points begins; a linear solver begins at 0 in any case.
+        """
         rtol = context.tolerance.rtol if self.rtol is None else self.rtol
         max_steps = context.max_steps if self.max_steps is None else self.max_steps
         scale = _safe_scale(v)
@@ -96,9 +103,13 @@ class ImplicitGradient(AbstractGradient):
             adjoint = AdjointMap(pullback, rhs)
             tolerance = Tolerance(rtol, 0.0)
             # f(0) = rhs is known, so the first evaluation is free, and a zero for all entries will do.
-            outcome = iterate(
-                adjoint, rhs.new_zeros(()).expand_as(rhs), solver, tolerance=tolerance, max_steps=max_steps, first=rhs
-            )
+            if start is None:
+                outcome = iterate(
+                    adjoint, rhs.new_zeros(()).expand_as(rhs), solver, tolerance=tolerance, max_steps=max_steps, first=rhs
+                )
+            else:
+                begin = start if scale is None else start / scale
+                outcome = iterate(adjoint, begin, solver, tolerance=tolerance, max_steps=max_steps)
             solution = as_solution(outcome, Layout.of(rhs, "u"))
             u = outcome.value
         context.report(solution)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
-from wellposed.implicit import AbstractGradient, Context, ImplicitGradient
+from wellposed.implicit import AbstractGradient, AbstractStructuredMap, Context, ImplicitGradient
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.dense_map import DenseMap
 from wellposed.solve import (
@@ -30,10 +30,30 @@ from wellposed.solve import (
     transforms_active,
 )
 
-__all__ = ["EquilibriumLayer"]
+__all__ = ["EquilibriumLayer", "Linearised"]
 
 #: Tolerance by dtype of the solve when none is given.
 DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """An equilibrium with its adjoint.
+
+    Attributes:
+        f: The map, without a graph.
+        value: (batch, features) z.
+        image: (batch, features) f(z).
+        adjoint: (batch, features) the solution u of the map's adjoint system; for `DenseMap` the masked adjoint p.
+        solution, adjoint_solution: How the two solves went.
+    """
+
+    f: AbstractStructuredMap
+    value: Tensor
+    image: Tensor
+    adjoint: Tensor
+    solution: Solution
+    adjoint_solution: Solution
 
 
 class EquilibriumLayer(nn.Module):
@@ -132,6 +152,34 @@ class EquilibriumLayer(nn.Module):
             f, start, layout = self._bind(x, z0)
             tolerance = self._tolerance(start.dtype)
             return self._judge(self._solve(f, start, tolerance, record=record), layout, tolerance)
+
+    @torch.compiler.disable
+    def linearise(self, x: Tensor, v: Tensor, *, z0: Tensor | None = None, u0: Tensor | None = None) -> Linearised:
+        r"""The equilibrium and its adjoint for the cotangents v, without a graph.
+
+        Only for a cell whose map knows its own adjoint, and the exact gradient.
+
+        Args:
+            x: The input.
+            v: (batch, features), or what expands to it: the cotangent of z of every sample.
+            z0: (batch, features) the start of the equilibrium; zeros if not given.
+            u0: (batch, features) the start of the adjoint; zeros if not given.
+        """
+        if not isinstance(self.gradient, ImplicitGradient):
+            raise InvalidType(f"linearise solves the exact adjoint; it needs ImplicitGradient(), not {self.gradient!r}.")
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            f, start, layout = self._bind(x, z0)
+            if not isinstance(f, AbstractStructuredMap):
+                raise InvalidType(f"linearise needs a cell that knows its adjoint, such as DenseCell; got {self.cell!r}.")
+            tolerance = self._tolerance(start.dtype)
+            outcome = self._solve(f, start, tolerance)
+            solution = self._judge(outcome, layout, tolerance)
+            context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
+            image = f(outcome.value) if outcome.image is None else outcome.image
+            cotangent = v.to(start.dtype).expand_as(outcome.value)
+            u = self.gradient.solve(f.pullback(image), cotangent, context, u0)
+        assert self.last_adjoint is not None
+        return Linearised(f, outcome.value, image, u, solution, self.last_adjoint)
 
     def _bind(self, x: Any, z0: Any) -> tuple[AbstractMap, Tensor, Layout]:
         """The map of rows, its start, and the layout of the state as the caller sees it."""

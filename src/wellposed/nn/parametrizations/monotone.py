@@ -1,0 +1,44 @@
+"""Matrices W with I - W strongly monotone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.solve import check_interval
+
+__all__ = ["Monotone"]
+
+
+class Monotone(nn.Module):
+    r"""(A, B) -> W = (1 - m) I - A^T A + B - B^T: every W with sym(I - W) >= m I, and no other [winston2020, Proposition 1].
+
+    A cell s(W z + ...) whose s is the proximal operator of a convex function then has exactly one equilibrium for every
+    input. Plain iteration need not find it; `ForwardBackward`, `PeacemanRachford` and `DouglasRachford` do.
+
+    Args:
+        margin: m, positive.
+    """
+
+    def __init__(self, margin: float = 0.1) -> None:
+        super().__init__()
+        check_interval("Monotone", "margin", margin, low=0.0)
+        self.margin = margin
+
+    def forward(self, A: Tensor, B: Tensor) -> Tensor:
+        """(k, m), (m, m) -> (m, m)."""
+        identity = torch.eye(B.shape[0], dtype=B.dtype, device=B.device)
+        return (1 - self.margin) * identity - A.t() @ A + B - B.t()
+
+    def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
+        """(A, B) that give W: A the square root of (1 - m) I - sym(W), B = (W - W^T)/4 [nguyen2022, Proposition 1].
+
+        Args:
+            W: (m, m) with sym(I - W) >= m I; what rounding takes away from that is cut off at 0.
+        """
+        identity = torch.eye(W.shape[0], dtype=W.dtype, device=W.device)
+        values, Q = torch.linalg.eigh((1 - self.margin) * identity - (W + W.t()) / 2)
+        return (Q * values.clamp(min=0).sqrt()) @ Q.t(), (W - W.t()) / 4
+
+    def extra_repr(self) -> str:
+        return f"margin={self.margin}"
