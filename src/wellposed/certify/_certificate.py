@@ -1,0 +1,211 @@
+"""What a certificate is: a theorem, its hypotheses as numbers, a verdict, and what the verdict licenses."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from wellposed.errors import InvalidArgument
+
+__all__ = ["Certificate", "Hypothesis", "Verdict"]
+
+RELATIONS = ("<", "<=", ">", ">=")
+
+
+class Verdict(enum.Enum):
+    """CERTIFIED: every hypothesis holds, so the conclusion is proved. VIOLATED: a hypothesis is false, so this theorem says
+    nothing (training may still succeed: the theorems are sufficient, not necessary). UNDECIDED: not proved either way."""
+
+    CERTIFIED = "certified"
+    VIOLATED = "violated"
+    UNDECIDED = "undecided"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One condition of a theorem, evaluated: `value relation bound`.
+
+    Attributes:
+        name: What it says in words.
+        equation: Where it comes from, e.g. "[ling2022, (7)]".
+        value: The left side, bounded from the side that can only harm; None if it could not be evaluated.
+        bound: The right side, bounded likewise; None if it could not be evaluated.
+        relation: "<", "<=", ">" or ">=".
+        holds: True, False, or None when nothing is decided.
+        note: Why it can never hold, how to make it hold, or what stands in its way.
+    """
+
+    name: str
+    equation: str
+    value: float | None
+    bound: float | None
+    relation: str = ">="
+    holds: bool | None = None
+    note: str = ""
+
+    @classmethod
+    def compare(
+        cls, name: str, equation: str, value: float, relation: str, bound: float, *, refutes: bool = True, note: str = ""
+    ) -> Hypothesis:
+        """A hypothesis judged by its numbers.
+
+        Args:
+            name, equation, note: As above.
+            value, relation, bound: The comparison. Both sides are already bounded from the harmful side.
+            refutes: Whether the comparison failing proves the hypothesis false (both sides exact up to rounding); if not,
+                it is left undecided.
+        """
+        if relation not in RELATIONS:
+            raise InvalidArgument(f"relation must be one of {', '.join(RELATIONS)}; got {relation!r}.")
+        if math.isnan(value) or math.isnan(bound):
+            return cls(name, equation, value, bound, relation, None, note)
+        true = {"<": value < bound, "<=": value <= bound, ">": value > bound, ">=": value >= bound}[relation]
+        return cls(name, equation, value, bound, relation, True if true else (False if refutes else None), note)
+
+    @property
+    def margin(self) -> float | None:
+        """By how much it holds (positive) or fails (negative): the difference of the two sides."""
+        if self.value is None or self.bound is None:
+            return None
+        return self.value - self.bound if self.relation.startswith(">") else self.bound - self.value
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A theorem checked on numbers.
+
+    Attributes:
+        theorem: Which one, e.g. "radius" or "ling2022".
+        verdict: CERTIFIED, VIOLATED or UNDECIDED.
+        hypotheses: Each with its two sides.
+        dynamics: "flow", "descent" or "" (well-posedness alone).
+        step_size: What is licensed for descent: one number, or one by parameter; None if nothing is.
+        rates: Relative speeds by parameter at which the certified flow runs; None if none is certified.
+        rate: Descent: q with |r_k| <= q^k |r_0|. Flow: s with |r(t)| <= exp(-s t) |r_0|. None if nothing is licensed.
+        radii: By parameter (or "all"), how far it moves at most, in Frobenius norm; None if nothing is licensed.
+        licenses: What is proved, in sentences.
+        measured: The numbers that went in.
+        errors: Numerical errors that were taken into account.
+        note: The reason, if not certified; what is special, if it is.
+        others: Certificates by other theorems that were tried.
+    """
+
+    theorem: str
+    verdict: Verdict
+    hypotheses: tuple[Hypothesis, ...] = ()
+    dynamics: str = ""
+    step_size: float | Mapping[str, float] | None = None
+    rates: Mapping[str, float] | None = None
+    rate: float | None = None
+    radii: Mapping[str, float] | None = None
+    licenses: tuple[str, ...] = ()
+    measured: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    others: tuple[Certificate, ...] = ()
+
+    @property
+    def certified(self) -> bool:
+        """Whether the verdict is CERTIFIED."""
+        return self.verdict is Verdict.CERTIFIED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python for JSON; infinities and NaN become strings."""
+        plain: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        plain["verdict"] = self.verdict.value
+        plain["hypotheses"] = [
+            {**{item.name: _number_out(getattr(h, item.name)) for item in fields(h)}, "margin": _number_out(h.margin)}
+            for h in self.hypotheses
+        ]
+        for name in ("step_size", "rates", "radii", "measured", "errors"):
+            table = plain[name]
+            plain[name] = {key: _number_out(number) for key, number in table.items()} if isinstance(table, Mapping) else table
+        plain["rate"] = _number_out(self.rate)
+        plain["licenses"] = list(self.licenses)
+        plain["others"] = [other.to_dict() for other in self.others]
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
+        """The certificate that `to_dict` wrote."""
+        known = {item.name for item in fields(cls)}
+        if missing := known ^ set(plain):
+            raise InvalidArgument(f"This is no certificate: fields {sorted(missing)} are missing or unknown.")
+        values = dict(plain)
+        values["verdict"] = Verdict(plain["verdict"])
+        values["hypotheses"] = tuple(
+            Hypothesis(**{key: _number_in(value) for key, value in h.items() if key != "margin"}) for h in plain["hypotheses"]
+        )
+        for name in ("step_size", "rates", "radii", "measured", "errors"):
+            table = plain[name]
+            values[name] = {key: _number_in(number) for key, number in table.items()} if isinstance(table, Mapping) else table
+        values["rate"] = _number_in(plain["rate"])
+        values["licenses"] = tuple(plain["licenses"])
+        values["others"] = tuple(cls.from_dict(other) for other in plain["others"])
+        return cls(**values)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        return cls.from_dict(json.loads(text))
+
+    def _title(self) -> str:
+        return f"{self.theorem}{f' ({self.dynamics})' if self.dynamics else ''}: {self.verdict}"
+
+    def __str__(self) -> str:
+        title = self._title()
+        lines = [title, "=" * len(title)]
+        if self.note:
+            lines.append(self.note)
+        lines += _table(self.hypotheses)
+        lines += [f"- {sentence}" for sentence in self.licenses]
+        for label, table in (("step size", self.step_size), ("relative rates", self.rates), ("radii", self.radii)):
+            if isinstance(table, Mapping):
+                lines.append(f"{label}: " + ", ".join(f"{key} {value:.3g}" for key, value in table.items()))
+            elif table is not None:
+                lines.append(f"{label}: {table:.3g}")
+        if self.rate is not None:
+            lines.append(f"rate: {self.rate:.10g}")
+        if self.measured:
+            lines.append("measured: " + ", ".join(f"{key} {value:.4g}" for key, value in self.measured.items()))
+        if self.errors:
+            lines.append("errors considered: " + ", ".join(f"{key} {value:.1e}" for key, value in self.errors.items()))
+        if self.others:
+            lines.append("also tried: " + ", ".join(other._title() for other in self.others))
+        return "\n".join(lines)
+
+
+def _table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
+    if not hypotheses:
+        return []
+    word = {True: "holds", False: "fails", None: "undecided"}
+    rows = [("hypothesis", "source", "value", "", "bound", "")]
+    rows += [(h.name, h.equation, _short(h.value), h.relation, _short(h.bound), word[h.holds]) for h in hypotheses]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    for row, h in enumerate(hypotheses, start=2):
+        if h.note:
+            lines[row] += f"  ({h.note})"
+    return lines
+
+
+def _short(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"
+
+
+def _number_out(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number_in(value: Any) -> Any:
+    return float(value) if value in ("inf", "-inf", "nan") else value

@@ -1,0 +1,187 @@
+"""A network at its present parameters, in float64, with bounds that hold in spite of rounding and of inexact equilibria."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
+from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ
+
+__all__ = ["Measurement", "check_data", "down", "measure", "up"]
+
+_UNIT = 2.0**-53
+#: Relative rounding of a chain of a few hundred float64 operations on scalars, generously.
+_SCALAR = 2.0**-40
+
+
+def up(value: float) -> float:
+    """A little more than `value`: covers the rounding of the scalar arithmetic that made it."""
+    return value + abs(value) * _SCALAR
+
+
+def down(value: float) -> float:
+    """A little less than `value`."""
+    return value - abs(value) * _SCALAR
+
+
+def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """(n, d) and (n,) in float64 on the CPU, or one sentence about what is wrong."""
+    if not isinstance(model, AbstractNetwork):
+        raise InvalidType(
+            f"certify knows GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ and their relatives; got {type(model).__name__}."
+        )
+    if not isinstance(X, Tensor) or not isinstance(y, Tensor):
+        raise InvalidType(f"X and y must be tensors; got {type(X).__name__} and {type(y).__name__}.")
+    if X.dim() != 2 or X.shape[1] != model.in_features:
+        raise InvalidArgument(f"X must have shape (n, {model.in_features}); got {tuple(X.shape)}.")
+    if X.shape[0] == 0:
+        raise InvalidArgument("X has no samples; a certificate needs at least one.")
+    if tuple(y.shape) != (X.shape[0],):
+        raise InvalidArgument(f"y must have shape ({X.shape[0]},), one number per sample; got {tuple(y.shape)}.")
+    for name, tensor in (("X", X), ("y", y)):
+        if not tensor.dtype.is_floating_point:
+            raise InvalidType(f"{name} must be floating point; got {tensor.dtype}. Convert it, e.g. {name}.float().")
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidArgument(f"{name} has NaN or infinite entries; clean the data first.")
+    return X.detach().double().cpu(), y.detach().double().cpu()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the certificates read. Norms are operator norms unless marked F. Tensors are float64, samples in rows.
+
+    Attributes:
+        model: A float64 copy; nothing done to it reaches the caller's model.
+        X: (n, d). y: (n,).
+        C: (n, m) injections. Z: (n, m) equilibria. P: (n, m) masked adjoints. V: (n, m) pre-activations R z + c.
+        r: (n,) prediction - y.
+        contraction: Upper bound of |R|.
+        z_error: (n,) upper bounds of |z_i - z_i*|: the true equilibria are this near.
+        v_error: Upper bound of |V - V*| in any entry.
+        r_error: Upper bound of |r - r*|.
+    """
+
+    model: AbstractNetwork
+    X: Tensor
+    y: Tensor
+    C: Tensor
+    Z: Tensor
+    P: Tensor
+    V: Tensor
+    r: Tensor
+    contraction: float
+    z_error: Tensor
+    v_error: float
+    r_error: float
+
+    @cached_property
+    def z_error_F(self) -> float:
+        """Upper bound of |Z - Z*|_F."""
+        return up(float(torch.linalg.vector_norm(self.z_error)))
+
+    @cached_property
+    def Z_norm(self) -> float:
+        """B, upper bound of |Z*|."""
+        return up(spectral_norm_upper(self.Z) + self.z_error_F)
+
+    @cached_property
+    def X_norm(self) -> float:
+        """b, upper bound of |X|."""
+        return spectral_norm_upper(self.X)
+
+    @cached_property
+    def X_norm_F(self) -> float:
+        return up(float(torch.linalg.vector_norm(self.X)))
+
+    @cached_property
+    def Z_least(self) -> float:
+        """s0, lower bound of sigma_min(Z*) over its n rows; 0 if there are more samples than units."""
+        if self.Z.shape[0] > self.Z.shape[1]:
+            return 0.0
+        return max(0.0, down(least_singular_value_lower(self.Z) - self.z_error_F))
+
+    @cached_property
+    def residual(self) -> float:
+        """e, upper bound of |r*|."""
+        return up(float(torch.linalg.vector_norm(self.r)) + self.r_error)
+
+    @cached_property
+    def loss(self) -> float:
+        """|r|^2/2 as computed (not a bound)."""
+        return float(self.r.square().sum()) / 2
+
+
+def measure(model: AbstractNetwork, X: Tensor, y: Tensor) -> Measurement | str:
+    """The measurement, or the reason why there is none.
+
+    The equilibria that floating point finds are not the exact ones. With g_i = f(z_i) - z_i, including the rounding of its
+    evaluation, a contraction has |z_i - z_i*| <= |g_i|/(1 - |R|); for a monotone map, w = f(z) = prox(R z + c) satisfies
+    R w + c - R g - w in dphi(w), so monotonicity of dphi against z* gives margin |w - z*|^2 <= -<R g, w - z*>, that is
+    |z - z*| <= |g| + |R| |g|/margin.
+
+    Args:
+        model: A theory network.
+        X, y: From `check_data`.
+    """
+    if any(not bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers())):
+        return "A parameter has NaN or infinite entries."
+    twin = copy.deepcopy(model).double().cpu()
+    twin.layer.on_failure, twin.layer.rtol, twin.layer.max_steps = "ignore", 1e-13, 2000
+    if isinstance(twin, AbstractContraction):
+        twin.on_ill_posed = "ignore"
+    with torch.no_grad():
+        R = twin.recurrent()
+        contraction = spectral_norm_upper(R)
+        if isinstance(twin, MonotoneDEQ):
+            amplification = 1.0 + contraction / twin.margin
+        elif contraction < 1.0:
+            amplification = 1.0 / (1.0 - contraction)
+        else:
+            return f"The contraction factor is only known to be at most {contraction:.6g}, not below 1."
+        at = twin.linearise(X)
+        if not bool(torch.isfinite(at.value).all()) or not bool(torch.isfinite(at.adjoint).all()):
+            return "The equilibrium or its adjoint is not finite in float64."
+        C = twin.injection(X)
+        Z, P = at.value, at.adjoint
+        V = torch.addmm(C, Z, R.t())
+        rounding = _rounding(twin, R, X, C, Z)
+        g = torch.linalg.vector_norm(torch.relu(V) - Z, dim=1) + rounding
+        z_error = g * (amplification * (1 + _SCALAR))
+        v = twin.readout_weight()
+        r = twin.readout(Z, C) - y
+        v_norm = float(torch.linalg.vector_norm(v))
+        z_F = float(torch.linalg.vector_norm(z_error))
+        # a product with m terms, the subtraction of y, and the parameters of a further read-out (counted by the slack of 4)
+        terms = _UNIT * (R.shape[0] + 4) * 4 * (float(torch.linalg.vector_norm(Z)) + float(torch.linalg.vector_norm(C)))
+        r_error = up(v_norm * z_F + terms * _readout_norm(twin) + 4 * _UNIT * float(torch.linalg.vector_norm(y)))
+        v_error = up(float((contraction * z_error + rounding).max()))
+    return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error)
+
+
+def _rounding(model: AbstractNetwork, R: Tensor, X: Tensor, C: Tensor, Z: Tensor) -> Tensor:
+    """(n,) bound of the rounding in R z + c, c included: |fl(R z) - R z| <= gamma_m |R|_F |z|, and likewise for c.
+
+    R itself is a rounded function of the parameters; its relative error, at most 2 (m + 3) units of |.|_F of its parts, is
+    bounded by those of the parts.
+    """
+    m, d = R.shape[0], X.shape[1]
+    parts = sum(float(torch.linalg.vector_norm(parameter)) for parameter in (*model.parameters(), *model.buffers()))
+    gamma = 2 * (m + d + 8) * _UNIT
+    z, x, c = (torch.linalg.vector_norm(t, dim=1) for t in (Z, X, C))
+    size = float(torch.linalg.vector_norm(R))
+    if isinstance(model, MonotoneDEQ):
+        size += parts**2 + parts + math.sqrt(m)
+    return gamma * (size * z + parts * x + c)
+
+
+def _readout_norm(model: AbstractNetwork) -> float:
+    """The norm of all vectors that read out."""
+    return math.sqrt(sum(float(p.square().sum()) for p in (*model.parameters(), *model.buffers()) if p.dim() == 1))
