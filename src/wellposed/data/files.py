@@ -1,0 +1,123 @@
+"""Image data from `<name>.npz` in $WELLPOSED_DATA, or from OpenML."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wellposed.errors import InvalidArgument, MissingPackage
+
+__all__ = ["FILES", "digits", "read"]
+
+#: name -> (shape of an image, number of classes, name at OpenML)
+FILES: dict[str, tuple[tuple[int, ...], int, str | None]] = {
+    "mnist": ((28, 28), 10, "mnist_784"),
+    "fashion_mnist": ((28, 28), 10, "Fashion-MNIST"),
+    "cifar10": ((32, 32, 3), 10, "CIFAR_10"),
+    "svhn": ((32, 32, 3), 10, "SVHN"),
+    "camvid": ((96, 128, 3), 12, None),
+}
+#: sha256 of files that are known to be whole.
+CHECKSUMS = {
+    "b5c627e817a52a6b682087265bbf6e22183d26ea38e4e4a8e336ea7507fea785": "camvid",
+    "f9ca5f39945c90c177586c2910afb0a22405d4c6f26e11ac83153fd5fa5c1fff": "cifar10",
+    "57f450de1055e3d0a8253e168edac7718f4e75c8457ad9ea68ae983c7ba49d47": "fashion_mnist",
+    "06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64": "mnist",
+    "73f962d142f785ff5e06b07e664b5a3cb7d519f2eab5ad2b31811d6ae5b67c9b": "svhn",
+}
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+Parts = dict[str, np.ndarray]
+
+
+def digits() -> tuple[Parts, str]:
+    """scikit-learn's 1797 digits of 8x8 pixels; every fifth sample is to test."""
+    datasets = _scikit_learn("digits")
+    bunch = datasets.load_digits()
+    images, labels = (bunch.images / 16 * 255).round().astype(np.uint8), bunch.target.astype(np.uint8)
+    test = np.arange(len(labels)) % 5 == 4
+    parts = {"x_train": images[~test], "y_train": labels[~test], "x_test": images[test], "y_test": labels[test]}
+    return parts, "digits of scikit-learn, every fifth sample to test"
+
+
+def read(name: str) -> tuple[Parts, str]:
+    """The arrays of a data set, checked, and where they come from."""
+    folder = os.environ.get("WELLPOSED_DATA")
+    path = None if not folder else Path(folder) / f"{name}.npz"
+    if path is not None and path.is_file():
+        return _from_file(name, path)
+    where = f"{path} does not exist" if path is not None else "WELLPOSED_DATA is not set"
+    return _from_openml(name, where)
+
+
+def _from_file(name: str, path: Path) -> tuple[Parts, str]:
+    try:
+        # opened here: np.load leaves a broken file open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            missing = [key for key in KEYS if key not in archive.files]
+            if missing:
+                raise InvalidArgument(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(KEYS)}.")
+            parts = {key: archive[key] for key in KEYS}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidArgument(f"{path} cannot be read as a NumPy archive ({error}); fetch it again.") from error
+    _check(name, parts, str(path))
+    known = CHECKSUMS.get(hashlib.sha256(path.read_bytes()).hexdigest()) == name
+    return parts, f"read from {path.name} ({'checksum known' if known else 'checksum unknown, shapes and ranges checked'})"
+
+
+def _check(name: str, parts: Parts, where: str) -> None:
+    shape, classes, _ = FILES[name]
+    for part in ("train", "test"):
+        x, y = parts[f"x_{part}"], parts[f"y_{part}"]
+        if x.dtype != np.uint8 or x.shape[1:] != shape:
+            raise InvalidArgument(
+                f"x_{part} of {where} must be uint8 of shape (N, {', '.join(map(str, shape))}); got {x.dtype} {x.shape}."
+            )
+        if len(x) != len(y) or len(x) == 0:
+            raise InvalidArgument(
+                f"x_{part} and y_{part} of {where} must have the same length, not 0; got {len(x)} and {len(y)}."
+            )
+        if not np.issubdtype(y.dtype, np.integer) or int(y.max()) >= classes or int(y.min()) < 0:
+            raise InvalidArgument(
+                f"y_{part} of {where} must hold classes 0 to {classes - 1}; got {y.dtype} in [{y.min()}, {y.max()}]."
+            )
+
+
+def _from_openml(name: str, where: str) -> tuple[Parts, str]:
+    shape, _, remote = FILES[name]
+    if remote is None:
+        raise InvalidArgument(f"{name} is not at hand: {where}, and it is not on OpenML. Put {name}.npz there.")
+    datasets = _scikit_learn(name)
+    try:
+        bunch = datasets.fetch_openml(remote, version=1, as_frame=False, parser="liac-arff")
+    except Exception as error:  # no network, a server's error, a full disk: many kinds
+        raise InvalidArgument(
+            f"{name} is not at hand: {where}, and OpenML could not be reached ({type(error).__name__}: {error}). "
+            f"Set WELLPOSED_DATA to a folder with {name}.npz, or connect to the internet."
+        ) from error
+    images = _images(np.asarray(bunch.data), shape)
+    labels = np.asarray(bunch.target).astype(np.int64).astype(np.uint8)
+    cut = len(labels) * 6 // 7
+    parts = {"x_train": images[:cut], "y_train": labels[:cut], "x_test": images[cut:], "y_test": labels[cut:]}
+    _check(name, parts, f"OpenML's {remote}")
+    return parts, f"fetched from OpenML ({remote}), the last seventh to test"
+
+
+def _images(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of pixels as images; colour planes come first there."""
+    if len(shape) == 2:
+        return rows.reshape(-1, *shape).astype(np.uint8)
+    return rows.reshape(-1, shape[2], shape[0], shape[1]).transpose(0, 2, 3, 1).astype(np.uint8)
+
+
+def _scikit_learn(name: str) -> Any:
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise MissingPackage(f"{name} needs scikit-learn; install it with: pip install 'wellposed[data]'.") from error
+    return datasets
