@@ -2,15 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+KERNEL_PEERS := .venv-kernel-peers
 PIP := $(VENV)/bin/python -m pip install --quiet -c constraints.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all format bench bench-peers clean
+.PHONY: help run test test-all format bench bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
 run: $(VENV)/.installed-run  ## Train an equilibrium network on scikit-learn's digits.
 	$(VENV)/bin/python examples/digits.py $(ARGS)
@@ -31,14 +32,19 @@ format: $(VENV)/.installed-test  ## Rewrite the code in the house format.
 bench: $(VENV)/.installed-run  ## Time us and the peers; writes benchmarks/results/ (pass options as ARGS=...).
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
 
+bench-kernels: $(VENV)/.installed-run  ## Time tangent kernels: us, neural-tangents, torch.func (pass options as ARGS=...).
+	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)
+
 bench-peers: $(PEERS)/.installed  ## Install the peer libraries into their own environment.
 
+bench-kernel-peers: $(KERNEL_PEERS)/.installed  ## Install neural-tangents into its own environment.
+
 clean:  ## Remove environments, caches and build products.
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(KERNEL_PEERS) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written last, so an interrupted step starts again; --clear removes what it left behind.
-$(VENV)/.created $(PEERS)/.created:
+$(VENV)/.created $(PEERS)/.created $(KERNEL_PEERS)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "wellposed needs Python 3.10 or newer; \
 	$(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv --clear $(@D)
@@ -54,4 +60,9 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/.created
 
 $(PEERS)/.installed: benchmarks/peers-constraints.txt | $(PEERS)/.created
 	$(PEERS)/bin/python -m pip install --quiet -c $< torch torchdeq jaxopt jax jaxlib scipy
+	@touch $@
+
+# Needs a Python that jaxlib 0.4.30 has wheels for: 3.10 to 3.12.
+$(KERNEL_PEERS)/.installed: benchmarks/kernel-peers-constraints.txt | $(KERNEL_PEERS)/.created
+	$(KERNEL_PEERS)/bin/python -m pip install --quiet -c $< neural-tangents jaxopt jax jaxlib numpy scipy
 	@touch $@

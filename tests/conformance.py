@@ -15,7 +15,7 @@ from torch import Tensor
 import wellposed as wp
 from problems import Problem, compute_dtype, flat
 from wellposed.linalg import AbstractJacobian
-from wellposed.solve import AbstractMap, AbstractSolver
+from wellposed.solve import AbstractMap, AbstractSolver, TunedStep
 
 SOLVERS: list[AbstractSolver] = [
     wp.Picard(),
@@ -36,6 +36,10 @@ SPLITTING: list[AbstractSolver] = [
     wp.PeacemanRachford(),
     wp.PeacemanRachford(step_size=0.2),
     wp.DouglasRachford(),
+    wp.ForwardBackward(TunedStep()),
+    wp.PeacemanRachford(None),
+    wp.PeacemanRachford(TunedStep()),
+    wp.DouglasRachford(TunedStep()),
 ]
 #: These evaluate f and nothing else; the others also take products with its Jacobian.
 EVALUATING = [solver for solver in SOLVERS if not isinstance(solver, (wp.NewtonKrylov, wp.Auto))]

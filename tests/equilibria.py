@@ -151,6 +151,22 @@ def convolution() -> Case:
     return Case(lambda: lambda z, x: torch.tanh(nn.functional.conv2d(z, K, padding=1) + x), x, (x, K))
 
 
+def network(make: Callable[..., wp.nn.AbstractNetwork]) -> Case:
+    """The cell inside a theory network: its input is the injection c; the recurrent matrix depends on A, and on B if any."""
+    model = make(2, 4, generator=torch.Generator().manual_seed(3), dtype=F64)
+    names = ("A", "B") if isinstance(model, wp.MonotoneDEQ) else ("A",)
+    c = leaf(3, 4, seed=2)
+    return Case(lambda: model.layer.cell, c, (c, *(getattr(model, name) for name in names)))
+
+
+def weight_tied() -> Case:
+    weights = [nn.Parameter(normal(3, 2, seed=0)), nn.Parameter(normal(2, 3, seed=1))]
+    biases = [nn.Parameter(normal(3, seed=3)), None]
+    x = leaf(3, 2, seed=2)
+    cell = wp.nn.weight_tied(weights, biases)
+    return Case(lambda: cell, x, (x, *weights, biases[0]))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "relu": lambda: dense(wp.nn.ReLU()),
     "tanh": lambda: dense(wp.nn.Tanh()),
@@ -166,4 +182,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "tuple": tuple_state,
     "dict": dict_state,
     "convolution": convolution,
+    "SkipDEQ": lambda: network(wp.SkipDEQ),
+    "MonotoneDEQ": lambda: network(lambda *args, **options: wp.MonotoneDEQ(*args, margin=0.5, **options)),
+    "weight tied": weight_tied,
 }

@@ -4,11 +4,13 @@ Exception
 └── WellposedError                 everything this package raises on purpose
     ├── InvalidArgument            (also ValueError) a value, shape, dtype or option that cannot work
     ├── InvalidType                (also TypeError) an object of the wrong kind
+    ├── MissingPackage             (also ImportError) an optional package is not installed
     ├── IllPosed                   (also RuntimeError) no proof that an equilibrium exists, and on_ill_posed="raise"
     └── NotConverged               (also RuntimeError) a solve failed and on_failure="raise"
         └── AdjointNotConverged    the same, for the linear solve inside backward
 UserWarning
 └── WellposedWarning
+    ├── DivergedWarning            a training run met a loss that is NaN or infinite, and went back
     ├── IllPosedWarning            no proof that an equilibrium exists, and on_ill_posed="warn"
     └── NotConvergedWarning        a solve failed and on_failure="warn"
         └── AdjointNotConvergedWarning the same, for the linear solve inside backward
@@ -23,10 +25,12 @@ from typing import Any
 __all__ = [
     "AdjointNotConverged",
     "AdjointNotConvergedWarning",
+    "DivergedWarning",
     "IllPosed",
     "IllPosedWarning",
     "InvalidArgument",
     "InvalidType",
+    "MissingPackage",
     "NotConverged",
     "NotConvergedWarning",
     "WellposedError",
@@ -45,6 +49,10 @@ class InvalidArgument(WellposedError, ValueError):
 
 class InvalidType(WellposedError, TypeError):
     """An object of the wrong kind."""
+
+
+class MissingPackage(WellposedError, ImportError):
+    """An optional package is not installed; the message says how to install it."""
 
 
 class IllPosed(WellposedError, RuntimeError):
@@ -69,6 +77,10 @@ class AdjointNotConverged(NotConverged):
 
 class WellposedWarning(UserWarning):
     """Every warning this package gives."""
+
+
+class DivergedWarning(WellposedWarning):
+    """The loss of a training run became NaN or infinite; the parameters went back to the last point where it was not."""
 
 
 class IllPosedWarning(WellposedWarning):

@@ -12,8 +12,8 @@ from problems import Problem, flat, gaussian, problem
 from wellposed import Status
 from wellposed._tree import Layout
 from wellposed.solve import FunctionMap, Tolerance, iterate, judge
-from wellposed.solve._iterate import relative, scaled_norm
 from wellposed.solve._line_search import backtrack
+from wellposed.solve._outcome import relative, scaled_norm
 from wellposed.solve._solver import Point
 
 TIGHT = Tolerance(1e-10, 0.0)

@@ -317,3 +317,14 @@ def test_a_line_search_of_everybody_proves_nothing_about_f() -> None:
 
     sol = wp.fixed_point(f, torch.zeros_like(x), wp.NewtonKrylov(), rtol=1e-10, on_failure="raise")
     assert torch.allclose(sol.value, x, rtol=1e-8)
+
+
+def test_the_default_dtype_of_torch_does_not_matter() -> None:
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        sol = wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3, 1, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(before)
+    assert sol.converged.all()
+    assert sol.rate.dtype == torch.float32

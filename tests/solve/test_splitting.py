@@ -180,15 +180,13 @@ def test_douglas_rachford_needs_no_margin() -> None:
     assert torch.allclose(middle.value, torch.linalg.solve(F, c.T).T, atol=1e-5)
 
 
-@reflecting
-def test_tanh_has_its_prox_at_step_size_one_only(kind: type) -> None:
+@every_splitting
+def test_smooth_activations_at_any_step_size(solver: AbstractSolver) -> None:
     p = problem("tanh")
-    sol = solve(p, kind(), dense=True)
+    assert isinstance(p.activation, Tanh)
+    sol = solve(p, solver, dense=True)
     assert sol.converged.all()
     check_right(p, sol)
-    with pytest.raises(InvalidArgument, match="prox of Tanh.* is known for step_size 1 only; got 0.5"):
-        solve(p, kind(0.5), dense=True)
-    assert isinstance(p.activation, Tanh)
 
 
 @every_splitting

@@ -1,5 +1,59 @@
-"""Certificates: from a model and data to a proof, or an honest 'not proved'."""
+"""Certificates: from a model and data to a proof, or an honest 'not proved'.
+
+The package is itself the function that most people need: `wellposed.certify(model, X, y)`.
+"""
+
+import sys
+import types
+from typing import Any
+
+from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._dispatch import certify
+from wellposed.certify._measure import Measurement
+from wellposed.certify._sensitivity import AbstractSensitivity, DescentBounds
+from wellposed.certify.gao2022 import gao2022
+from wellposed.certify.gao2023 import gao2023
+from wellposed.certify.generalization import GeneralizationBound, generalization_bound
+from wellposed.certify.ling2022 import ling2022
+from wellposed.certify.monitor import CertificateMonitor
+from wellposed.certify.nguyen2022 import nguyen2022
+from wellposed.certify.radius import radius
+from wellposed.certify.suggest import Suggestion, suggest
+from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
+from wellposed.nn import AbstractNetwork
 
-__all__ = ["Certificate", "Hypothesis", "Verdict"]
+__all__ = [
+    "AbstractSensitivity",
+    "Certificate",
+    "CertificateMonitor",
+    "DescentBounds",
+    "GeneralizationBound",
+    "Hypothesis",
+    "Measurement",
+    "Suggestion",
+    "Verdict",
+    "certify",
+    "contraction",
+    "gao2022",
+    "gao2023",
+    "generalization_bound",
+    "ling2022",
+    "monotone",
+    "nguyen2022",
+    "perron_frobenius",
+    "radius",
+    "suggest",
+]
+
+
+class _CallablePackage(types.ModuleType):
+    """So that `wp.certify(model, X, y)` and `wp.certify.suggest` both work."""
+
+    def __call__(self, model: AbstractNetwork, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any) -> Certificate:
+        return certify(model, X, y, theorem=theorem, **options)
+
+
+_CallablePackage.__call__.__doc__ = certify.__doc__
+sys.modules[__name__].__class__ = _CallablePackage

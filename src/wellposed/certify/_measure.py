@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
-from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ
+from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ, SkipDEQ
 
 __all__ = ["Measurement", "check_data", "down", "measure", "up"]
 
@@ -67,6 +68,7 @@ class Measurement:
         z_error: (n,) upper bounds of |z_i - z_i*|: the true equilibria are this near.
         v_error: Upper bound of |V - V*| in any entry.
         r_error: Upper bound of |r - r*|.
+        known: Bounds below that someone has already, by name; the others are made when asked for.
     """
 
     model: AbstractNetwork
@@ -81,6 +83,7 @@ class Measurement:
     z_error: Tensor
     v_error: float
     r_error: float
+    known: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def z_error_F(self) -> float:
@@ -90,12 +93,14 @@ class Measurement:
     @cached_property
     def Z_norm(self) -> float:
         """B, upper bound of |Z*|."""
+        if "Z_norm" in self.known:
+            return self.known["Z_norm"]
         return up(spectral_norm_upper(self.Z) + self.z_error_F)
 
     @cached_property
     def X_norm(self) -> float:
         """b, upper bound of |X|."""
-        return spectral_norm_upper(self.X)
+        return self.known["X_norm"] if "X_norm" in self.known else spectral_norm_upper(self.X)
 
     @cached_property
     def X_norm_F(self) -> float:
@@ -104,9 +109,39 @@ class Measurement:
     @cached_property
     def Z_least(self) -> float:
         """s0, lower bound of sigma_min(Z*) over its n rows; 0 if there are more samples than units."""
+        if "Z_least" in self.known:
+            return self.known["Z_least"]
         if self.Z.shape[0] > self.Z.shape[1]:
             return 0.0
         return max(0.0, down(least_singular_value_lower(self.Z) - self.z_error_F))
+
+    @cached_property
+    def features(self) -> Tensor:
+        """(n, k) F, what the read-out multiplies: Z, or [Z, C] for `SkipDEQ`."""
+        return torch.cat([self.Z, self.C], dim=1) if isinstance(self.model, SkipDEQ) else self.Z
+
+    @cached_property
+    def F_error(self) -> float:
+        """Upper bound of |F - F*|_F: the rounding of c is part of `z_error`."""
+        return 2 * self.z_error_F if isinstance(self.model, SkipDEQ) else self.z_error_F
+
+    @cached_property
+    def F_norm(self) -> float:
+        """Upper bound of |F*|."""
+        if "F_norm" in self.known:
+            return self.known["F_norm"]
+        return up(spectral_norm_upper(self.features) + self.F_error) if isinstance(self.model, SkipDEQ) else self.Z_norm
+
+    @cached_property
+    def F_least(self) -> float:
+        """Lower bound of sigma_min(F*) over its n rows; 0 if there are more samples than columns."""
+        if "F_least" in self.known:
+            return self.known["F_least"]
+        if not isinstance(self.model, SkipDEQ):
+            return self.Z_least
+        if self.features.shape[0] > self.features.shape[1]:
+            return 0.0
+        return max(0.0, down(least_singular_value_lower(self.features) - self.F_error))
 
     @cached_property
     def residual(self) -> float:
@@ -119,7 +154,15 @@ class Measurement:
         return float(self.r.square().sum()) / 2
 
 
-def measure(model: AbstractNetwork, X: Tensor, y: Tensor) -> Measurement | str:
+def measure(
+    model: AbstractNetwork,
+    X: Tensor,
+    y: Tensor,
+    *,
+    at: tuple[Tensor, Tensor] | None = None,
+    known: Callable[[AbstractNetwork, Tensor, Tensor, float], Mapping[str, float]] | None = None,
+    norm_upper: Callable[[Tensor], float] = spectral_norm_upper,
+) -> Measurement | str:
     """The measurement, or the reason why there is none.
 
     The equilibria that floating point finds are not the exact ones. With g_i = f(z_i) - z_i, including the rounding of its
@@ -130,6 +173,9 @@ def measure(model: AbstractNetwork, X: Tensor, y: Tensor) -> Measurement | str:
     Args:
         model: A theory network.
         X, y: From `check_data`.
+        at: (n, m) equilibria and adjoints found already, as good as they are; None solves for them.
+        known: From (twin, Z, C, |Z - Z*|_F) bounds that need not be made again.
+        norm_upper: Bounds |R|.
     """
     if any(not bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers())):
         return "A parameter has NaN or infinite entries."
@@ -139,31 +185,36 @@ def measure(model: AbstractNetwork, X: Tensor, y: Tensor) -> Measurement | str:
         twin.on_ill_posed = "ignore"
     with torch.no_grad():
         R = twin.recurrent()
-        contraction = spectral_norm_upper(R)
+        contraction = up(norm_upper(R))
         if isinstance(twin, MonotoneDEQ):
-            amplification = 1.0 + contraction / twin.margin
+            amplification = 1.0 + contraction / down(twin.margin)
         elif contraction < 1.0:
             amplification = 1.0 / (1.0 - contraction)
         else:
             return f"The contraction factor is only known to be at most {contraction:.6g}, not below 1."
-        at = twin.linearise(X)
-        if not bool(torch.isfinite(at.value).all()) or not bool(torch.isfinite(at.adjoint).all()):
-            return "The equilibrium or its adjoint is not finite in float64."
+        if at is None:
+            found = twin.linearise(X)
+            Z, P = found.value, found.adjoint
+        else:
+            Z, P = (tensor.detach().double().cpu() for tensor in at)
+        if not bool(torch.isfinite(Z).all()) or not bool(torch.isfinite(P).all()):
+            return "The equilibrium or its adjoint is not finite."
         C = twin.injection(X)
-        Z, P = at.value, at.adjoint
         V = torch.addmm(C, Z, R.t())
         rounding = _rounding(twin, R, X, C, Z)
         g = torch.linalg.vector_norm(torch.relu(V) - Z, dim=1) + rounding
         z_error = g * (amplification * (1 + _SCALAR))
-        v = twin.readout_weight()
         r = twin.readout(Z, C) - y
-        v_norm = float(torch.linalg.vector_norm(v))
-        z_F = float(torch.linalg.vector_norm(z_error))
-        # a product with m terms, the subtraction of y, and the parameters of a further read-out (counted by the slack of 4)
+        z_F = up(float(torch.linalg.vector_norm(z_error)))
+        # a product with m terms and the subtraction of y, for each of up to two read-outs
         terms = _UNIT * (R.shape[0] + 4) * 4 * (float(torch.linalg.vector_norm(Z)) + float(torch.linalg.vector_norm(C)))
+        v_norm = float(torch.linalg.vector_norm(twin.readout_weight()))
+        if isinstance(twin, SkipDEQ):  # the error of c is part of z_error
+            v_norm += float(torch.linalg.vector_norm(twin.v))
         r_error = up(v_norm * z_F + terms * _readout_norm(twin) + 4 * _UNIT * float(torch.linalg.vector_norm(y)))
         v_error = up(float((contraction * z_error + rounding).max()))
-    return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error)
+        bounds = {} if known is None else known(twin, Z, C, z_F)
+    return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error, bounds)
 
 
 def _rounding(model: AbstractNetwork, R: Tensor, X: Tensor, C: Tensor, Z: Tensor) -> Tensor:
@@ -178,7 +229,8 @@ def _rounding(model: AbstractNetwork, R: Tensor, X: Tensor, C: Tensor, Z: Tensor
     z, x, c = (torch.linalg.vector_norm(t, dim=1) for t in (Z, X, C))
     size = float(torch.linalg.vector_norm(R))
     if isinstance(model, MonotoneDEQ):
-        size += parts**2 + parts + math.sqrt(m)
+        A, B = (float(torch.linalg.vector_norm(parameter)) for parameter in (model.A, model.B))
+        size += A**2 + 2 * B + math.sqrt(m)
     return gamma * (size * z + parts * x + c)
 
 

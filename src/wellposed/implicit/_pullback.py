@@ -34,6 +34,10 @@ class AbstractPullback(abc.ABC):
     def take(self, rows: Tensor) -> AbstractPullback:
         """The same for some of the rows."""
 
+    def as_map(self, rhs: Tensor, v: Tensor) -> AdjointMap:
+        """u -> rhs + A u for a solver of fixed points, given rhs = rhs(v); a structured one may know more of itself."""
+        return AdjointMap(self, rhs)
+
 
 class JacobianPullback(AbstractPullback):
     """(I - J)^T u = v for any map: A = J^T at the equilibrium z."""
@@ -60,6 +64,10 @@ class AbstractStructuredMap(AbstractMap):
 
     A first derivative then costs no recorded evaluation of f at all. Higher derivatives go the general way, through `tracked`.
     """
+
+    def at_zero(self) -> Tensor | None:
+        """f(0), if it is known without an evaluation."""
+        return None
 
     @abc.abstractmethod
     def pullback(self, fz: Tensor) -> AbstractPullback:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wellposed.errors import NotConverged, NotConvergedWarning, WellposedError
 from wellposed.implicit._gradient import Context
-from wellposed.solve import AbstractMap, TransformedOutcome, concrete, iterate_transformed
+from wellposed.solve import AbstractMap, TransformedOutcome, concrete, iterate_transformed, user_level
 
 __all__ = ["solve_transformed", "with_tail"]
 
@@ -39,7 +39,7 @@ def report(outcome: TransformedOutcome, context: Context) -> None:
     )
     if context.on_failure == "raise":
         raise NotConverged(text)
-    warnings.warn(text, NotConvergedWarning, stacklevel=5)
+    warnings.warn(text, NotConvergedWarning, stacklevel=user_level())
 
 
 def with_tail(f: AbstractMap, outcome: TransformedOutcome, context: Context) -> Tensor:

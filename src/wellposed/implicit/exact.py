@@ -13,12 +13,13 @@ from wellposed._tree import Layout
 from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
 from wellposed.implicit._captured import Substitution, record
 from wellposed.implicit._gradient import AbstractGradient, Context
-from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, AdjointMap, JacobianPullback
+from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, JacobianPullback
 from wellposed.implicit._transformed import report, solve_transformed, with_tail
 from wellposed.linalg import AbstractLinearSolver
 from wellposed.solve import (
     AbstractMap,
     AbstractSolver,
+    AbstractSplitting,
     Auto,
     FunctionMap,
     Outcome,
@@ -54,7 +55,9 @@ class ImplicitGradient(AbstractGradient):
     Args:
         linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility; `Neumann` also needs the
             spectral radius of J below 1, which a monotone map does *not* promise), or a solver of fixed points for
-            u = v + J^T u. None takes `Auto()`, which begins with plain (Neumann) steps and ends with GMRES if it must.
+            u = v + J^T u. None takes `Auto()`, which begins with plain (Neumann) steps and ends with GMRES if it must. A
+            splitting such as `PeacemanRachford()` serves first derivatives of cells that know their resolvent, with the
+            factorization of the forward solve; derivatives of higher order take `Auto()` then.
         rtol: Relative tolerance of (1); None takes that of the forward solve.
         max_steps: Bound on the products; None takes that of the forward solve.
     """
@@ -100,7 +103,7 @@ class ImplicitGradient(AbstractGradient):
             u = linear.value
             solution = Solution(u, linear.residual, linear.residual * norm, linear.num_steps, linear.status, rate)
         else:
-            adjoint = AdjointMap(pullback, rhs)
+            adjoint = pullback.as_map(rhs, v if scale is None else v / scale)
             tolerance = Tolerance(rtol, 0.0)
             # f(0) = rhs is known, so the first evaluation is free, and a zero for all entries will do.
             if start is None:
@@ -135,6 +138,12 @@ class _Linear:
 
     def __init__(self, gradient: ImplicitGradient, f: AbstractMap, context: Context, captured: Sequence[Tensor] = ()) -> None:
         self.gradient, self.f, self.context, self.captured = gradient, f, context, captured
+
+    def general(self) -> _Linear:
+        """The same for the system in its general form (I - J)^T u = v, which a splitting cannot solve: `Auto` does."""
+        if not isinstance(self.gradient.linear_solver, AbstractSplitting):
+            return self
+        return _Linear(replace(self.gradient, linear_solver=None), self.f, self.context, self.captured)
 
     def adjoint(self, z: Tensor, v: Tensor, fz: Tensor) -> Tensor:
         """(I - J)^-T v, differentiable if a graph is being made."""
@@ -302,6 +311,7 @@ class _StructuredRoot(torch.autograd.Function):
         linear, f = ctx.linear, ctx.linear.f
         making_graph = torch.is_grad_enabled()
         if making_graph or transforms_active():
+            linear = linear.general()
             u = linear.adjoint(z, v, fz)
             # The partial derivatives with z held: z itself depends on the inputs, their aliases stand for the rest.
             with torch.enable_grad(), torch.autocast(z.device.type, enabled=False):

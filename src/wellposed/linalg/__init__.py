@@ -4,6 +4,7 @@ from wellposed.linalg.bounds import least_eigenvalue_lower, least_singular_value
 from wellposed.linalg.direct import batched_solve
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian
 from wellposed.linalg.krylov import GMRES, AbstractLinearSolver, BiCGStab, Dense, LinearSolution, Neumann
+from wellposed.linalg.norm_test import norm_is_below
 from wellposed.linalg.spectral_radius import spectral_radius_estimate
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "batched_solve",
     "least_eigenvalue_lower",
     "least_singular_value_lower",
+    "norm_is_below",
     "spectral_norm_upper",
     "spectral_radius_estimate",
 ]

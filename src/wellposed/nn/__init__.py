@@ -12,9 +12,11 @@ from wellposed.nn.activations import (
     Tanh,
 )
 from wellposed.nn.cell import AbstractCell, DenseCell
+from wellposed.nn.constructions import UnrolledNetwork, WeightTiedCell, unrolled, weight_tied
 from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.models import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
-from wellposed.nn.parametrizations import Monotone, Spectral
+from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell, TierWeights
+from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spectral, conv_norm_upper
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "AbstractCell",
     "AbstractContraction",
     "AbstractNetwork",
+    "ConvNormBall",
     "DenseCell",
     "EquilibriumLayer",
     "GaussianDEQ",
@@ -32,7 +35,11 @@ __all__ = [
     "LeakyReLU",
     "Linearised",
     "Monotone",
+    "MonotoneClassifier",
+    "MonotoneConvCell",
     "MonotoneDEQ",
+    "MonotoneTierCell",
+    "NormBall",
     "ReLU",
     "Sigmoid",
     "SkipDEQ",
@@ -41,4 +48,10 @@ __all__ = [
     "Spectral",
     "TangentFeatures",
     "Tanh",
+    "TierWeights",
+    "UnrolledNetwork",
+    "WeightTiedCell",
+    "conv_norm_upper",
+    "unrolled",
+    "weight_tied",
 ]

@@ -1,20 +1,51 @@
-"""Activations with what solvers and adjoints need to know of them."""
+r"""Activations as proximal operators: s = prox of a convex potential p, with what solvers, adjoints and objectives ask of it.
+
+    activation        s(v)              p(y)                                        slopes     prox of a p at v
+    Identity          v                 0                                           {1}        v
+    ReLU              max(v, 0)         0 on y >= 0                                 [0, 1]     s(v)
+    LeakyReLU(b)      max(v, b v)       (1/b - 1) y^2/2 on y < 0, 0 on y >= 0       [b, 1]     v if v >= 0, else v/(1 + a(1/b - 1))
+    SoftThreshold(t)  sgn(v)(|v| - t)+  t |y|                                       [0, 1]     soft threshold at a t
+    Tanh              tanh v            y artanh y + log(1 - y^2)/2 - y^2/2         [0, 1]     a scalar equation
+    Sigmoid           1/(1 + e^-v)      y log y + (1-y) log(1-y) - y^2/2            [0, 1/4]   a scalar equation
+    Softplus          log(1 + e^v)      Li_2(e^-y) - pi^2/6 on y >= 0               [0, 1]     a scalar equation
+
+p is infinite outside the closed range of s and is fixed up to a constant. The scalar equation: y + a p'(y) = v, with y = s(w)
+and so p'(y) = w - y, reads (1 - a) s(w) + a w = v, whose left side increases in w ([winston2020] gives the potentials of
+ReLU, tanh, sigmoid and softplus in its Table 1).
+"""
 
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument
+from wellposed.nn._scalar import bernoulli_series, increasing_root
+from wellposed.solve import check_interval
 
-__all__ = ["AbstractActivation", "Identity", "ReLU", "Tanh"]
+__all__ = [
+    "ACTIVATIONS",
+    "AbstractActivation",
+    "Identity",
+    "LeakyReLU",
+    "ReLU",
+    "Sigmoid",
+    "SoftThreshold",
+    "Softplus",
+    "Tanh",
+]
 
 
 class AbstractActivation(abc.ABC):
-    """An elementwise, non-decreasing, 1-Lipschitz function: the proximal operator of a convex potential. Stateless."""
+    """An elementwise, non-decreasing, 1-Lipschitz function: the proximal operator of a convex potential. Stateless.
+
+    The four abstract methods are enough for every solver and gradient; `potential`, `primitive` and `conjugate` serve those who
+    look at an equilibrium as a minimiser, and `slope_bounds` those who bound its sensitivity.
+    """
 
     @abc.abstractmethod
     def __call__(self, v: Tensor) -> Tensor:
@@ -29,8 +60,45 @@ class AbstractActivation(abc.ABC):
         """The derivative where the *value* is y, in the dtype of y; None if it is 1 everywhere."""
 
     @abc.abstractmethod
-    def prox(self, v: Tensor, step_size: float) -> Tensor:
-        """The proximal operator of `step_size` times the potential; at step_size 1 the activation itself."""
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
+        """The proximal operator of `step_size` times the potential; at step_size 1 the activation itself.
+
+        Args:
+            v: Any shape.
+            step_size: Positive; a tensor must broadcast with v.
+        """
+
+    @property
+    def slope_bounds(self) -> tuple[float, float]:
+        """(least, largest) derivative, or the interval's ends if they are only approached."""
+        return 0.0, 1.0
+
+    @property
+    def lipschitz(self) -> float:
+        """The Lipschitz constant: the largest slope."""
+        return self.slope_bounds[1]
+
+    def derivative(self, v: Tensor) -> Tensor:
+        """s'(v), elementwise."""
+        slope = self.slope(self(v))
+        return torch.ones_like(v) if slope is None else slope
+
+    def potential(self, y: Tensor) -> Tensor:
+        """p(y) elementwise, infinite outside the domain: s(v) minimises p(y) + (y - v)^2/2 over y."""
+        raise self._unknown("potential")
+
+    def primitive(self, v: Tensor) -> Tensor:
+        """The integral of s from 0 to v, elementwise: convex, with gradient s."""
+        raise self._unknown("primitive")
+
+    def conjugate(self, w: Tensor) -> Tensor:
+        """sup over y of w y - p(y), elementwise: the Fenchel conjugate of the potential."""
+        raise self._unknown("conjugate")
+
+    def _unknown(self, what: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"{type(self).__name__} does not tell its {what}. Implement {what}() in it, or use an activation of wellposed.nn."
+        )
 
 
 @dataclass(frozen=True)
@@ -46,29 +114,95 @@ class ReLU(AbstractActivation):
     def slope(self, y: Tensor) -> Tensor:
         return (y > 0).to(y.dtype)
 
-    def prox(self, v: Tensor, step_size: float) -> Tensor:
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
         return torch.relu(v)
+
+    def potential(self, y: Tensor) -> Tensor:
+        return _indicator(y, y >= 0)
+
+    def primitive(self, v: Tensor) -> Tensor:
+        return torch.relu(v).square() / 2
+
+    def conjugate(self, w: Tensor) -> Tensor:
+        return _indicator(w, w <= 0)
 
 
 @dataclass(frozen=True)
-class Tanh(AbstractActivation):
-    """tanh(v). Its proximal operator has a closed form at step size 1 only."""
+class LeakyReLU(AbstractActivation):
+    """v where v >= 0, b v where v < 0. Its derivative at 0 is taken as b, as in PyTorch.
+
+    Args:
+        negative_slope: b, in (0, 1); for 0 use `ReLU`, for 1 `Identity`.
+    """
+
+    negative_slope: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_interval("LeakyReLU", "negative_slope", self.negative_slope, low=0.0, high=1.0, closed="neither")
 
     def __call__(self, v: Tensor) -> Tensor:
-        return torch.tanh(v)
+        return torch.nn.functional.leaky_relu(v, self.negative_slope)
 
     def apply_(self, v: Tensor) -> Tensor:
-        return v.tanh_()
+        return torch.nn.functional.leaky_relu_(v, self.negative_slope)
 
     def slope(self, y: Tensor) -> Tensor:
-        return 1 - y * y
+        return torch.full_like(y, self.negative_slope).masked_fill_(y > 0, 1.0)
 
-    def prox(self, v: Tensor, step_size: float) -> Tensor:
-        if step_size != 1.0:
-            raise InvalidArgument(
-                f"The prox of Tanh() is known for step_size 1 only; got {step_size:g}. Use step_size=1.0, or another solver."
-            )
-        return torch.tanh(v)
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
+        return torch.where(v >= 0, v, v / (1 + step_size * self._curvature))
+
+    @property
+    def _curvature(self) -> float:
+        return 1 / self.negative_slope - 1
+
+    @property
+    def slope_bounds(self) -> tuple[float, float]:
+        return self.negative_slope, 1.0
+
+    def potential(self, y: Tensor) -> Tensor:
+        return self._curvature / 2 * y.clamp(max=0).square()
+
+    def primitive(self, v: Tensor) -> Tensor:
+        return self(v) * v / 2
+
+    def conjugate(self, w: Tensor) -> Tensor:
+        return torch.where(w <= 0, w.square() / (2 * self._curvature), torch.inf)
+
+
+@dataclass(frozen=True)
+class SoftThreshold(AbstractActivation):
+    """sgn(v) max(|v| - t, 0): the proximal operator of t |y|, which makes equilibria sparse. Its derivative at |v| = t is 0.
+
+    Args:
+        threshold: t, positive.
+    """
+
+    threshold: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_interval("SoftThreshold", "threshold", self.threshold, low=0.0)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return torch.nn.functional.softshrink(v, self.threshold)
+
+    def apply_(self, v: Tensor) -> Tensor:
+        return v.copy_(self(v))
+
+    def slope(self, y: Tensor) -> Tensor:
+        return (y != 0).to(y.dtype)
+
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
+        return v.sgn() * (v.abs() - step_size * self.threshold).clamp(min=0)
+
+    def potential(self, y: Tensor) -> Tensor:
+        return self.threshold * y.abs()
+
+    def primitive(self, v: Tensor) -> Tensor:
+        return self(v).square() / 2
+
+    def conjugate(self, w: Tensor) -> Tensor:
+        return _indicator(w, w.abs() <= self.threshold)
 
 
 @dataclass(frozen=True)
@@ -84,5 +218,146 @@ class Identity(AbstractActivation):
     def slope(self, y: Tensor) -> None:
         return None
 
-    def prox(self, v: Tensor, step_size: float) -> Tensor:
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
         return v
+
+    @property
+    def slope_bounds(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
+    def potential(self, y: Tensor) -> Tensor:
+        return torch.zeros_like(y)
+
+    def primitive(self, v: Tensor) -> Tensor:
+        return v.square() / 2
+
+    def conjugate(self, w: Tensor) -> Tensor:
+        return _indicator(w, w == 0)
+
+
+class _Smooth(AbstractActivation):
+    """An activation with a positive derivative everywhere: its prox solves a scalar equation."""
+
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
+        if isinstance(step_size, (int, float)) and step_size == 1.0:
+            return self(v)
+        a = torch.as_tensor(step_size, dtype=v.dtype, device=v.device)
+
+        def g(w: Tensor) -> tuple[Tensor, Tensor]:  # (1 - a) s(w) + a w - v, with slopes between min(a, 1) and max(a, 1)
+            y = self(w)
+            slope = self.slope(y)
+            assert slope is not None
+            return (1 - a) * y + a * w - v, (1 - a) * slope + a
+
+        radius = ((1 - a) * (self(v) - v) / a.clamp(max=1.0)).abs()
+        return self(increasing_root(g, v - radius, v + radius))
+
+    def conjugate(self, w: Tensor) -> Tensor:
+        """p*(w) = w y - p(y) at the y = s(v) with p'(y) = v - s(v) = w."""
+
+        def g(v: Tensor) -> tuple[Tensor, Tensor]:
+            y = self(v)
+            slope = self.slope(y)
+            assert slope is not None
+            return v - y - w, 1 - slope
+
+        y = self(increasing_root(g, w - 1, w + 1))  # |s| <= 1
+        return w * y - self.potential(y)
+
+
+@dataclass(frozen=True)
+class Tanh(_Smooth):
+    """tanh(v)."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return torch.tanh(v)
+
+    def apply_(self, v: Tensor) -> Tensor:
+        return v.tanh_()
+
+    def slope(self, y: Tensor) -> Tensor:
+        return 1 - y * y
+
+    def potential(self, y: Tensor) -> Tensor:
+        inside = y.clamp(-1, 1)  # y artanh y + log(1 - y^2)/2, in a form that is finite at the ends
+        entropy = (torch.xlogy(1 + inside, 1 + inside) + torch.xlogy(1 - inside, 1 - inside)) / 2
+        return torch.where(y.abs() <= 1, entropy - y.square() / 2, torch.inf)
+
+    def primitive(self, v: Tensor) -> Tensor:
+        return v.abs() + torch.log1p(torch.exp(-2 * v.abs())) - math.log(2)  # log cosh v
+
+
+@dataclass(frozen=True)
+class Sigmoid(_Smooth):
+    """1/(1 + exp(-v))."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return torch.sigmoid(v)
+
+    def apply_(self, v: Tensor) -> Tensor:
+        return v.sigmoid_()
+
+    def slope(self, y: Tensor) -> Tensor:
+        return y * (1 - y)
+
+    @property
+    def slope_bounds(self) -> tuple[float, float]:
+        return 0.0, 0.25
+
+    def potential(self, y: Tensor) -> Tensor:
+        inside = y.clamp(0, 1)
+        entropy = torch.xlogy(inside, inside) + torch.xlogy(1 - inside, 1 - inside)
+        return torch.where((y >= 0) & (y <= 1), entropy - y.square() / 2, torch.inf)
+
+    def primitive(self, v: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(v) - math.log(2)
+
+
+@dataclass(frozen=True)
+class Softplus(_Smooth):
+    """log(1 + exp(v)), without the threshold at which PyTorch's default turns linear."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return torch.logaddexp(v, torch.zeros_like(v))
+
+    def apply_(self, v: Tensor) -> Tensor:
+        return v.copy_(self(v))
+
+    def slope(self, y: Tensor) -> Tensor:
+        return -torch.expm1(-y)
+
+    def potential(self, y: Tensor) -> Tensor:
+        """Li_2(e^-y) - pi^2/6, by Euler's reflection Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) near y = 0."""
+        small = y.clamp(0, math.log(2))
+        large = y.clamp(min=math.log(2))
+        near = torch.xlogy(small, -torch.expm1(-small)) - bernoulli_series(small)
+        far = bernoulli_series(-torch.log1p(-torch.exp(-large))) - math.pi**2 / 6
+        return torch.where(y < 0, torch.inf, torch.where(y <= math.log(2), near, far))
+
+    def primitive(self, v: Tensor) -> Tensor:
+        """-Li_2(-e^v) - pi^2/12 for v <= 0; softplus(t) = t + softplus(-t) gives the other half."""
+        lower = -bernoulli_series(-self(-v.abs())) - math.pi**2 / 12
+        return torch.where(v <= 0, lower, v.square() / 2 - lower)
+
+    def conjugate(self, w: Tensor) -> Tensor:
+        y = -torch.log(-torch.expm1(w.clamp(max=0)))  # p'(y) = log(1 - e^-y) = w
+        finite = w < 0
+        y = torch.where(finite, y, 1.0)
+        limit = torch.where(w == 0, math.pi**2 / 6, torch.inf)  # -p(infinity) at w = 0
+        return torch.where(finite, w * y - self.potential(y), limit.to(w.dtype))
+
+
+def _indicator(y: Tensor, inside: Tensor) -> Tensor:
+    return torch.zeros_like(y).masked_fill(~inside, torch.inf)
+
+
+#: One of each, with default parameters: the table at the top of this module.
+ACTIVATIONS: tuple[AbstractActivation, ...] = (
+    Identity(),
+    ReLU(),
+    LeakyReLU(),
+    SoftThreshold(),
+    Tanh(),
+    Sigmoid(),
+    Softplus(),
+)

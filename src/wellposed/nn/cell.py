@@ -13,6 +13,8 @@ from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.dense_map import DenseMap
+from wellposed.nn.operator import Memory
+from wellposed.nn.parametrizations.monotone import Monotone
 from wellposed.nn.parametrizations.spectral import Spectral
 from wellposed.solve import AbstractMap, check_positive_integer
 
@@ -49,14 +51,15 @@ class DenseCell(AbstractCell):
         in_features: d.
         width: m.
         activation: s; `ReLU()` if not given.
-        weight: Keeps the recurrent matrix well-posed, e.g. `Spectral(bound=0.95)`: it is applied to the parameter W at
-            every solve. None uses W as it is.
+        weight: Keeps the recurrent matrix well-posed: `Spectral(bound=0.95)` is applied to the parameter W at every solve;
+            `Monotone(margin=0.1)` makes W of parameters A and B instead, A_ij, B_ij ~ N(0, 1/(4m)) at the start. None uses
+            W as it is.
         bias: Whether there is a b.
         generator: Of the initialization.
         device, dtype: Of the parameters.
 
     Attributes:
-        W: (m, m). U: (m, d). b: (m,) or None.
+        W: (m, m); for `Monotone` A: (m, m) and B: (m, m). U: (m, d). b: (m,) or None.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class DenseCell(AbstractCell):
         width: int,
         activation: AbstractActivation | None = None,
         *,
-        weight: Spectral | None = None,
+        weight: Spectral | Monotone | None = None,
         bias: bool = True,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
@@ -87,12 +90,21 @@ class DenseCell(AbstractCell):
         self.in_features, self.width, self.activation = in_features, width, activation
         self.weight = weight
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.W = nn.Parameter(torch.randn(width, width, generator=generator, **options) * math.sqrt(0.16 / width))
+        if isinstance(weight, Monotone):
+            for name in ("A", "B"):
+                start = torch.randn(width, width, generator=generator, **options) / math.sqrt(4 * width)
+                self.register_parameter(name, nn.Parameter(start))
+        else:
+            self.W = nn.Parameter(torch.randn(width, width, generator=generator, **options) * math.sqrt(0.16 / width))
         self.U = nn.Parameter(torch.randn(width, in_features, generator=generator, **options) * math.sqrt(2 / in_features))
         self.b = nn.Parameter(torch.zeros(width, **options)) if bias else None
+        self._memory = Memory()
 
     def recurrent(self) -> Tensor:
         """(m, m) the matrix that multiplies z: W, as its parametrization makes it."""
+        if isinstance(self.weight, Monotone):
+            W: Tensor = self.weight(self.A, self.B)
+            return W
         return self.W if self.weight is None else self.weight(self.W)
 
     def bind(self, x: Tensor) -> DenseMap:
@@ -101,15 +113,15 @@ class DenseCell(AbstractCell):
         b: Tensor | None = self.b
         if W.dtype in LOW_PRECISION or x.dtype in LOW_PRECISION:
             x, W, U, b = x.float(), W.float(), U.float(), None if b is None else b.float()
-        return DenseMap(W, nn.functional.linear(x, U, b), self.activation)
+        return DenseMap(W, nn.functional.linear(x, U, b), self.activation, self._memory)
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.in_features:
             seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise InvalidArgument(f"DenseCell expects x of shape (batch, {self.in_features}); got {seen}.")
-        if _solved_in(x.dtype) != _solved_in(self.W.dtype):
+        if _solved_in(x.dtype) != _solved_in(self.U.dtype):
             raise InvalidType(
-                f"DenseCell has {self.W.dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({self.W.dtype})."
+                f"DenseCell has {self.U.dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({self.U.dtype})."
             )
         return (x.shape[0], self.width)
 

@@ -13,7 +13,6 @@ from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.implicit import AbstractGradient, AbstractStructuredMap, Context, ImplicitGradient
 from wellposed.nn.cell import AbstractCell
-from wellposed.nn.dense_map import DenseMap
 from wellposed.solve import (
     AbstractMap,
     AbstractSolver,
@@ -167,6 +166,10 @@ class EquilibriumLayer(nn.Module):
         """
         if not isinstance(self.gradient, ImplicitGradient):
             raise InvalidType(f"linearise solves the exact adjoint; it needs ImplicitGradient(), not {self.gradient!r}.")
+        if transforms_active():
+            raise WellposedError(
+                "EquilibriumLayer.linearise decides by values, which torch.func transforms hide. Call it outside of them."
+            )
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             f, start, layout = self._bind(x, z0)
             if not isinstance(f, AbstractStructuredMap):
@@ -232,7 +235,7 @@ class EquilibriumLayer(nn.Module):
 
     def _solve(self, f: AbstractMap, z: Tensor, tolerance: Tolerance, *, record: bool = False) -> Outcome:
         with torch.no_grad():
-            first = f.at_zero() if isinstance(f, DenseMap) and not bool(z.any()) else None
+            first = f.at_zero() if isinstance(f, AbstractStructuredMap) and not bool(z.any()) else None
             return iterate(
                 f,
                 z.detach(),
@@ -241,7 +244,7 @@ class EquilibriumLayer(nn.Module):
                 max_steps=self.max_steps,
                 first=first,
                 record=record,
-                keep_image=isinstance(f, DenseMap),
+                keep_image=isinstance(f, AbstractStructuredMap),
             )
 
     def _judge(self, outcome: Outcome, layout: Layout, tolerance: Tolerance) -> Solution:

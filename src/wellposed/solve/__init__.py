@@ -1,9 +1,10 @@
 """Solving z = f(z), every sample by itself. Start reading at `_fixed_point.py`, then `_iterate.py`: the loop."""
 
-from wellposed.solve._failure import apply_policy, check_policy
+from wellposed.solve._failure import apply_policy, check_policy, user_level
 from wellposed.solve._fixed_point import as_solution, check_options, fixed_point
-from wellposed.solve._iterate import Outcome, Tolerance, iterate, judge
+from wellposed.solve._iterate import iterate, judge
 from wellposed.solve._map import AbstractMap, FunctionMap
+from wellposed.solve._outcome import Outcome, Tolerance
 from wellposed.solve._solution import Solution
 from wellposed.solve._solver import (
     AbstractSolver,
@@ -19,12 +20,20 @@ from wellposed.solve.auto import Auto
 from wellposed.solve.broyden import Broyden
 from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.picard import Picard
-from wellposed.solve.splitting import AbstractSplitMap, DouglasRachford, ForwardBackward, PeacemanRachford
+from wellposed.solve.splitting import (
+    AbstractSplitMap,
+    AbstractSplitting,
+    DouglasRachford,
+    ForwardBackward,
+    PeacemanRachford,
+    TunedStep,
+)
 
 __all__ = [
     "AbstractMap",
     "AbstractSolver",
     "AbstractSplitMap",
+    "AbstractSplitting",
     "AbstractWatch",
     "Anderson",
     "Auto",
@@ -41,6 +50,7 @@ __all__ = [
     "Step",
     "Tolerance",
     "TransformedOutcome",
+    "TunedStep",
     "apply_policy",
     "as_solution",
     "check_interval",
@@ -53,4 +63,5 @@ __all__ = [
     "iterate_transformed",
     "judge",
     "transforms_active",
+    "user_level",
 ]

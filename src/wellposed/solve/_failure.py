@@ -13,7 +13,7 @@ from wellposed.errors import InvalidArgument, NotConverged, NotConvergedWarning,
 from wellposed.solve._solution import Solution
 from wellposed.status import Status
 
-__all__ = ["apply_policy", "check_policy"]
+__all__ = ["apply_policy", "check_policy", "user_level"]
 
 POLICIES = ("raise", "warn", "ignore")
 
@@ -43,10 +43,10 @@ def apply_policy(
     message = describe_failure(solution, who=who, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
     if on_failure == "raise":
         raise error(message, solution)
-    warnings.warn(message, warning, stacklevel=_user_level())
+    warnings.warn(message, warning, stacklevel=user_level())
 
 
-def _user_level() -> int:
+def user_level() -> int:
     """The `stacklevel`, seen from our caller, of the first frame outside this package and torch, whose wrappers lie between."""
     frame: FrameType | None = sys._getframe(1)
     level = 1

@@ -12,8 +12,9 @@ from torch import Tensor
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.solve._failure import apply_policy, check_policy
-from wellposed.solve._iterate import Outcome, Tolerance, iterate, relative
+from wellposed.solve._iterate import iterate
 from wellposed.solve._map import AbstractMap, FunctionMap
+from wellposed.solve._outcome import Outcome, Tolerance, relative
 from wellposed.solve._solution import Solution
 from wellposed.solve._solver import AbstractSolver
 from wellposed.solve._transforms import transforms_active

@@ -7,7 +7,6 @@ what the map is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,10 +14,12 @@ from torch import Tensor
 
 from wellposed.solve import _workspace as workspace
 from wellposed.solve._map import AbstractMap
+from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
+from wellposed.solve._rows import Rows
 from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
 from wellposed.status import Status
 
-__all__ = ["Outcome", "Tolerance", "iterate", "judge", "relative", "scaled_norm"]
+__all__ = ["iterate", "judge"]
 
 #: A residual this many times the least one seen is called divergence: in float32 nothing of the start is left by then.
 GROWTH_LIMIT = 1e8
@@ -26,85 +27,6 @@ GROWTH_LIMIT = 1e8
 RUNAWAY_LIMIT = 10.0
 #: Buffers kept for f to write to; a step needs one.
 ENOUGH_FREE = 2
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """A sample is done when |f(z) - z| <= max(rtol |f(z)|, atol)."""
-
-    rtol: float
-    atol: float
-
-    def target(self, f_norm: Tensor) -> Tensor:
-        """(batch,) the |f(z) - z| at which a sample is done."""
-        target = f_norm * self.rtol
-        return target.clamp_min_(self.atol) if self.atol > 0 else target
-
-
-@dataclass
-class Outcome:
-    """Per-sample results, filled as samples leave.
-
-    Attributes:
-        value: (batch, features).
-        g_norm, f_norm: (batch,) |f(z) - z| and |f(z)| at `value`.
-        steps: (batch,) evaluations.
-        codes: (batch,) of `Status`.
-        rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
-        image: (batch, features) f at `value`, if kept.
-        history: [(samples, their evaluations, their relative residuals)] in order of time, if recorded.
-    """
-
-    value: Tensor
-    g_norm: Tensor
-    f_norm: Tensor
-    steps: Tensor
-    codes: Tensor
-    rate: Tensor
-    image: Tensor | None = None
-    history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-
-    @classmethod
-    def like(cls, z: Tensor, keep_image: bool) -> Outcome:
-        """An outcome to be filled for the samples of z."""
-        batch = z.shape[0]
-        real = [torch.full((batch,), torch.nan, dtype=z.dtype, device=z.device) for _ in range(3)]
-        whole = [torch.zeros(batch, dtype=torch.int64, device=z.device) for _ in range(2)]
-        value = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-        image = torch.empty_like(value) if keep_image else None
-        return cls(value, real[0], real[1], whole[0], whole[1], real[2], image)
-
-
-@dataclass
-class _Rows:
-    """Active samples: where they stand, and the best point each has seen."""
-
-    index: Tensor  # (rows,) which samples of the whole batch
-    z: Tensor
-    fz: Tensor
-    evaluations: Tensor  # (rows,)
-    first_r: Tensor  # (rows,) |f(z) - z| and |f(z)| at the very start
-    first_s: Tensor
-    worst_r: Tensor  # (rows,) the largest |f(z) - z| seen
-    best_z: Tensor
-    best_r: Tensor  # (rows,) |f(z) - z| and |f(z)| there
-    best_s: Tensor
-    best_f: Tensor | None  # f(best_z), if it is kept
-
-    def take(self, rows: Tensor) -> _Rows:
-        taken: dict[int, Any] = {id(None): None}  # what is the same tensor before is the same tensor after, copied once
-        parts: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if id(value) not in taken:
-                taken[id(value)] = value[rows]
-            parts[name] = taken[id(value)]
-        return _Rows(**parts)
-
-    @staticmethod
-    def cat(parts: list[_Rows]) -> _Rows:
-        columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
-        whole: dict[str, Any] = {name: None if v[0] is None else torch.cat(v) for name, v in columns.items()}
-        return _Rows(**whole)
 
 
 def iterate(
@@ -139,14 +61,14 @@ def iterate(
     fz = f(z) if first is None else first
     best_f = fz if keep_image else None
     nothing = torch.zeros_like(unknown)
-    rows = _Rows(torch.arange(batch, device=z.device), z, fz, once, unknown, unknown, nothing, z, unknown, unknown, best_f)
+    rows = Rows(torch.arange(batch, device=z.device), z, fz, once, unknown, unknown, nothing, z, unknown, unknown, best_f)
     part = f
     for stage, watch in solver.stages():
         run = _Stage(part, rows, stage, watch=watch, tolerance=tolerance, max_steps=max_steps, outcome=outcome)
         handed = run.run(record)
         if not handed:
             break
-        rows = _Rows.cat(handed)
+        rows = Rows.cat(handed)
         rows = rows.take(rows.index.argsort())
         part = f.take(rows.index) if rows.index.shape[0] < batch else f
     return outcome
@@ -183,7 +105,7 @@ class _Stage:
     def __init__(
         self,
         f: AbstractMap,
-        rows: _Rows,
+        rows: Rows,
         solver: AbstractSolver,
         *,
         watch: AbstractWatch | None,
@@ -197,12 +119,12 @@ class _Stage:
         self.foreign = (rows.z, rows.fz)  # may be the caller's: their memory is not ours to reuse
         self.most = int(rows.evaluations.max())  # evaluations of the sample that has had most
         self.small = torch.finfo(rows.z.dtype).tiny ** 0.5 * 1e3  # norms below have lost digits to underflow
-        self.handed: list[_Rows] = []
+        self.handed: list[Rows] = []
         self.state: Any = None
         self.lent: list[Tensor] = []  # buffers of the workspace, full size
         self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, that nobody reads
 
-    def run(self, record: bool) -> list[_Rows]:
+    def run(self, record: bool) -> list[Rows]:
         """Returns the samples that the next stage should take over."""
         differences = workspace.take(self.rows.fz)
         self._loop(record, differences)
@@ -304,7 +226,7 @@ class _Stage:
         rows.first_s = torch.where(rows.first_r.isinf(), s, rows.first_s)
         rows.first_r = torch.where(rows.first_r.isinf(), r, rows.first_r)
 
-    def _spare(self, rows: _Rows) -> Tensor | None:
+    def _spare(self, rows: Rows) -> Tensor | None:
         """A buffer for f to write to, if it does."""
         if not self._reuses():
             return None
@@ -366,7 +288,7 @@ class _Stage:
             else:
                 self._gather(out.image, chosen, done, point.fz, rows.best_f)
         steps = rows.evaluations
-        rate = (point.r / rows.first_r) ** (1.0 / (steps - 1).clamp_min(1))
+        rate = (point.r / rows.first_r) ** (steps - 1).clamp_min(1).to(point.r.dtype).reciprocal()
         for target, source in (
             (out.g_norm, torch.where(done, point.r, rows.best_r)),
             (out.f_norm, torch.where(done, s, rows.best_s)),
@@ -406,15 +328,3 @@ class _Stage:
     def _record(self, r: Tensor, s: Tensor) -> None:
         active = slice(None) if self.idle is None else ~self.idle
         self.outcome.history.append((self.rows.index[active], self.rows.evaluations[active], relative(r, s)[active]))
-
-
-def scaled_norm(v: Tensor) -> Tensor:
-    """(batch,) norms of rows, whatever their size: each is divided by its largest entry first."""
-    largest = torch.linalg.vector_norm(v, torch.inf, dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
-    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
-    return torch.linalg.vector_norm(v / scale.unsqueeze(1), dim=1) * scale
-
-
-def relative(g_norm: Tensor, f_norm: Tensor) -> Tensor:
-    """|f(z) - z| / |f(z)|, 0 where both are 0."""
-    return torch.where(g_norm == 0, torch.zeros_like(g_norm), g_norm / f_norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION
-from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType
+from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient
 from wellposed.nn.activations import ReLU
 from wellposed.nn.cell import AbstractCell
@@ -18,7 +19,7 @@ from wellposed.nn.dense_map import DenseMap
 from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.models._norm_bound import NormBound
 from wellposed.nn.tangent import GramProduct, TangentFeatures
-from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active
+from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active, user_level
 
 __all__ = ["AbstractContraction", "AbstractNetwork"]
 
@@ -120,8 +121,9 @@ class AbstractNetwork(nn.Module, abc.ABC):
     def tangent_features(self, X: Tensor) -> TangentFeatures:
         """What the tangent kernel is made of: see `TangentFeatures`. Parameters that do not require a gradient have no part."""
         at = self.linearise(X)
-        with torch.no_grad():
-            tangent = self._tangent(X, self.injection(X), at.value, at.adjoint)
+        with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
+            C = self.injection(X).to(at.value.dtype)  # low precision is lifted, as in the solve
+            tangent = self._tangent(X.to(C.dtype), C, at.value, at.adjoint)
         trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         return TangentFeatures(tangent.features, {name: part for name, part in tangent.terms.items() if name in trained})
 
@@ -135,19 +137,29 @@ class AbstractNetwork(nn.Module, abc.ABC):
             at: From `linearise(X)`, at the present parameters.
             r: (n,).
         """
+        self._check(X)
+        if not isinstance(r, Tensor) or r.shape != at.value.shape[:1] or r.shape != X.shape[:1]:
+            seen = tuple(r.shape) if isinstance(r, Tensor) else type(r).__name__
+            raise InvalidArgument(
+                f"gradients needs one r for each sample, of shape ({X.shape[0]},), and the linearisation of the same X; got r "
+                f"of shape {seen} and a linearisation of {at.value.shape[0]} samples."
+            )
+        trained = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        if not trained:
+            return {}
         with torch.enable_grad(), torch.autocast(X.device.type, enabled=False):
             R, C = self.recurrent(), self.injection(X)
-            prediction = self.readout(at.value, C)
-        adjoint = at.adjoint * r.unsqueeze(1)
-        outputs = [(R, adjoint.t() @ at.value), (C, adjoint), (prediction, r)]
-        followed = [(output, cotangent) for output, cotangent in outputs if output.requires_grad]
-        trained = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
-        grads = torch.autograd.grad(
-            [output for output, _ in followed],
-            list(trained.values()),
-            [cotangent for _, cotangent in followed],
-            allow_unused=True,
-        )
+            prediction = self.readout(at.value.to(C.dtype), C)
+            r = r.detach()  # a residual usually comes with the graph of its predictions
+            adjoint = at.adjoint * r.unsqueeze(1)
+            outputs = [(R, adjoint.t() @ at.value), (C, adjoint), (prediction, r)]
+            followed = [(output, cotangent.to(output.dtype)) for output, cotangent in outputs if output.requires_grad]
+            grads = torch.autograd.grad(
+                [output for output, _ in followed],
+                list(trained.values()),
+                [cotangent for _, cotangent in followed],
+                allow_unused=True,
+            )
         return {
             name: torch.zeros_like(parameter) if grad is None else grad
             for (name, parameter), grad in zip(trained.items(), grads, strict=True)
@@ -156,8 +168,9 @@ class AbstractNetwork(nn.Module, abc.ABC):
     def least_preactivation(self, X: Tensor) -> Tensor:
         """(n,) the least |pre-activation| over the units of each sample: where it is 0 there is no derivative."""
         at = self.linearise(X)
-        with torch.no_grad():
-            preactivation = torch.addmm(self.injection(X), at.value, self.recurrent().t())
+        with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
+            C, R = self.injection(X).to(at.value.dtype), self.recurrent().to(at.value.dtype)
+            preactivation = torch.addmm(C, at.value, R.t())
             return preactivation.abs().amin(dim=1)
 
     def _equilibrium(self, C: Tensor, z0: Tensor | None) -> Tensor:
@@ -197,7 +210,8 @@ class AbstractContraction(AbstractNetwork):
     def __init__(self, in_features: int, width: int, *, on_ill_posed: str = "raise", **options: Any) -> None:
         super().__init__(in_features, width, **options)
         if on_ill_posed not in ILL_POSED_POLICIES:
-            raise InvalidArgument(f"on_ill_posed must be one of {', '.join(ILL_POSED_POLICIES)}; got {on_ill_posed!r}.")
+            hint = did_you_mean(str(on_ill_posed), ILL_POSED_POLICIES)
+            raise InvalidArgument(f"on_ill_posed must be 'raise', 'warn' or 'ignore'; got {on_ill_posed!r}.{hint}")
         self.on_ill_posed = on_ill_posed
         self._norm_bound = NormBound()
 
@@ -215,19 +229,24 @@ class AbstractContraction(AbstractNetwork):
             return
         with torch.no_grad():
             R = self.recurrent()
-            name = type(self).__name__
-            if not bool(torch.isfinite(R).all()):
-                raise IllPosed(f"{name}: the recurrent matrix has NaN or infinite entries; the training has diverged before.")
-            bound = self._norm_bound(R, below=1.0)
+            finite = bool(torch.isfinite(R).all())
+            bound = self._norm_bound(R, below=1.0) if finite else math.inf
         if bound < 1.0:
             return
-        text = (
-            f"{name}: the contraction factor is only known to be at most {bound:.6g}, not below 1, so nothing proves that an "
-            f"equilibrium exists and is unique. {self._remedy()}, or pass on_ill_posed='warn' to go on without proof."
-        )
+        name = type(self).__name__
+        if finite:
+            text = (
+                f"{name}: the contraction factor is only known to be at most {bound:.6g}, not below 1, so nothing proves that "
+                f"an equilibrium exists and is unique. {self._remedy()}, or pass on_ill_posed='warn' to go on without proof."
+            )
+        else:
+            text = (
+                f"{name}: the recurrent matrix has NaN or infinite entries, so there is no equilibrium. The training has "
+                "diverged before: go back to finite parameters and take a smaller step."
+            )
         if self.on_ill_posed == "raise":
             raise IllPosed(text)
-        warnings.warn(text, IllPosedWarning, stacklevel=4)
+        warnings.warn(text, IllPosedWarning, stacklevel=user_level())
 
 
 class _Cell(AbstractCell):

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from wellposed._tree import LOW_PRECISION
 from wellposed.linalg import spectral_norm_upper
 
 __all__ = ["NormBound"]
@@ -35,8 +36,11 @@ class NormBound:
         """
         V = V.detach()
         drift = self._drift(V)
-        if drift == 0.0 or self._bound + drift < below:
-            return self._bound + drift
+        if drift == 0.0:
+            return self._bound
+        cheap = math.nextafter(self._bound + drift, math.inf)
+        if cheap < below:
+            return cheap
         self._reference, self._bound = V.clone(), spectral_norm_upper(V)
         return self._bound
 
@@ -44,4 +48,6 @@ class NormBound:
         W = self._reference
         if W is None or W.shape != V.shape or W.dtype != V.dtype or W.device != V.device:
             return math.inf
+        if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
+            V, W = V.float(), W.float()
         return float(torch.linalg.vector_norm(V - W, dtype=torch.float64)) * _SLACK

@@ -74,7 +74,8 @@ class MonotoneDEQ(AbstractNetwork):
         return self.u
 
     def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
-        features = {"Z": Z, "P": P, "AZ": Z @ self.A.t(), "AP": P @ self.A.t(), "X": X}
+        A = self.A.to(Z.dtype)
+        features = {"Z": Z, "P": P, "AZ": Z @ A.t(), "AP": P @ A.t(), "X": X}
         # dy/dA = -A (p z^T + z p^T), dy/dB = p z^T - z p^T
         mixed = (GramProduct((("AP", "AZ"), ("Z", "P"))), GramProduct((("AZ", "AP"), ("P", "Z"))))
         terms = {

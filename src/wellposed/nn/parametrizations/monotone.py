@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from wellposed.errors import InvalidArgument
 from wellposed.solve import check_interval
 
 __all__ = ["Monotone"]
@@ -34,10 +35,17 @@ class Monotone(nn.Module):
         """(A, B) that give W: A the square root of (1 - m) I - sym(W), B = (W - W^T)/4 [nguyen2022, Proposition 1].
 
         Args:
-            W: (m, m) with sym(I - W) >= m I; what rounding takes away from that is cut off at 0.
+            W: (m, m) with sym(I - W) >= m I; what rounding takes away from that is cut off at 0, and more is refused.
         """
         identity = torch.eye(W.shape[0], dtype=W.dtype, device=W.device)
         values, Q = torch.linalg.eigh((1 - self.margin) * identity - (W + W.t()) / 2)
+        rounding = 8 * W.shape[0] * torch.finfo(W.dtype).eps * (1 + self.margin + float(W.detach().abs().max()))
+        least = float(values.detach().min())
+        if least < -rounding:
+            raise InvalidArgument(
+                f"right_inverse of Monotone: the least eigenvalue of sym(I - W) is {least + self.margin:.6g}, below the margin "
+                f"{self.margin:g}, so no (A, B) gives W. Take a smaller margin, or subtract a multiple of I from W."
+            )
         return (Q * values.clamp(min=0).sqrt()) @ Q.t(), (W - W.t()) / 4
 
     def extra_repr(self) -> str:

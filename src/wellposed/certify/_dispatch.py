@@ -1,0 +1,97 @@
+"""certify: the theorems that fit a model, and the strongest of what they prove."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from wellposed.certify._certificate import Certificate
+from wellposed.certify._measure import check_data, measure
+from wellposed.certify.gao2022 import gao2022
+from wellposed.certify.gao2023 import gao2023
+from wellposed.certify.ling2022 import ling2022
+from wellposed.certify.nguyen2022 import nguyen2022
+from wellposed.certify.radius import radius, radius_at
+from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
+from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+
+__all__ = ["certify"]
+
+CONVERGENCE: dict[str, Callable[..., Certificate]] = {
+    "radius": radius,
+    "ling2022": ling2022,
+    "nguyen2022": nguyen2022,
+    "gao2022": gao2022,
+    "gao2023": gao2023,
+}
+WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
+    "contraction": contraction,
+    "monotone": monotone,
+    "perron_frobenius": perron_frobenius,
+}
+
+
+def certify(model: AbstractNetwork, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any) -> Certificate:
+    r"""Checks a theorem on a model and data, at the present parameters.
+
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(20, 100, dtype=torch.float64)
+        >>> X, y = torch.randn(5, 20, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+        >>> certificate = wp.certify(model, X, y, theorem="radius")
+        >>> certificate.verdict in (wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED)
+        True
+
+    Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and nothing is changed.
+
+    Args:
+        model: A theory network.
+        X: (n, d) inputs.
+        y: (n,) targets.
+        theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction", "monotone",
+            "perron_frobenius" for existence and uniqueness alone; "auto" tries all that fit and returns the strongest that
+            holds, with the others in `Certificate.others`. In order: the flow, descent with layer-wise steps, the theorem of
+            the paper. If none holds, the radius certificate for the flow says why.
+        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for "auto".
+    """
+    known = ("auto", *CONVERGENCE, *WELL_POSED)
+    if theorem not in known:
+        hint = did_you_mean(str(theorem), known)
+        raise InvalidArgument(f"Unknown theorem {theorem!r}; known are {', '.join(known)}.{hint}")
+    check_data(model, X, y)
+    if theorem == "auto":
+        _check_options("auto", options, ())
+        return _auto(model, X, y)
+    if theorem in WELL_POSED:
+        _check_options(theorem, options, ())
+        return WELL_POSED[theorem](model)
+    function = CONVERGENCE[theorem]
+    _check_options(theorem, options, tuple(inspect.signature(function).parameters)[3:])
+    return function(model, X, y, **options)
+
+
+def _check_options(theorem: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in known:
+            takes = f"takes {', '.join(known)}" if known else "takes no options"
+            raise InvalidArgument(f"theorem={theorem!r} {takes}; got {name!r}.{did_you_mean(name, known)}")
+
+
+def _auto(model: AbstractNetwork, X: Tensor, y: Tensor) -> Certificate:
+    at = measure(model, *check_data(model, X, y))
+    tried = [radius_at(at, "flow", 1.0), radius_at(at, "descent", "largest")]
+    if isinstance(model, GaussianDEQ):
+        tried.append(ling2022(model, X, y))
+    elif isinstance(model, MonotoneDEQ):
+        tried += [nguyen2022(model, X, y, dynamics="descent"), nguyen2022(model, X, y, dynamics="flow")]
+    elif isinstance(model, SkipDEQ):
+        tried.append(gao2022(model, X, y))
+    elif isinstance(model, ImplicitOnlyDEQ):
+        tried.append(gao2023(model, X, y))
+    tried.append(monotone(model) if isinstance(model, MonotoneDEQ) else contraction(model))
+    strongest = next((certificate for certificate in tried[:-1] if certificate.certified), tried[0])
+    return replace(strongest, others=tuple(other for other in tried if other is not strongest))

@@ -1,0 +1,71 @@
+"""Measurements along a path of parameters, cheap because little changes from one to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.certify._measure import Measurement, check_data, down, measure, up
+from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
+from wellposed.nn import AbstractNetwork, SkipDEQ
+from wellposed.nn.models import NormBound
+
+__all__ = ["IncrementalMeasure"]
+
+#: How much of sigma_min may be lost to the distance from the reference before it is decomposed again.
+_LOSS = 0.05
+
+
+class IncrementalMeasure:
+    r"""Rigorous bounds with a singular value decomposition only now and then.
+
+    By Weyl's inequality sigma_min(F) >= sigma_min(F_0) - |F - F_0|_F and |F| <= |F_0| + |F - F_0|_F, where F_0 are the features that were last
+    decomposed; likewise for the recurrent matrix. The equilibria are those that training has found anyway; how far they may
+    be from the exact ones is measured and bounded.
+
+    Args:
+        X: (n, d). y: (n,).
+    """
+
+    def __init__(self, model: AbstractNetwork, X: Tensor, y: Tensor) -> None:
+        self._X, self._y = check_data(model, X, y)
+        self._contraction = NormBound()
+        self._reference: Tensor | None = None
+        self._least = self._norm = 0.0
+        self._X_norm = spectral_norm_upper(self._X)
+        self.decompositions = 0
+
+    def __call__(self, model: AbstractNetwork, at: Any) -> Measurement | str:
+        """The measurement at the present parameters.
+
+        Args:
+            model: The network.
+            at: The `Linearised` that training has found there, or None to solve for it.
+        """
+        vectors = None if at is None else (at.value, at.adjoint)
+        return measure(
+            model, self._X, self._y, at=vectors, known=self._known, norm_upper=lambda R: self._contraction(R, below=1.0 - 1e-3)
+        )
+
+    def _known(self, twin: AbstractNetwork, Z: Tensor, C: Tensor, z_error: float) -> dict[str, float]:
+        skip = isinstance(twin, SkipDEQ)
+        F = torch.cat([Z, C], dim=1) if skip else Z
+        error = 2 * z_error if skip else z_error
+        drift = self._drift(F)
+        if drift > _LOSS * self._least:
+            # a copy: F may be the very tensor that training goes on with
+            self._reference, self._norm = F.clone(), spectral_norm_upper(F)
+            self._least = least_singular_value_lower(F) if F.shape[0] <= F.shape[1] else 0.0
+            self.decompositions += 1
+            drift = 0.0
+        least = max(0.0, down(self._least - drift - error))
+        norm = up(self._norm + drift + error)
+        bounds = {"F_least": least, "F_norm": norm, "Z_norm": norm, "X_norm": self._X_norm}  # |Z| <= |F|
+        return bounds if skip else bounds | {"Z_least": least}
+
+    def _drift(self, F: Tensor) -> float:
+        if self._reference is None:
+            return float("inf")
+        return up(float(torch.linalg.vector_norm(F - self._reference)))

@@ -1,0 +1,125 @@
+"""Theorems 3.1 and 3.2 of [gao2022] on `SkipDEQ`: reported, never certified, because their constants are not stated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._family import check_family
+from wellposed.certify._measure import check_data, down, measure, up
+from wellposed.certify._report import gram_bounds, has_signs, parallel, report, unit_norm
+from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.kernel import relu_gram, tangent_kernel
+from wellposed.linalg import spectral_norm_upper
+from wellposed.nn import SkipDEQ
+
+__all__ = ["gao2022"]
+
+DYNAMICS = ("flow", "descent")
+
+
+def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Certificate:
+    r"""[gao2022, Theorem 3.1] (flow) or [gao2022, Theorem 3.2] (descent) for a `SkipDEQ`, as a report.
+
+    With lambda_0 = lambda_min(G_inf), G_inf = E[relu(X w) relu(X w)^T], the theorems promise |r(t)|^2 <= exp(-lambda_0 t)
+    |r_0|^2 and |r_k|^2 <= (1 - step lambda_0/2)^k |r_0|^2 with high probability for m = Omega(n^2/lambda_0^2 log(n/delta)), 0
+    < gamma < min(1/2, 1/(4 c)), where |A|, |W| <= c sqrt(m), and steps O(lambda_0/n^2). No constant is stated, so nothing can
+    be CERTIFIED. What can be measured is.
+
+    What stands in the way of more:
+
+    - Lemma 3.5 keeps |u(t)| <= 16 c sqrt(n) |r_0|/lambda_0, but |u(0)| = sqrt(m), and the width that its own proof needs is
+      8 |X|^2/lambda_0 >= 16 times the largest for which that is true at t = 0. Repaired with |u|, |v| <= 2 sqrt(m) it asks for
+      m >= 192^2 c^2 n |X|_F^4 |r_0|^2/lambda_0^4, so n^4/lambda_0^4 as in [gao2023].
+    - Lemma 3.4 takes relu to be 1-Lipschitz in the operator norm, which is false; |X|_F replaces |X|.
+    - For descent, the cross term (43) is of order c^2 n at every width, against lambda_0/2: the printed proof does not close.
+
+    Args:
+        model: A `SkipDEQ`.
+        X: (n, d). y: (n,).
+        dynamics: "flow" or "descent".
+    """
+    check_family("gao2022", model, SkipDEQ)
+    if dynamics not in DYNAMICS:
+        hint = did_you_mean(str(dynamics), DYNAMICS)
+        raise InvalidArgument(f"gao2022: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
+    X, y = check_data(model, X, y)
+    at = measure(model, X, y)
+    if isinstance(at, str):
+        return Certificate("gao2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
+    twin: Any = at.model
+    n, m = X.shape[0], twin.width
+    lower, upper = gram_bounds(relu_gram(X))
+    G_lower, G_upper = gram_bounds(at.C @ at.C.t())
+    A, W = spectral_norm_upper(twin.A.detach()) / math.sqrt(m), spectral_norm_upper(twin.W.detach()) / math.sqrt(m)
+    c = max(A, W)
+    inverse = 1 / lower if lower > 0 else math.inf
+    order = n**2 * inverse**2
+    allowed = (16 * c * math.sqrt(n) * at.residual * inverse) ** 2
+    needed = allowed * 8 * at.X_norm**2 * inverse
+    repaired = 192.0**2 * c**2 * n * at.X_norm_F**4 * at.residual**2 * inverse**4
+    hypotheses = (
+        unit_norm(X, "[gao2022, Assumption 2]"),
+        parallel(X, "[gao2022, Assumption 2]"),
+        has_signs(twin.u, "u", "[gao2022, Assumption 1]"),
+        has_signs(twin.v, "v", "[gao2022, Assumption 1]"),
+        Hypothesis(
+            "G_inf is positive definite",
+            "[gao2022, Lemma 3.2]",
+            lower,
+            0.0,
+            ">",
+            True if lower > 0 else (False if upper <= 0 else None),
+        ),
+        Hypothesis(
+            "the features inherit it",
+            "[gao2022, Lemma 3.3]",
+            G_lower,
+            up(0.75 * upper),
+            ">=",
+            True if G_lower >= up(0.75 * upper) else (False if G_upper < down(0.75 * lower) else None),
+            "lambda_min(G(0)) against 3/4 lambda_0",
+        ),
+        Hypothesis.compare(
+            "gamma leaves room for |A| to double",
+            "[gao2022, Lemma 3.5]",
+            float(twin.gamma),
+            "<",
+            down(min(0.5, 1 / (4 * c))),
+            refutes=False,
+            note=f"c = max(|A|, |W|)/sqrt(m) = {c:.3g}",
+        ),
+        Hypothesis(
+            "the network is wide", "[gao2022, Theorem 3.1]", float(m), order, ">=", None, "an order: its constant is not stated"
+        ),
+    )
+    measured = {
+        "lambda_min(G_inf)": lower,
+        "lambda_min(G(0))": G_lower,
+        "|A|/sqrt(m)": A,
+        "|W|/sqrt(m)": W,
+        "|u|/sqrt(m)": float(twin.u.detach().norm()) / math.sqrt(m),
+        "|v|/sqrt(m)": float(twin.v.detach().norm()) / math.sqrt(m),
+        "|r|": at.residual,
+        "width, order printed n^2/lambda_0^2": order,
+        "width at most, for Lemma 3.5 (ii) at t = 0": allowed,
+        "width at least, for the proof of Lemma 3.5": needed,
+        "width, repaired proof": repaired,
+    }
+    note = (
+        "The constants of the theorem are not stated, so it certifies nothing. Lemma 3.5 can never hold with its own "
+        f"width: (ii) at t = 0 needs m <= {allowed:.3g}, its proof m >= {needed:.3g}."
+    )
+    if dynamics == "descent":
+        note += (
+            " The cross term (43) of the descent is of order c^2 n at every width, so the printed proof needs lambda_0 of that "
+            "order; it comes from a positive semidefinite part of the kernel, which in truth helps."
+        )
+        parts = tangent_kernel(twin, X, by_parameter=True)
+        rest = sum(parts[name] for name in ("A", "W") if name in parts)
+        measured["lambda_max of that part"] = float(torch.linalg.eigvalsh(rest)[-1]) if isinstance(rest, Tensor) else 0.0
+    return report("gao2022", dynamics, hypotheses, measured, {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error}, note)

@@ -1,0 +1,120 @@
+"""Theorem 3.1 of [gao2023] on `ImplicitOnlyDEQ`: reported, never certified, because its constants are not stated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._family import check_family
+from wellposed.certify._measure import check_data, down, measure, up
+from wellposed.certify._report import gram_bounds, has_signs, report, unit_norm
+from wellposed.linalg import spectral_norm_upper
+from wellposed.nn import ImplicitOnlyDEQ
+
+__all__ = ["gao2023"]
+
+_ROUNDS = 1000
+
+
+def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
+    r"""[gao2023, Theorem 3.1] for an `ImplicitOnlyDEQ`, as a report.
+
+    With lambda_0 = lambda_min(H(0)), H = (gamma^2/m)(P P^T) o (Z Z^T), it promises |r(t)|^2 <= exp(-lambda_0 t)|r_0|^2 for
+    the flow with probability 1 - delta, for m = Omega(n^4/(lambda_0^4 delta)). No constant is stated, so nothing can be
+    CERTIFIED.
+
+    If lambda_min(H(t)) >= lambda_0/2 for all t, then A moves by at most the least R with
+
+        R >= 2 gamma |Phi|_F |r_0|/(lambda_0 (1 - q)^2),     q = gamma (|A| + R) < 1
+
+    which is reported with whether it leaves a contraction. That premise is the gap: (13)-(15) bound the change of H with
+    sigma'' = 0, so they ignore changes of the masks, and for ReLU no rigorous constant comes out.
+
+    The paper takes |A(0)| <= sqrt(m) "without loss of generality"; Gaussian matrices have 2 sqrt(m). Its half-normal example
+    has |A(0)| = m sqrt(2/pi) and then no equilibrium; `ImplicitOnlyDEQ(init="half_normal")` divides the entries by sqrt(m).
+
+    Args:
+        model: An `ImplicitOnlyDEQ`.
+        X: (n, d). y: (n,).
+    """
+    check_family("gao2023", model, ImplicitOnlyDEQ)
+    X, y = check_data(model, X, y)
+    at = measure(model, X, y)
+    if isinstance(at, str):
+        return Certificate("gao2023", Verdict.UNDECIDED, dynamics="flow", note=at)
+    twin: Any = at.model
+    n, m, gamma = X.shape[0], twin.width, twin.gamma
+    H = gamma**2 * (at.P @ at.P.t()) * (at.Z @ at.Z.t())
+    lower, upper = gram_bounds(H)
+    A = spectral_norm_upper(twin.A.detach())
+    Phi = up(float(at.C.norm()))
+    R = _radius(gamma, A, Phi, at.residual, lower) if lower > 0 else None
+    q = up(gamma * (A + R)) if R is not None else math.inf
+    order = (n / lower) ** 4 if lower > 0 else math.inf
+    hypotheses = (
+        unit_norm(X, "[gao2023, Section 2]"),
+        Hypothesis.compare("labels are at most 1", "[gao2023, Section 2]", float(y.abs().max()), "<=", 1.0),
+        has_signs(twin.b, "b", "[gao2023, (4)]"),
+        Hypothesis.compare("the start contracts", "[gao2023, Lemma A.5]", at.contraction, "<", 1.0, note="gamma |A(0)|"),
+        Hypothesis(
+            "H(0) is positive definite",
+            "[gao2023, Theorem 3.1]",
+            lower,
+            0.0,
+            ">",
+            # adjoints are exact only up to rounding, and masks at zero are a matter of taste: no refutation
+            True if lower > 0 else None,
+        ),
+        Hypothesis(
+            "training keeps the contraction",
+            "[gao2023, proof of Theorem 3.1]",
+            q if math.isfinite(q) else None,
+            1.0,
+            "<",
+            True if q < 1 else None,
+            "gamma (|A| + R), if lambda_min(H(t)) >= lambda_0/2: a premise that no printed bound proves for ReLU",
+        ),
+        Hypothesis(
+            "the network is wide",
+            "[gao2023, Theorem 3.1]",
+            float(m),
+            order,
+            ">=",
+            None,
+            "an order, up to 1/delta: its constant is not stated",
+        ),
+    )
+    measured = {
+        "lambda_min(H(0))": lower,
+        "|A|/sqrt(m)": A / math.sqrt(m),
+        "gamma |A|": at.contraction,
+        "|Phi|_F": Phi,
+        "|r|": at.residual,
+        "least |p|^2 lambda_min(Z Z^T) gamma^2": max(0.0, down(gamma**2 * float(at.P.square().sum(1).min()) * at.Z_least**2)),
+        "width, order n^4/lambda_0^4": order,
+    }
+    if R is not None:
+        measured["R, if lambda_min(H(t)) >= lambda_0/2"] = R
+    note = (
+        "The constants of the theorem are not stated, and its bound of H(t) - H(0) ignores changes of the masks, so it "
+        "certifies nothing. The rate it promises for |r| is lambda_min(H(0))/2."
+    )
+    errors = {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error}
+    return report("gao2023", "flow", hypotheses, measured, errors, note)
+
+
+def _radius(gamma: float, A: float, Phi: float, r: float, least: float) -> float | None:
+    """The least R >= 2 gamma |Phi|_F |r|/(lambda_0 (1 - q)^2), by upward iteration; None if there is none."""
+    R = 0.0
+    for _ in range(_ROUNDS):
+        q = gamma * (A + R)
+        if q >= 1:
+            return None
+        needed = 2 * gamma * Phi * r / (least * (1 - q) ** 2)
+        if needed <= R:
+            return R
+        R = up(needed * (1 + 1e-9))
+    return None

@@ -1,0 +1,187 @@
+"""A generalization bound that depends on where training starts [gao2023, Theorem 4.1]."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.certify._measure import check_data
+from wellposed.errors import InvalidArgument
+from wellposed.kernel import diagonal_limit, tangent_kernel
+from wellposed.nn import ImplicitOnlyDEQ
+
+__all__ = ["GeneralizationBound", "generalization_bound"]
+
+#: The grid of norms B over which the bound is made uniform: 1, q, q^2, ...
+_RATIO = 2.0**0.25
+
+
+@dataclass(frozen=True)
+class GeneralizationBound:
+    """What `generalization_bound` found.
+
+    Attributes:
+        kernel: "tangent" (H0, of the model as it is) or "limit" (H-infinity, of the diagonal initialization).
+        bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta.
+        vacuous: Whether the bound says nothing, being at least `loss_bound`.
+        norm: B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
+        dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), the term that dominates in the theorem.
+        complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm on the grid.
+        confidence: The term with delta.
+        empirical: Upper bound of the mean training loss of the kernel machine; 0 if H is regular.
+        eigenvalues: (n,) of H, descending.
+        projections: (n,) q_i . (y - u0), in the same order.
+        contributions: (n,) their parts of B^2; 0 where the eigenvalue was taken for 0.
+        rank: How many eigenvalues were not.
+        delta, lipschitz, loss_bound: As given.
+        limit: The same for H-infinity, where there is one.
+    """
+
+    kernel: str
+    bound: float
+    vacuous: bool
+    norm: float
+    dominating: float
+    complexity: float
+    confidence: float
+    empirical: float
+    eigenvalues: Tensor
+    projections: Tensor
+    contributions: Tensor
+    rank: int
+    delta: float
+    lipschitz: float
+    loss_bound: float
+    limit: GeneralizationBound | None = None
+
+    def __str__(self) -> str:
+        n = len(self.eigenvalues)
+        word = "vacuous" if self.vacuous else f"below the trivial {self.loss_bound:g}"
+        title = f"generalization of the kernel machine ({self.kernel} kernel): {self.bound:.4g}, {word}"
+        lines = [
+            title,
+            "=" * len(title),
+            f"with probability {1 - self.delta:g}: {self.empirical:.4g} (training) + "
+            f"{2 * self.lipschitz * self.complexity:.4g} (complexity) "
+            f"+ {self.confidence:.4g} (confidence)",
+            f"dominating term {self.dominating:.4g}, norm B {self.norm:.4g}, rank {self.rank} of {n}",
+            "  i  eigenvalue  projection  share of B^2",
+        ]
+        total = max(float(self.contributions.sum()), 1e-300)
+        shown = range(n) if n <= 10 else [*range(5), *range(n - 5, n)]
+        for i in shown:
+            if n > 10 and i == n - 5:
+                lines.append("  ...")
+            share = float(self.contributions[i]) / total
+            lines.append(f"{i:3d}  {float(self.eigenvalues[i]):10.4g}  {float(self.projections[i]):10.4g}  {share:12.2%}")
+        if self.limit is not None:
+            lines += ["", str(self.limit)]
+        return "\n".join(lines)
+
+
+def generalization_bound(
+    model: Any,
+    X: Tensor,
+    y: Tensor,
+    *,
+    delta: float = 0.05,
+    lipschitz: float = 1.0,
+    loss_bound: float = 1.0,
+    rtol: float = 1e-10,
+) -> GeneralizationBound:
+    r"""[gao2023, Theorem 4.1] with its square roots back, and with constants.
+
+    The model as it is, drawn without a look at the sample, has predictions u0 and tangent kernel k0; trained to the end with
+    that kernel frozen it becomes the kernel machine f(x) = f0(x) + k0(x, X) H0^+ (y - u0). For a loss in [0, c],
+    rho-Lipschitz in the prediction and 0 where it is right, with probability 1 - delta over a sample of n independent pairs
+
+        E loss(f) <= mean loss(f) + 2 rho B' sqrt(trace H0)/n + 3 c sqrt(log(2 (j+1)(j+2)/delta)/(2 n))
+
+    where B^2 = (y - u0)^T H0^+ (y - u0) and B' = q^j is the least number on the grid 1, q, q^2, ... (q = 2^(1/4)) that is at
+    least B. *Proof.* f - f0 has norm B in the space of k0, and the ball of radius B' there has empirical Rademacher
+    complexity at most B' sqrt(trace H0)/n (the offset f0 changes nothing). For fixed j and delta_j = delta/((j+1)(j+2)) the
+    bound is the standard one for Lipschitz bounded losses [mohri2018, Theorem 3.3 and Lemma 5.7]; the delta_j sum up to
+    delta, so it holds for all j at once, also for the one that the sample chose. (The paper takes the ball of the sample's
+    own B, which is not allowed without this last step.)
+
+    As trace H0 <= n max k0 the second term is at most 2 rho times `dominating`, up to q: sqrt((y - u0)^T H0^(-1)(y - u0)/n)
+    sqrt(max k0). The paper's text lost the roots, prints lambda_i^(-2) for lambda_i^(-1) in the spectral form, and calls the
+    sum of the eigenvalues |H|_F; it is the trace.
+
+    What this is *not*: a bound for the trained network. That f comes near to it is asymptotic (m = Omega(n^10/lambda_0^8)).
+    And it is one for the *initial* model: after training on (X, y), k0 depends on the sample and the proof is void.
+
+    Where `ImplicitOnlyDEQ(init="diagonal")` is given, `limit` is the same for its kernel at infinite width, which does not
+    depend on the draw; there u0 is taken to be 0.
+
+    Args:
+        model: A theory network at its initialization.
+        X: (n, d). y: (n,).
+        delta: Probability of failure, in (0, 1).
+        lipschitz: rho, of the loss in the prediction.
+        loss_bound: c, the largest loss; e.g. min(|f - y|, 1) has rho = c = 1.
+        rtol: Eigenvalues below rtol times the largest are taken for 0: the machine then ignores those directions of y - u0,
+            and what it misses counts as training loss.
+
+    Example:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(5, 100, generator=torch.Generator().manual_seed(0))
+        >>> result = wp.generalization_bound(model, torch.eye(5), torch.ones(5))
+        >>> result.vacuous
+        True
+    """
+    for name, value, high in (("delta", delta, 1.0), ("lipschitz", lipschitz, math.inf), ("loss_bound", loss_bound, math.inf)):
+        if not 0 < value < high:
+            raise InvalidArgument(f"generalization_bound: {name} must be in (0, {high:g}); got {value!r}.")
+    if not 0 <= rtol < 1:
+        raise InvalidArgument(f"generalization_bound: rtol must be in [0, 1); got {rtol!r}.")
+    X, y = check_data(model, X, y)
+    twin = copy.deepcopy(model).double().cpu()
+    with torch.no_grad():
+        u0 = twin(X)
+    options = {"delta": delta, "lipschitz": lipschitz, "loss_bound": loss_bound}
+    limit = None
+    if isinstance(twin, ImplicitOnlyDEQ) and twin.init == "diagonal":
+        limit = _bound("limit", diagonal_limit(X, twin.gamma0), y, rtol, options, None)
+    return _bound("tangent", tangent_kernel(twin, X), y - u0, rtol, options, limit)
+
+
+def _bound(
+    kernel: str, H: Tensor, r: Tensor, rtol: float, options: dict[str, float], limit: GeneralizationBound | None
+) -> GeneralizationBound:
+    n, delta, rho, c = len(r), options["delta"], options["lipschitz"], options["loss_bound"]
+    eigenvalues, Q = torch.linalg.eigh((H + H.t()) / 2)
+    eigenvalues, Q = eigenvalues.flip(0), Q.flip(1)
+    projections = Q.t() @ r
+    kept = eigenvalues > rtol * eigenvalues[0].clamp(min=0.0)
+    contributions = torch.where(kept, projections.square() / eigenvalues.where(kept, torch.ones_like(eigenvalues)), 0.0)
+    B = math.sqrt(float(contributions.sum()))
+    missed = Q[:, ~kept] @ projections[~kept]  # H H^+ r - r, up to sign
+    empirical = min(c, rho * float(missed.abs().mean()))
+    j = max(0, math.ceil(math.log(B) / math.log(_RATIO))) if B > 0 else 0
+    complexity = _RATIO**j * math.sqrt(max(0.0, float(H.trace()))) / n
+    confidence = 3 * c * math.sqrt(math.log(2 * (j + 1) * (j + 2) / delta) / (2 * n))
+    bound = empirical + 2 * rho * complexity + confidence
+    return GeneralizationBound(
+        kernel,
+        bound,
+        bound >= c,
+        B,
+        B * math.sqrt(max(0.0, float(H.diagonal().max())) / n),
+        complexity,
+        confidence,
+        empirical,
+        eigenvalues,
+        projections,
+        contributions,
+        int(kept.sum()),
+        delta,
+        rho,
+        c,
+        limit,
+    )

@@ -1,0 +1,226 @@
+"""Theorem 1 of [ling2022]: gradient descent on `GaussianDEQ` converges if the read-out is small and the features large."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from wellposed.certify._certificate import Certificate, Verdict
+from wellposed.certify._family import check_family
+from wellposed.certify._least import Condition, Radii, Theorem, root_rate
+from wellposed.certify._measure import Measurement, check_data, down, measure, up
+from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower, vector_norm_lower
+from wellposed.errors import InvalidArgument
+from wellposed.linalg import spectral_norm_upper
+from wellposed.nn import GaussianDEQ
+
+__all__ = ["ling2022"]
+
+PRINTED, SUPPORTED = 4.0, 8.0
+#: The step must be strictly below its bound.
+_BELOW = 0.999
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """|W|, |U|, |a|, |X|_F, |r|, lambda_0 = lambda_min(Z Z^T), and the constant of (9)."""
+
+    W: float
+    U: float
+    a: float
+    X: float
+    r: float
+    least: float
+    constant: float
+
+    def factors(self, radii: Radii) -> tuple[float, float, float]:
+        """c_w, c_u, c_a: gradients are at most c |X|_F |r| within the radii; infinite where contraction ends."""
+        W, U, a = self.W + radii["W"], self.U + radii["U"], self.a + radii["a"]
+        if W >= 1:
+            return math.inf, math.inf, math.inf
+        return U * a / (1 - W) ** 2, a / (1 - W), U / (1 - W)
+
+    def C(self, radii: Radii) -> float:
+        """(c_w^2 + c_u^2) |X|_F^2: the features move by at most eta C |r|/|a| in a step."""
+        w, u, _ = self.factors(radii)
+        return (w**2 + u**2) * self.X**2
+
+    def E(self, radii: Radii) -> float:
+        """(c_w^2 + c_u^2 + c_a^2) |X|_F^2: the predictions move by at most eta E |r| in a step."""
+        return self.C(radii) + (self.factors(radii)[2] * self.X) ** 2
+
+
+def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -> Certificate:
+    r"""[ling2022, Theorem 1] at the present parameters of a `GaussianDEQ`.
+
+    With radii d_W, d_U, d_a, rho = |.| + d and c_w = rho_u rho_a/(1 - rho_w)^2, c_u = rho_a/(1 - rho_w), c_a = rho_u/(1 -
+    rho_w), C = (c_w^2 + c_u^2)|X|_F^2, E = C + c_a^2 |X|_F^2 and lambda_0 = lambda_min(Z Z^T), Condition 1 is
+
+        (7)  lambda_0 >= 4 |X|_F |r| max(c_w/d_W, c_u/d_U, c_a/d_a)
+        (8)  lambda_0^(3/2) >= 4 (2 + sqrt 2) C |r|/rho_a
+        (9)  lambda_0 >= 8 C
+
+    and licenses steps eta < min(2/lambda_0, 2 C/E^2): the radii are never left, so |W| < 1 throughout, lambda_min(Z Z^T)
+    stays above lambda_0/2, and |r_k|^2 <= (1 - eta lambda_0/2)^k |r_0|^2. The paper's rate is that of the loss;
+    `Certificate.rate` is its square root, the rate of |r|.
+
+    *Proof.* Within the radii the gradients are at most c |X|_F |r|, and eta sum_k |r_k| <= 4 |r_0|/lambda_0: that is (7). The
+    features then move by at most 4 C |r_0|/(rho_a lambda_0), and (8) keeps sigma_min(Z) above sqrt(lambda_0/2). In a step,
+    r_next = r - eta Z Z^T r + (Z_next - Z) a_next, the last term at most eta C |r| and the whole change at most eta E |r|, so
+
+        |r_next|^2 <= (1 - eta lambda_0 + 2 eta C + eta^2 E^2) |r|^2
+
+    which is at most 1 - eta lambda_0/2 if eta E^2 <= lambda_0/2 - 2 C; with lambda_0 >= c C it suffices that eta <= (c/2 - 2)
+    C/E^2.
+
+    Two departures. The paper prints 4 for the constant c of (9), which leaves no step where it holds with equality; 8 is what
+    its own step bound needs. And it has one radius for all parameters; ours are separate, and the least that satisfy (7).
+
+    Args:
+        model: A `GaussianDEQ`.
+        X: (n, d). y: (n,).
+        constant: c, above 4. A larger one is harder to satisfy and licenses larger steps.
+    """
+    check_family("ling2022", model, GaussianDEQ)
+    if not constant > PRINTED or not math.isfinite(constant):
+        raise InvalidArgument(
+            f"ling2022: constant must be above 4, got {constant!r}. With the printed 4 the proof only shows that the loss does "
+            "not grow; 8 supports the printed step size."
+        )
+    X, y = check_data(model, X, y)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        note = f"The theorem trains all parameters; {', '.join(frozen)} do not require gradients."
+        return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=note)
+    at = measure(model, X, y)
+    if isinstance(at, str):
+        return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=at)
+    harmful, helpful = _numbers(at, constant)
+    judgement = _theorem(constant).judge(harmful, helpful)
+    return _certificate(at, harmful, judgement.radii, judgement.hypotheses, judgement.verdict)
+
+
+def _numbers(at: Measurement, constant: float) -> tuple[_Numbers, _Numbers]:
+    W, U, a = (getattr(at.model, name).detach() for name in ("W", "U", "a"))
+    wide = at.Z.shape[0] <= at.Z.shape[1]
+    upper = up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0
+    a_upper = up(float(a.norm()))
+    harmful = _Numbers(at.contraction, spectral_norm_upper(U), a_upper, at.X_norm_F, at.residual, down(at.Z_least**2), constant)
+    helpful = _Numbers(
+        spectral_norm_lower(W),
+        spectral_norm_lower(U),
+        vector_norm_lower(a),
+        vector_norm_lower(at.X),
+        max(0.0, down(float(at.r.norm()) - at.r_error)),
+        up(upper**2),
+        constant,
+    )
+    return harmful, helpful
+
+
+def _need(numbers: _Numbers, radii: Radii) -> Radii | None:
+    """What (7) asks of the radii."""
+    if numbers.W + radii["W"] >= 1 or numbers.least <= 0:
+        return None
+    path = 4 * numbers.X * numbers.r / numbers.least
+    return {name: path * factor for name, factor in zip(("W", "U", "a"), numbers.factors(radii), strict=True)}
+
+
+def _scale(numbers: _Numbers) -> Radii:
+    return {"W": max(0.0, 1 - numbers.W), "U": numbers.U, "a": max(numbers.a, 1.0)}
+
+
+def _seven(numbers: _Numbers, radii: Radii) -> float:
+    sides = zip(numbers.factors(radii), (radii["W"], radii["U"], radii["a"]), strict=True)
+    return 4 * numbers.X * numbers.r * max(0.0 if factor == 0 else factor / max(radius, 1e-300) for factor, radius in sides)
+
+
+def _theorem(constant: float) -> Theorem[_Numbers]:
+    return Theorem(
+        _need,
+        _scale,
+        Condition("the radii are never left", "[ling2022, (7)]", lambda at: at.least, _seven),
+        (
+            Condition(
+                "lambda_min stays above half",
+                "[ling2022, (8)]",
+                lambda at: at.least**1.5,
+                # C/rho_a written without the division: rho_a may be 0
+                lambda at, radii: 4 * (2 + math.sqrt(2)) * _eight(at, radii) * at.X**2 * at.r,
+            ),
+            Condition(
+                "the features move slowly",
+                f"[ling2022, (9)] with {constant:g}",
+                lambda at: at.least,
+                lambda at, radii: at.constant * at.C(radii),
+            ),
+        ),
+    )
+
+
+def _eight(at: _Numbers, radii: Radii) -> float:
+    """(c_w^2 + c_u^2)/rho_a."""
+    W, U, a = at.W + radii["W"], at.U + radii["U"], at.a + radii["a"]
+    return math.inf if W >= 1 else a * (U**2 / (1 - W) ** 4 + 1 / (1 - W) ** 2)
+
+
+def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: Any, verdict: Verdict) -> Certificate:
+    n = at.X.shape[0]
+    C, E = up(numbers.C(radii)), up(numbers.E(radii))
+    limit = max(0.0, (1 - numbers.W) / math.sqrt(numbers.constant * n))
+    measured = {
+        "lambda_0": numbers.least,
+        "|W|": numbers.W,
+        "|U|": numbers.U,
+        "|a|": numbers.a,
+        "|X|_F": numbers.X,
+        "|r|": numbers.r,
+        "|a| that (9) allows at most": limit,
+        "lambda_0/(4 C), the printed (9)": numbers.least / (PRINTED * C) if C > 0 else math.inf,
+    }
+    errors = {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error}
+    bound = down(min(2 / numbers.least, (numbers.constant / 2 - 2) * C / E**2)) if numbers.least > 0 and E > 0 else 0.0
+    if verdict is Verdict.CERTIFIED and bound > 0:
+        step = _BELOW * bound
+        return Certificate(
+            "ling2022",
+            verdict,
+            hypotheses,
+            "descent",
+            step_size=step,
+            rate=root_rate(step * numbers.least / 2),
+            radii=radii,
+            licenses=(
+                f"Gradient descent with any step below {bound:.4g} on all parameters converges to zero loss: |r_k| <= "
+                "rate^k |r_0|, where rate = sqrt(1 - step lambda_0/2) (the paper's rate is that of the loss).",
+                "No parameter leaves its radius, so |W| < 1 and the equilibrium is unique in every step; "
+                "lambda_min(Z Z^T) stays above lambda_0/2.",
+            ),
+            measured=measured,
+            errors=errors,
+            note=f"The step size given is {_BELOW:g} of its bound.",
+        )
+    if verdict is Verdict.CERTIFIED:
+        verdict, note = Verdict.UNDECIDED, "The hypotheses hold with C = 0, which licenses no step: the residual is 0 already."
+    else:
+        note = _why_not(numbers, limit, n)
+    return Certificate("ling2022", verdict, hypotheses, "descent", licenses=(), measured=measured, errors=errors, note=note)
+
+
+def _why_not(numbers: _Numbers, limit: float, n: int) -> str:
+    if numbers.least <= 0:
+        return "lambda_min(Z Z^T) is not known to be positive: take more units than samples, and no two samples alike."
+    if numbers.a > limit:
+        return (
+            f"(9) needs |a| <= (1 - |W|)/sqrt({numbers.constant:g} n) = {limit:.3g}, because lambda_0 <= |U|^2 |X|_F^2/(n "
+            f"(1 - |W|)^2); here |a| = {numbers.a:.3g}. Under the paper's own initialization |a| is about 1, so (9) can "
+            "never hold, at any width. "
+            "Start with a = 0 and scale U up (or the labels down)."
+        )
+    return (
+        f"|a| = {numbers.a:.3g} is within the {limit:.3g} that (9) allows with {n} samples; what is missing is size: scale "
+        "U up (or the labels down), or take more units."
+    )

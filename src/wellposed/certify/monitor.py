@@ -1,0 +1,110 @@
+"""CertificateMonitor: re-certifies along training, and says when convergence is proved."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from wellposed.certify._certificate import Certificate
+from wellposed.certify._incremental import IncrementalMeasure
+from wellposed.certify._measure import Measurement
+from wellposed.certify.radius import DYNAMICS, radius_at
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.nn import AbstractNetwork
+from wellposed.solve import check_positive_integer
+
+__all__ = ["CertificateMonitor"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class CertificateMonitor:
+    """A callback of `descend` and `flow` that evaluates the radius certificate at the present point.
+
+    It is cheap: norms and singular values are updated by their change (rigorously), and decomposed anew only when that loses
+    too much. What it records, as events "certificate" of the history: step, loss, sigma_min of the features, norms,
+    the distance travelled, the certified rate, and the rate measured since the evaluation before.
+
+    Args:
+        every: Steps between evaluations.
+        dynamics: "flow" or "descent".
+        hidden_rate: As in `certify(..., theorem="radius")`.
+        sharpen: Sharpenings to use; none is the cheapest. See docs/certificates.md.
+        stop: Whether training stops as soon as convergence is proved.
+
+    Attributes:
+        first: (step, loss) at which convergence was first proved, or None.
+        certificate: The certificate of the last evaluation.
+        records: What was recorded, one dict an evaluation.
+    """
+
+    every: int = 50
+    dynamics: str = "flow"
+    hidden_rate: float | str | None = None
+    sharpen: tuple[str, ...] = ()
+    stop: bool = False
+    first: tuple[int, float] | None = field(default=None, init=False)
+    certificate: Certificate | None = field(default=None, init=False)
+    records: list[dict[str, Any]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        check_positive_integer("CertificateMonitor", "every", self.every)
+        if self.dynamics not in DYNAMICS:
+            raise InvalidArgument(f"dynamics must be 'flow' or 'descent'; got {self.dynamics!r}.")
+        self._measure: IncrementalMeasure | None = None
+        self._start: dict[str, Any] | None = None
+
+    def on_step(self, state: Any) -> bool | None:
+        """Evaluates at the start and whenever `every` steps have passed: a flow is seen at its rows only."""
+        if state.step == 0:
+            self._measure = None  # a new run
+        elif self.records and state.step - self.records[-1]["step"] < self.every:
+            return None
+        if not isinstance(state.model, AbstractNetwork):
+            raise InvalidType(f"CertificateMonitor knows the theory networks; got {type(state.model).__name__}.")
+        if self._measure is None:
+            self._begin(state)
+        assert self._measure is not None
+        at = self._measure(state.model, state.at)
+        rate = self.hidden_rate if self.hidden_rate is not None else (1.0 if self.dynamics == "flow" else "largest")
+        self.certificate = radius_at(at, self.dynamics, rate, self.sharpen)
+        self._record(state, at, self.certificate)
+        if self.certificate.certified and self.first is None:
+            self.first = (state.step, state.loss)
+            _log.info("Convergence to zero loss is proved from step %d on, at loss %.3g.", state.step, state.loss)
+        state.status = "certified" if self.first is not None else "not certified"
+        return bool(self.stop and self.first is not None)
+
+    def _begin(self, state: Any) -> None:
+        """A new run: nothing of an earlier one is kept but its records were the caller's to read."""
+        self._measure = IncrementalMeasure(state.model, state.X, state.y)
+        self._start = {name: p.detach().clone() for name, p in state.model.named_parameters() if p.requires_grad}
+        self.first, self.certificate, self.records = None, None, []
+
+    def _record(self, state: Any, at: Measurement | str, certificate: Certificate) -> None:
+        assert self._start is not None
+        residual = math.sqrt(2 * state.loss)
+        record: dict[str, Any] = {"step": state.step, "time": state.time, "loss": state.loss, "residual_norm": residual}
+        record |= {"verdict": certificate.verdict.value, "certified_rate": certificate.rate}
+        record["measured_rate"] = self._measured_rate(state, residual)
+        parameters = dict(state.model.named_parameters())
+        record["distance"] = {name: float((parameters[name].detach() - start).norm()) for name, start in self._start.items()}
+        if isinstance(at, Measurement):
+            record |= {"s_min": at.F_least, "lambda_min": at.F_least**2, "contraction": at.contraction}
+            record |= {"feature_norm": at.F_norm, "z_error": at.z_error_F}
+        self.records.append(record)
+        state.record("certificate", record)
+
+    def _measured_rate(self, state: Any, residual: float) -> float | None:
+        """Descent: the mean factor of |r| per step since the last record. Flow: -d log|r|/dt over that time."""
+        if not self.records or residual == 0 or self.records[-1]["residual_norm"] == 0:
+            return None
+        before = self.records[-1]
+        change = math.log(residual / before["residual_norm"])
+        if state.time is None:
+            return math.exp(change / max(1, state.step - before["step"]))
+        elapsed = state.time - before["time"]
+        return -change / elapsed if elapsed > 0 else None

@@ -1,0 +1,232 @@
+"""Our own certificate: from the present parameters, training converges to zero loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._measure import Measurement, check_data, measure
+from wellposed.certify._radius import descent_radii, flow_radius, largest_descent, largest_flow
+from wellposed.certify._sensitivity import SHARPENINGS, AbstractSensitivity, Contractive
+from wellposed.certify._sensitivity_monotone import MonotoneSensitivity
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+
+__all__ = ["radius", "radius_at", "sensitivity_of"]
+
+DYNAMICS = ("flow", "descent")
+
+
+def radius(
+    model: AbstractNetwork,
+    X: Tensor,
+    y: Tensor,
+    *,
+    dynamics: str = "flow",
+    hidden_rate: float | str | None = None,
+    sharpen: tuple[str, ...] = SHARPENINGS,
+) -> Certificate:
+    r"""Proves from the present parameters that training ends at zero loss, or says what is missing.
+
+    Flow: in a ball of radius R around the parameters the tangent kernel has sqrt(lambda_min) >= s(R). If R >= e/s(R), e the
+    norm of the present residual, the path of the flow is shorter than R, so it never leaves the ball, and
+    |r(t)| <= exp(-s^2 t) e. The proof, and that for descent, is in docs/certificates.md. The loss is |r|^2/2 summed over the
+    samples; the read-out is trained, except in `ImplicitOnlyDEQ`, whose kernel is that of its recurrent matrix.
+
+    Costs a few singular value decompositions of (n, m) and (m, m), and with the sharpening "active" about n products of the
+    recurrent matrix on active units.
+
+    Args:
+        model: A theory network, or any network with a `sensitivity(measurement)` method that returns an
+            `AbstractSensitivity`.
+        X: (n, d) inputs.
+        y: (n,) targets.
+        dynamics: "flow" or "descent".
+        hidden_rate: h, the speed of the hidden parameters relative to the read-out, in (0, 1]. "largest" searches for the
+            largest that certifies. None is 1 for flow (the plain gradient flow) and "largest" for descent.
+        sharpen: Which sharpenings to use, of "active" and "kernel".
+    """
+    if dynamics not in DYNAMICS:
+        raise InvalidArgument(f"dynamics must be 'flow' or 'descent'; got {dynamics!r}.")
+    if unknown := set(sharpen) - set(SHARPENINGS):
+        raise InvalidArgument(f"sharpen takes {', '.join(SHARPENINGS)}; got {', '.join(sorted(map(str, unknown)))}.")
+    if hidden_rate is None:
+        hidden_rate = 1.0 if dynamics == "flow" else "largest"
+    numeric = isinstance(hidden_rate, (int, float)) and not isinstance(hidden_rate, bool)
+    if hidden_rate != "largest" and not (numeric and 0 < float(hidden_rate) <= 1):
+        raise InvalidArgument(f"hidden_rate must be a number in (0, 1] or 'largest'; got {hidden_rate!r}.")
+    X64, y64 = check_data(model, X, y)
+    at = measure(model, X64, y64)
+    return radius_at(at, dynamics, hidden_rate, sharpen)
+
+
+def radius_at(
+    at: Measurement | str, dynamics: str, hidden_rate: float | str, sharpen: tuple[str, ...] = SHARPENINGS
+) -> Certificate:
+    """The same from a measurement that was made already."""
+    if isinstance(at, str):
+        well_posed = Hypothesis("exactly one equilibrium", "docs/certificates.md", None, None, "<", None, at)
+        return Certificate("radius", Verdict.UNDECIDED, (well_posed,), dynamics, note=at)
+    sensitivity = sensitivity_of(at, sharpen)
+    if other := _trained_otherwise(sensitivity, at):
+        return Certificate("radius", Verdict.UNDECIDED, (), dynamics, measured=sensitivity.measured(), note=other)
+    return _flow(sensitivity, at, hidden_rate) if dynamics == "flow" else _descent(sensitivity, at, hidden_rate)
+
+
+def sensitivity_of(at: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> AbstractSensitivity:
+    """The bounds of the family that a measured network belongs to."""
+    model = at.model
+    own: Any = getattr(model, "sensitivity", None)
+    if callable(own):
+        sensitivity = own(at)
+        if not isinstance(sensitivity, AbstractSensitivity):
+            raise InvalidType(f"{type(model).__name__}.sensitivity must return an AbstractSensitivity; got {sensitivity!r}.")
+        return sensitivity
+    if isinstance(model, GaussianDEQ):
+        return Contractive(at, recurrent="W", injected="U", readout=("a",), sharpen=sharpen)
+    if isinstance(model, SkipDEQ):
+        root = math.sqrt(model.width)
+        return Contractive(
+            at,
+            recurrent="A",
+            injected="W",
+            readout=("u", "v"),
+            recurrent_scale=model.gamma / root,
+            injection_scale=1 / root,
+            skip=True,
+            sharpen=sharpen,
+        )
+    if isinstance(model, ImplicitOnlyDEQ):
+        return Contractive(at, recurrent="A", injected=None, readout=(), recurrent_scale=model.gamma, sharpen=sharpen)
+    if isinstance(model, MonotoneDEQ):
+        return MonotoneSensitivity(at)
+    raise InvalidType(
+        f"The radius certificate does not know {type(model).__name__}: give it a method sensitivity(measurement)."
+    )
+
+
+def _trained_otherwise(sensitivity: AbstractSensitivity, at: Measurement) -> str:
+    """The proof moves all of the family's parameters and no others: frozen or re-parametrized ones are another flow."""
+    trained = {name for name, parameter in at.model.named_parameters() if parameter.requires_grad}
+    meant = {*sensitivity.readout, *sensitivity.hidden}
+    if trained == meant:
+        return ""
+    return (
+        f"The theorem trains {', '.join(sorted(meant))}; of this {type(at.model).__name__} "
+        f"{', '.join(sorted(trained)) or 'nothing'} would be trained (requires_grad), which it does not cover."
+    )
+
+
+def _flow(sensitivity: AbstractSensitivity, at: Measurement, hidden_rate: float | str) -> Certificate:
+    e = sensitivity.residual
+    if not sensitivity.readout:
+        hidden_rate = 1.0  # nothing to be slower than
+    result = largest_flow(sensitivity) if hidden_rate == "largest" else flow_radius(sensitivity, float(hidden_rate))
+    errors = _errors(at)
+    h = 1.0 if hidden_rate == "largest" else float(hidden_rate)
+    if result is None:
+        sensitivity.prepare(math.inf)
+        s0 = sensitivity.least(0.0, h)
+        hypotheses = (_full_rank(s0), _ball(s0, e, None))
+        return Certificate(
+            "radius", Verdict.UNDECIDED, hypotheses, "flow", measured=sensitivity.measured(), errors=errors, note=_reason(s0)
+        )
+    R, s, h = result.radius, result.least, result.speed
+    radii = dict.fromkeys(sensitivity.readout, R) | dict.fromkeys(sensitivity.hidden, math.sqrt(h) * R)
+    rates = dict.fromkeys(sensitivity.readout, 1.0) | dict.fromkeys(sensitivity.hidden, h)
+    slower = "" if h == 1 else f", hidden parameters at {h:.3g} times the speed of the read-out"
+    licenses = (
+        f"the gradient flow of |r|^2/2 from here{slower} keeps exactly one equilibrium and moves by at most {R:.3g}",
+        f"|r(t)| <= exp(-{s**2:.4g} t) {e:.3g} for all t: it ends at zero loss",
+    )
+    return Certificate(
+        "radius",
+        Verdict.CERTIFIED,
+        (_full_rank(s), _ball(s, e, R)),
+        "flow",
+        rates=rates,
+        rate=s**2,
+        radii=radii,
+        licenses=licenses,
+        measured=sensitivity.measured(),
+        errors=errors,
+    )
+
+
+def _descent(sensitivity: AbstractSensitivity, at: Measurement, hidden_rate: float | str) -> Certificate:
+    errors = _errors(at)
+    if not sensitivity.readout:
+        note = "The read-out is fixed: descent is not covered (a step across a kink has no bound here); try dynamics='flow'."
+        return Certificate(
+            "radius", Verdict.UNDECIDED, (), "descent", measured=sensitivity.measured(), errors=errors, note=note
+        )
+    if hidden_rate == "largest":
+        result = largest_descent(sensitivity)
+    else:
+        sensitivity.prepare(math.inf)
+        result = descent_radii(sensitivity, float(hidden_rate))
+    if result is None:
+        sensitivity.prepare(math.inf)
+        s0 = sensitivity.least(0.0, 1e-12)
+        return Certificate(
+            "radius",
+            Verdict.UNDECIDED,
+            (_full_rank(s0),),
+            "descent",
+            measured=sensitivity.measured(),
+            errors=errors,
+            note=_reason(s0),
+        )
+    s, E, h = result.bounds.least, result.bounds.steps, result.speed
+    step_size = dict.fromkeys(sensitivity.readout, result.step) | dict.fromkeys(sensitivity.hidden, h * result.step)
+    gap = Hypothesis.compare(
+        "the read-out outweighs the hidden steps: 2 h E < s^2", "docs/certificates.md", 2 * h * E, "<", s**2
+    )
+    licenses = (
+        f"gradient descent on |r|^2/2 from here, with these or smaller steps in the same proportion (h = {h:.3g}), keeps "
+        "exactly one equilibrium and stays within the radii",
+        f"with just these steps |r_k| <= {result.rate:.12g}^k {sensitivity.residual:.3g} for all k: it ends at zero loss",
+    )
+    return Certificate(
+        "radius",
+        Verdict.CERTIFIED,
+        (_full_rank(s), gap),
+        "descent",
+        step_size=step_size,
+        rate=result.rate,
+        radii=result.radii,
+        licenses=licenses,
+        measured=sensitivity.measured(),
+        errors=errors,
+    )
+
+
+def _full_rank(s: float) -> Hypothesis:
+    return Hypothesis.compare(
+        "s: sqrt(lambda_min) of the kernel in the ball", "docs/certificates.md", s, ">", 0.0, refutes=False
+    )
+
+
+def _ball(s: float, e: float, R: float | None) -> Hypothesis:
+    """The ball is not left: R >= e/s(R)."""
+    if R is None:
+        needed = e / s if s > 0 else math.inf
+        note = "no R satisfies it; the bound shown is e/s(0)"
+        return Hypothesis("radius R >= e/s(R)", "docs/certificates.md", None, needed, ">=", None, note)
+    return Hypothesis.compare("radius R >= e/s(R)", "docs/certificates.md", R, ">=", e / s)
+
+
+def _reason(s0: float) -> str:
+    if s0 <= 0:
+        return "The features are not proved to be of full rank: there are more samples than units, or nearly parallel ones."
+    return (
+        "The residual is too large for the radius: train on and certify again, or ask for layer-wise rates "
+        "(hidden_rate='largest')."
+    )
+
+
+def _errors(at: Measurement) -> dict[str, float]:
+    return {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error, "pre-activations": at.v_error}

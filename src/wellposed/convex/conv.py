@@ -1,0 +1,146 @@
+"""ConvOptEq: the convolutional network of the paper's experiments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.convex._network import AbstractOptEq, check_norm_bound
+from wellposed.convex.operators import ConvOperator
+from wellposed.convex.stages import Unit
+from wellposed.errors import InvalidArgument
+from wellposed.nn import ConvNormBall, conv_norm_upper
+from wellposed.solve import check_positive_integer
+
+__all__ = ["ConvOptEq"]
+
+#: The channels of the five layers of [xie2021, Section 5.1]; Section 5.2 has (16, 32, 64, 64, 128).
+PAPER_CHANNELS = (16, 32, 64, 128, 128)
+
+
+class ConvOptEq(AbstractOptEq):
+    r"""A deep OptEq of images: z = f_L o ... o f_1(z, g(X)), f_l(z, x) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z.
+
+    W_l and U_l are convolutions with zeros around the image, W_l^T is the transpose of W_l, g is a feature extractor, and a
+    pooling head makes predictions of z [xie2021, Section 5]. |W_l|^2 L_s <= norm_bound^2 mu is kept with a bound that is proved
+    for this padding, see `nn.conv_norm_upper`.
+
+    The paper gives neither the channels of z nor those of g(X); 32 and 26 give about its number of parameters (199k and
+    162k for its two choices of `channels`). Initialization: |W_l| = 0.7 sqrt(mu/L_s) by that bound, U_l by the variance
+    2/(fan in), b = 0.
+
+        >>> import torch, wellposed as wp
+        >>> model = wp.convex.ConvOptEq(3, (4, 8), state_channels=4, feature_channels=4)
+        >>> model(torch.randn(2, 3, 8, 8)).shape
+        torch.Size([2, 10])
+
+    Args:
+        in_channels: Of the images.
+        channels: (c_1, ..., c_L) of W_l z.
+        state_channels: Of z.
+        feature_channels: Of g(X).
+        kernel_size: Of W_l and U_l, odd.
+        out_features: Of the default head.
+        extractor: g, a module from images to (n, feature_channels, height, width); one 3x3 convolution and ReLU if not given.
+        head: A module from (n, state_channels, height, width) to predictions; average pooling to 4 x 4 and a linear layer
+            if not given.
+        norm_bound: In (0, 1]; None takes the kernels as they are.
+        generator: Of the unit layers. Extractor and head are torch modules and use its global generator.
+        device, dtype: Of the parameters made here.
+        options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in
+            `AbstractOptEq`.
+
+    Attributes:
+        W: L kernels (c_l, state_channels, k, k). U: L kernels (c_l, feature_channels, k, k). b: L vectors (c_l,).
+        extractor, head: The modules.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int] = PAPER_CHANNELS,
+        *,
+        state_channels: int = 32,
+        feature_channels: int = 26,
+        kernel_size: int = 3,
+        out_features: int = 10,
+        extractor: nn.Module | None = None,
+        head: nn.Module | None = None,
+        norm_bound: float | None = 0.95,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if not isinstance(channels, (list, tuple)) or not channels:
+            raise InvalidArgument(
+                f"The 'channels' parameter of ConvOptEq must be a sequence such as (16, 32). Got {channels!r}."
+            )
+        sizes = {"in_channels": in_channels, "state_channels": state_channels, "feature_channels": feature_channels}
+        for name, size in [*sizes.items(), *(("channels", size) for size in channels)]:
+            check_positive_integer("ConvOptEq", name, size)
+        if kernel_size % 2 == 0:
+            raise InvalidArgument(f"The 'kernel_size' parameter of ConvOptEq must be odd. Got {kernel_size!r} instead.")
+        check_norm_bound("ConvOptEq", norm_bound)
+        self.in_channels, self.channels, self.norm_bound = in_channels, tuple(channels), norm_bound
+        self.state_channels, self.feature_channels = state_channels, feature_channels
+        self.weight = None if norm_bound is None else ConvNormBall(self.norm_limit(norm_bound))
+        draw: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
+        k = kernel_size
+        W = [torch.randn(size, state_channels, k, k, **draw) for size in channels]
+        spread = math.sqrt(2 / (feature_channels * k * k))
+        U = [torch.randn(size, feature_channels, k, k, **draw) * spread for size in channels]
+        self.W = nn.ParameterList(K * (self.norm_limit(0.7) / float(conv_norm_upper(K))) for K in W)
+        self.U = nn.ParameterList(U)
+        self.b = nn.ParameterList(torch.zeros(size, device=device, dtype=dtype) for size in channels)
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        if extractor is None:
+            extractor = nn.Sequential(nn.Conv2d(in_channels, feature_channels, 3, padding=1, **made), nn.ReLU())
+        if head is None:
+            linear = nn.Linear(16 * state_channels, out_features, **made)
+            head = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), linear)
+        self.extractor, self.head = extractor, head
+
+    def kernels(self) -> list[Tensor]:
+        """W_1, ..., W_L (c_l, state_channels, k, k) as they act: the parameters, made small enough."""
+        return [K if self.weight is None else self.weight(K) for K in self.W]
+
+    def features(self, X: Tensor) -> Tensor:
+        """(n, in_channels, height, width) -> (n, feature_channels, ...): g(X)."""
+        if not isinstance(X, Tensor) or X.dim() != 4 or X.shape[1] != self.in_channels:
+            seen = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
+            raise InvalidArgument(f"ConvOptEq expects images (n, {self.in_channels}, height, width); got {seen}.")
+        features: Tensor = self.extractor(X)
+        return features
+
+    def units(self, features: Tensor) -> list[Unit]:
+        options = {"scale": self.alpha / self.mu, "keep": 1 - self.alpha}
+        padding = self.U[0].shape[-1] // 2
+        return [
+            Unit(ConvOperator(K), nn.functional.conv2d(features, U, b, padding=padding), self.activation, **options)
+            for K, U, b in zip(self.kernels(), self.U, self.b, strict=True)
+        ]
+
+    def sample_shape(self, features: Tensor) -> tuple[int, ...]:
+        if features.dim() != 4 or features.shape[1] != self.feature_channels:
+            raise InvalidArgument(
+                f"ConvOptEq expects features (n, {self.feature_channels}, height, width); got {tuple(features.shape)}."
+            )
+        return (self.state_channels, *features.shape[2:])
+
+    def norms_upper(self) -> list[float]:
+        with torch.no_grad():
+            return [float(conv_norm_upper(K)) for K in self.kernels()]
+
+    def readout(self, Z: Tensor) -> Tensor:
+        """(n, state_channels, height, width) -> predictions."""
+        prediction: Tensor = self.head(Z)
+        return prediction
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.channels}, state_channels={self.state_channels}, {self._common_repr()}"

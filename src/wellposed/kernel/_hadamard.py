@@ -1,0 +1,206 @@
+"""The closed road: blocks of the kernel as sums of Hadamard products of Gram blocks.
+
+Every Gram block is computed once and shared by all terms, into memory that the next block uses again; the products are
+accumulated in place. Beyond the features, (n, k) each, and the kernel, only blocks of `block_size` squared are held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import InvalidArgument
+from wellposed.kernel._blocks import TOTAL, AbstractRoad, Block, Layout, slices
+from wellposed.kernel._features import features_of, is_view_of, rows_at_once
+from wellposed.kernel._memory import KernelMemory
+from wellposed.nn.tangent import GramProduct
+
+__all__ = ["BLOCK_SIZE", "ClosedRoad", "GramBlocks"]
+
+BLOCK_SIZE = 512
+#: Buffers of the size of the widest feature that solving a batch of rows takes; measured on the networks of `wellposed.nn`.
+SOLVER_BUFFERS = 16
+
+Terms = Mapping[str, tuple[GramProduct, ...]]
+
+
+class GramBlocks:
+    """Blocks of sum_t coefficient_t prod_k L_k R_k^T (entrywise), part by part.
+
+    Args:
+        left, right: name -> (n, k) and (n2, k), features of the first and of the second batch.
+        terms: parameter -> its Gram products.
+        block_size: Largest number of rows and of columns of a block.
+        symmetric: `left` and `right` are the same.
+    """
+
+    def __init__(
+        self, left: Mapping[str, Tensor], right: Mapping[str, Tensor], terms: Terms, *, block_size: int, symmetric: bool
+    ) -> None:
+        self.left, self.right, self.terms, self.symmetric = left, right, terms, symmetric
+        some = next(iter(left.values()))
+        self._like = some
+        self._capacity = min(block_size, some.shape[0]) * min(block_size, next(iter(right.values())).shape[0])
+        self._buffers: dict[object, Tensor] = {}
+
+    def block(self, rows: slice, columns: slice, *, by_parameter: bool) -> dict[str, Tensor]:
+        """(1, rows, columns) of every part; valid until the next call."""
+        shape = (rows.stop - rows.start, columns.stop - columns.start)
+        grams: dict[tuple[str, str], Tensor] = {}
+        parts: dict[str, Tensor] = {}
+        for parameter, terms in self.terms.items():
+            name = parameter if by_parameter else TOTAL
+            if name not in parts:
+                parts[name] = self._buffer(("part", name), shape).zero_()
+            for term in terms:
+                factors = [self._gram(pair, rows, columns, grams) for pair in term.factors]
+                self._accumulate(parts[name], factors, term.coefficient)
+        return {name: part.unsqueeze(0) for name, part in parts.items()}
+
+    def _gram(self, pair: tuple[str, str], rows: slice, columns: slice, grams: dict[tuple[str, str], Tensor]) -> Tensor:
+        if pair not in grams:
+            left, right = pair
+            if self.symmetric and rows == columns and (right, left) in grams:
+                grams[pair] = grams[right, left].mT
+            else:
+                L, R = self.left[left][rows], self.right[right][columns]
+                out = self._buffer(pair, (L.shape[0], R.shape[0]))
+                grams[pair] = torch.mm(L, R.mT, out=out)
+        return grams[pair]
+
+    def _accumulate(self, part: Tensor, factors: list[Tensor], coefficient: float) -> None:
+        if len(factors) == 1:
+            part.add_(factors[0], alpha=coefficient)
+            return
+        product = factors[0]
+        for factor in factors[1:-1]:
+            product = torch.mul(product, factor, out=self._buffer("product", (part.shape[0], part.shape[1])))
+        part.addcmul_(product, factors[-1], value=coefficient)
+
+    def _buffer(self, key: object, shape: tuple[int, int]) -> Tensor:
+        if key not in self._buffers:
+            self._buffers[key] = self._like.new_empty(self._capacity)
+        return self._buffers[key][: shape[0] * shape[1]].view(shape)
+
+    @staticmethod
+    def buffers(terms: Terms, *, by_parameter: bool) -> int:
+        """How many buffers blocks of these terms take."""
+        pairs = {pair for products in terms.values() for term in products for pair in term.factors}
+        longest = max(len(term.factors) for products in terms.values() for term in products)
+        return len(pairs) + (len(terms) if by_parameter else 1) + (longest > 2)
+
+
+class ClosedRoad(AbstractRoad):
+    """The kernel of a model that has `tangent_features`.
+
+    The features of the first rows are computed at once, to know the sizes; the rest when the first block is asked for.
+
+    Args:
+        model: With a method `tangent_features(X) -> TangentFeatures`.
+        X, X2: (n, d) and (n2, d) inputs; X2 None means X.
+        block_size: Rows and columns of a block.
+        dtype: Of the Gram products and of the kernel; that of the features if not given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        X: Tensor,
+        X2: Tensor | None = None,
+        *,
+        block_size: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self._inputs = model, (X, X if X2 is None else X2)
+        self.symmetric, self.outputs, self.vector_output = X2 is None, 1, True
+        self.size, self.size2 = X.shape[0], self._inputs[1].shape[0]
+        self.block_size = BLOCK_SIZE if block_size is None else block_size
+        self._rows = rows_at_once(model, X.dtype)
+        self._first = features_of(model, X[: self._batches(self.size)[0].stop])
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        self.terms: Terms = {name: terms for name, terms in self._first.terms.items() if name not in frozen}
+        if not self.terms:
+            raise InvalidArgument("tangent_kernel: no parameter of the model requires a gradient, so there is no kernel.")
+        used = {name for terms in self.terms.values() for term in terms for pair in term.factors for name in pair}
+        self._used = {name: feature for name, feature in self._first.features.items() if name in used}
+        self.parameters = tuple(self.terms)
+        sample = next(iter(self._used.values()))
+        self.dtype, self.device = dtype or sample.dtype, sample.device
+        self.advice = "Write the kernel into a file with out='kernel.npy', use float32, or use TangentKernel for products only."
+        self._sides: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+
+    @property
+    def sides(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Features of the first and of the second batch; the same object if there is one batch."""
+        if self._sides is None:
+            left = self._collect(self._inputs[0], self._used)
+            self._sides = (left, left if self.symmetric else self._collect(self._inputs[1], None))
+        return self._sides
+
+    def memory(self, layout: Layout) -> KernelMemory:
+        widths = [feature.shape[1] for feature in self._used.values()]
+        samples = self.size if self.symmetric else self.size + self.size2
+        itemsize = self.dtype.itemsize
+        side = [min(self.block_size, size) for size in (self.size, self.size2)]
+        block = itemsize * side[0] * side[1]
+        # A diagonal block is made symmetric in a copy, for which there are two more.
+        blocks = block * (GramBlocks.buffers(self.terms, by_parameter=layout.by_parameter) + 2)
+        work = itemsize * SOLVER_BUFFERS * min(self._rows, samples) * max(widths)
+        kernel = self.kernel_bytes(layout)
+        in_memory, disk = (kernel, 0) if layout.in_memory else (0, kernel)
+        return KernelMemory(in_memory, itemsize * samples * sum(widths), blocks, work, disk)
+
+    def blocks(self, layout: Layout) -> Iterator[Block]:
+        left, right = self.sides
+        grams = GramBlocks(left, right, self.terms, block_size=self.block_size, symmetric=self.symmetric)
+        for rows in slices(self.size, self.block_size):
+            for columns in slices(self.size2, self.block_size):
+                if not self.symmetric or columns.start <= rows.start:
+                    yield Block(rows, columns, grams.block(rows, columns, by_parameter=layout.by_parameter))
+
+    def rounding_upper(self, trace: float) -> float:
+        """sum_t |c_t| gamma ||a_t|| ||b_t||, where a_t(i) = prod_k ||L_k(i)|| and b_t(j) = prod_k ||R_k(j)||.
+
+        An inner product of k terms has error at most gamma_k |L_i| |R_j| [higham2002, (3.5)], which Cauchy-Schwarz bounds
+        by gamma_k ||L_i|| ||R_j||; products and sums add one rounding each to the index of gamma.
+        """
+        left, right = self.sides
+        unit = torch.finfo(self.dtype).eps / 2
+        terms = [term for products in self.terms.values() for term in products]
+        total = 0.0
+        for term in terms:
+            depth = sum(left[name].shape[1] for name, _ in term.factors) + len(term.factors) + len(terms) + 2
+            norms = [
+                math.prod(torch.linalg.vector_norm(side[pair[position]].double(), dim=1) for pair in term.factors)
+                for position, side in enumerate((left, right))
+            ]
+            size = float(torch.linalg.vector_norm(norms[0])) * float(torch.linalg.vector_norm(norms[1]))
+            total += abs(term.coefficient) * size * depth * unit / (1.0 - depth * unit)
+        return total * (1.0 + 2.0**-20)  # the norms themselves are rounded
+
+    def _batches(self, size: int) -> list[slice]:
+        """Batches of rows of nearly equal size."""
+        return slices(size, math.ceil(size / math.ceil(size / self._rows)))
+
+    def _collect(self, X: Tensor, first: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Features of all rows; `first` are those of the first batch of rows, if they are known."""
+        n, names = X.shape[0], list(self._used)
+        batches = self._batches(n)
+        known = features_of(self.model, X[batches[0]]).features if first is None else first
+        if len(batches) == 1:
+            return {name: known[name].to(self.dtype) for name in names}
+        # A feature that is the input itself is not copied.
+        whole = {name for name in names if known[name].dtype == self.dtype and is_view_of(known[name], X)}
+        stored = {
+            name: X if name in whole else torch.empty(n, known[name].shape[1], dtype=self.dtype, device=self.device)
+            for name in names
+        }
+        for rows in batches:
+            features = known if rows.start == 0 else features_of(self.model, X[rows]).features
+            for name in names:
+                if name not in whole:
+                    stored[name][rows] = features[name]
+        return stored

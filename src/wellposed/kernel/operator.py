@@ -1,0 +1,189 @@
+"""Products with a tangent kernel that is never formed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.kernel._blocks import TOTAL, AbstractRoad, slices
+from wellposed.kernel._generic import GenericRoad
+from wellposed.kernel._hadamard import ClosedRoad, GramBlocks
+from wellposed.kernel._vjp import jacobian_product, transposed_jacobian_product
+from wellposed.kernel.empirical import choose_road
+from wellposed.nn.tangent import GramProduct
+
+__all__ = ["TangentKernel"]
+
+
+class TangentKernel:
+    r"""The tangent kernel as an operator: `TangentKernel(model, X) @ v` without the (n, n) matrix.
+
+    Closed form: (L1 R1^T o L2 R2^T) v = rowsum((L1 (R1^T diag(v) R2)) * L2), O(n k1 k2) per vector, no n^2; where forming
+    blocks of the kernel is cheaper (few samples, or many vectors at once) that is done, and each is dropped after use.
+    Any other model: J (J'^T v), one vector-Jacobian product and one Jacobian-vector product (as the derivative of
+    w -> J^T w, so that what can be differentiated twice can be used here).
+
+    The kernel is that of the model's parameters when the operator was made (closed form) or when it is used (generic):
+    make a new one after a training step.
+
+    Args:
+        model: As in `tangent_kernel`.
+        X: (n, ...) inputs, the rows.
+        X2: (n2, ...) inputs, the columns; X if not given.
+        method: "auto", "closed" or "generic".
+        block_size: Samples per block.
+        dtype: Of the products; that of the outputs if not given.
+
+    Attributes:
+        shape: (n c, n2 c); row i c + k is output k of sample i.
+        dtype, device: Of the products.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        X: Tensor,
+        X2: Tensor | None = None,
+        *,
+        method: str = "auto",
+        block_size: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._take(choose_road(model, X, X2, method=method, block_size=block_size, dtype=dtype, function="TangentKernel"))
+
+    @classmethod
+    def of_road(cls, road: AbstractRoad) -> TangentKernel:
+        """The operator of a road that was chosen already; its features are not computed again."""
+        kernel = cls.__new__(cls)
+        kernel._take(road)
+        return kernel
+
+    def _take(self, road: AbstractRoad) -> None:
+        self._road = road
+        self.shape = (road.size * road.outputs, road.size2 * road.outputs)
+        self.dtype, self.device = road.dtype, road.device
+
+    def __repr__(self) -> str:
+        return f"TangentKernel(shape={self.shape}, dtype={self.dtype})"
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """(N2,) or (N2, q) -> (N,) or (N, q)."""
+        return self._apply(v, transposed=False)
+
+    def transposed_product(self, v: Tensor) -> Tensor:
+        """K^T v: (N,) or (N, q) -> (N2,) or (N2, q)."""
+        return self._apply(v, transposed=True)
+
+    def diagonal(self) -> Tensor:
+        """(N,) the squared norms of the gradients; for the kernel of a batch with itself."""
+        if not self._road.symmetric:
+            raise InvalidArgument("TangentKernel.diagonal: the kernel between two batches has none. Leave X2 out.")
+        with torch.no_grad():
+            if isinstance(self._road, ClosedRoad):
+                left, right = self._road.sides
+                total = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
+                for term in _terms(self._road):
+                    product = torch.full_like(total, term.coefficient)
+                    for a, b in term.factors:
+                        product *= torch.linalg.vecdot(left[a], right[b])
+                    total += product
+                return total
+            assert isinstance(self._road, GenericRoad)
+            rows = [self._road.jacobian(self._road.X[i : i + 1]).square().sum(2).flatten() for i in range(self._road.size)]
+            return torch.cat(rows)
+
+    def as_linear_operator(self) -> Any:
+        """The same as a `scipy.sparse.linalg.LinearOperator`, on numpy arrays."""
+        from scipy.sparse.linalg import LinearOperator
+
+        def product(transposed: bool) -> Any:
+            def apply(v: Any) -> Any:
+                given = torch.as_tensor(v.copy(), dtype=self.dtype, device=self.device)
+                return self._apply(given.squeeze(1) if v.ndim == 2 and v.shape[1] == 1 else given, transposed).cpu().numpy()
+
+            return apply
+
+        kind = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return LinearOperator(
+            self.shape,
+            matvec=product(False),
+            rmatvec=product(True),
+            matmat=lambda v: product(False)(v).reshape(self.shape[0], -1),
+            dtype=kind,
+        )
+
+    def _apply(self, v: Tensor, transposed: bool) -> Tensor:
+        size = self.shape[0] if transposed else self.shape[1]
+        if not isinstance(v, Tensor):
+            raise InvalidType(f"TangentKernel: the vector must be a torch.Tensor, got {type(v).__name__}.")
+        if v.dim() not in (1, 2) or v.shape[0] != size:
+            raise InvalidArgument(f"TangentKernel: the vector must be ({size},) or ({size}, q), got {tuple(v.shape)}.")
+        if v.dtype != self.dtype:
+            raise InvalidArgument(f"TangentKernel: the vector must be {self.dtype}, got {v.dtype}. Use v.to({self.dtype}).")
+        columns = v.detach().reshape(size, -1)
+        if isinstance(self._road, ClosedRoad):
+            with torch.no_grad():
+                result = _closed_product(self._road, columns, transposed)
+        else:
+            assert isinstance(self._road, GenericRoad)
+            result = _generic_product(self._road, columns, transposed)
+        return result.reshape(-1) if v.dim() == 1 else result
+
+
+def _terms(road: ClosedRoad) -> list[GramProduct]:
+    return [term for terms in road.terms.values() for term in terms]
+
+
+def _closed_product(road: ClosedRoad, v: Tensor, transposed: bool) -> Tensor:
+    left, right = road.sides
+    terms = _terms(road)
+    if transposed:
+        # K_ji: the right features of the second batch come first.
+        left, right = right, left
+        terms = [GramProduct(tuple((b, a) for a, b in term.factors), term.coefficient) for term in terms]
+    n, n2, q = next(iter(left.values())).shape[0], v.shape[0], v.shape[1]
+    widths = {name: feature.shape[1] for name, feature in left.items()}
+    pairs = {pair for term in terms for pair in term.factors}
+    forming = n * n2 * (sum(widths[name] for name, _ in pairs) + q)
+    structured = 0
+    for term in terms:
+        k = [widths[name] for name, _ in term.factors]
+        structured += q * (n + n2) * (k[0] if len(k) == 1 else k[0] * k[1])
+    if forming <= structured or any(len(term.factors) > 2 for term in terms):
+        return _product_by_blocks(road, {TOTAL: tuple(terms)}, (left, right), v)
+    result = torch.zeros(n, q, dtype=v.dtype, device=v.device)
+    for term in terms:
+        (a, b), *rest = term.factors
+        if not rest:
+            result.addmm_(left[a], right[b].mT @ v, alpha=term.coefficient)
+            continue
+        ((a2, b2),) = rest
+        for column in range(q):
+            M = right[b].mT @ (v[:, column, None] * right[b2])
+            result[:, column].add_(torch.linalg.vecdot(left[a] @ M, left[a2]), alpha=term.coefficient)
+    return result
+
+
+def _product_by_blocks(
+    road: ClosedRoad, terms: dict[str, tuple[GramProduct, ...]], sides: tuple[dict[str, Tensor], dict[str, Tensor]], v: Tensor
+) -> Tensor:
+    n, n2 = next(iter(sides[0].values())).shape[0], v.shape[0]
+    grams = GramBlocks(*sides, terms, block_size=road.block_size, symmetric=road.symmetric)
+    result = torch.zeros(n, v.shape[1], dtype=v.dtype, device=v.device)
+    for rows in slices(n, road.block_size):
+        for columns in slices(n2, road.block_size):
+            result[rows].addmm_(grams.block(rows, columns, by_parameter=False)[TOTAL][0], v[columns])
+    return result
+
+
+def _generic_product(road: GenericRoad, v: Tensor, transposed: bool) -> Tensor:
+    X, X2 = (road.X2, road.X) if transposed else (road.X, road.X2)
+    parameters = list(road.trained.values())
+    products = []
+    for column in v.mT:
+        direction = transposed_jacobian_product(road.model, X2, parameters, column)
+        products.append(jacobian_product(road.model, X, parameters, direction).to(v.dtype))
+    return torch.stack(products, dim=1)

@@ -1,0 +1,50 @@
+r"""Proves that a norm lies below a number, cheaper than it bounds it.
+
+`|W| <= t` is the same as `t^2 I - W^T W >= 0`, and a Cholesky factorization that runs to its end proves that a symmetric
+matrix is positive semidefinite up to its backward error [rump2006]: the computed factor C of a k x k matrix A satisfies
+`C C^T = A + E` with
+
+    ||E||_2 <= g / (1 - g) tr(A),      g = gamma_(k+1) = (k + 1) u / (1 - (k + 1) u).                       (1)
+
+So A is shifted down by more than (1) and by the rounding made in forming it, and then factorized. A factorization of a
+third of the flops of one product replaces a singular value decomposition of about twenty.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["norm_is_below"]
+
+_UNIT = 2.0**-53
+#: Covers the rounding of the error terms themselves, and blocked variants of the factorization.
+_SAFETY = 4.0
+#: Below it products that underflow could hide a part of |W|^2 that matters: m k 2^-1074 against u bound^2.
+_LEAST = 2.0**-400
+
+
+def norm_is_below(W: Tensor, bound: float) -> bool:
+    """Whether |W| <= bound is proved; False says nothing.
+
+    Args:
+        W: (m, k) floating point; other dtypes are converted to float64, which is exact.
+        bound: What the norm is compared with. Nothing is proved for one that is not positive, nor for one so small or so
+            large that its square leaves the range of float64.
+    """
+    m, k = W.shape
+    if k == 0 or m == 0:
+        return bound >= 0
+    if not _LEAST < bound < 1 / _LEAST:
+        return False
+    W = W.detach().double()
+    G = W.t() @ W
+    square = bound * bound * (1.0 - 4 * _UNIT)
+    # |fl(W^T W) - W^T W|_2 <= gamma_m |W|_F^2, and |W|_F^2 is the trace of G up to rounding
+    forming = m * _UNIT * float(G.diagonal().sum())
+    trace = k * square
+    shift = _SAFETY * (forming + (k + 2) * _UNIT * trace + _UNIT * square)
+    A = G.neg_()
+    A.diagonal().add_(square - shift)
+    C, info = torch.linalg.cholesky_ex(A)
+    return bool(info == 0) and bool(torch.isfinite(C.diagonal()).all())  # NaN passes some factorizations

@@ -1,0 +1,229 @@
+"""Monotone cells on images: one convolution, or several resolutions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed._tree import LOW_PRECISION
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.nn.activations import AbstractActivation, ReLU
+from wellposed.nn.cell import AbstractCell
+from wellposed.nn.monotone.weights import TierWeights
+from wellposed.nn.operator import Memory
+from wellposed.nn.operator_map import OperatorMap
+from wellposed.solve import check_positive_integer
+
+__all__ = ["MonotoneConvCell", "MonotoneTierCell"]
+
+
+class _ImageCell(AbstractCell):
+    """What the two cells share: injections U_i of the input at every resolution, and W from `TierWeights`."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        activation: AbstractActivation | None,
+        *,
+        kernel_size: int,
+        margin: float,
+        padding: str,
+        bias: bool,
+        scale: float,
+        generator: torch.Generator | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_positive_integer(name, "in_channels", in_channels)
+        activation = ReLU() if activation is None else activation
+        if not isinstance(activation, AbstractActivation):
+            raise InvalidType(
+                f"The 'activation' parameter of {name} must be one of wellposed.nn, such as wp.nn.ReLU(); got {activation!r}."
+            )
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_channels, self.activation = in_channels, activation
+        self.weights = TierWeights(
+            channels, kernel_size, margin=margin, padding=padding, scale=scale, generator=generator, **options
+        )
+        spread = math.sqrt(2 / (in_channels * kernel_size**2))
+        self.U = nn.ParameterList(
+            nn.Parameter(spread * torch.randn(c, in_channels, kernel_size, kernel_size, generator=generator, **options))
+            for c in self.weights.channels
+        )
+        self.b = nn.ParameterList(nn.Parameter(torch.zeros(c, **options)) for c in self.weights.channels) if bias else None
+        self._memory = Memory()
+
+    def injection(self, x: Tensor) -> Tensor:
+        """(batch, in, H, W) -> (batch, n): U_i x + b_i of all tiers, x averaged over blocks of 2^i x 2^i."""
+        parts = []
+        for i, U in enumerate(self.U):
+            image = x if i == 0 else nn.functional.avg_pool2d(x, 2**i)
+            b = None if self.b is None else self.b[i]
+            parts.append(self._convolve(image, U.to(x.dtype), None if b is None else b.to(x.dtype)).flatten(1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _convolve(self, x: Tensor, U: Tensor, b: Tensor | None) -> Tensor:
+        k = U.shape[-1]
+        pads = (k // 2, (k - 1) // 2, k // 2, (k - 1) // 2)
+        if self.weights.padding == "zeros":
+            return nn.functional.conv2d(nn.functional.pad(x, pads), U, b)
+        if max(pads) <= min(x.shape[-2:]):
+            return nn.functional.conv2d(nn.functional.pad(x, pads, mode="circular"), U, b)
+        raise InvalidArgument(
+            f"{type(self).__name__}: a kernel of size {k} wraps around images of {x.shape[-2]} x {x.shape[-1]} more than once "
+            "at some tier. Use a smaller kernel, fewer tiers or padding='zeros'."
+        )
+
+    def bind(self, x: Tensor) -> OperatorMap:
+        lift = x.dtype in LOW_PRECISION or self.U[0].dtype in LOW_PRECISION
+        x = x.float() if lift else x
+        operator = self.weights.operator(x.shape[2], x.shape[3], self._memory, lift=lift)
+        return OperatorMap(operator, self.injection(x), self.activation)
+
+    def features(self, x: Tensor) -> int:
+        """n, the number of features of the state for an input like x; raises for one that does not fit."""
+        name = type(self).__name__
+        if not isinstance(x, Tensor) or x.dim() != 4 or x.shape[1] != self.in_channels:
+            seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise InvalidArgument(f"{name} expects x of shape (batch, {self.in_channels}, height, width); got {seen}.")
+        dtype = self.U[0].dtype
+        if _solved_in(x.dtype) != _solved_in(dtype):
+            raise InvalidType(f"{name} has {dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({dtype}).")
+        return sum(lattice.features for lattice in self.weights.lattices(x.shape[2], x.shape[3]))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.bind(x).tracked(z.flatten(1)).reshape(z.shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, activation={self.activation!r}, bias={self.b is not None}"
+
+
+class MonotoneConvCell(_ImageCell):
+    r"""f(z, x) = s(W * z + U * x + b) with convolutions, I - W >= m whatever the parameters [winston2020, Section 5].
+
+    Strides are for outside: the state has the height and width of x. The state is (batch, channels, H, W).
+
+    Args:
+        in_channels: Of x.
+        channels: C, of the state.
+        activation: s; `ReLU()` if not given.
+        kernel_size: Of A, B and U; any.
+        margin: m, positive.
+        padding: "circular" (exact resolvents by Fourier transforms) or "zeros" (conjugate gradients).
+        bias: Whether there is a b, one number per channel.
+        scale: Size of A and B at the start; see `TierWeights`.
+        generator: Of the initialization.
+        device, dtype: Of the parameters.
+
+    Attributes:
+        weights: The `TierWeights` with A[0] and B[0]. U: [(C, in, k, k)]. b: [(C,)] or None.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        activation: AbstractActivation | None = None,
+        *,
+        kernel_size: int = 3,
+        margin: float = 0.1,
+        padding: str = "circular",
+        bias: bool = True,
+        scale: float = 0.5,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_positive_integer("MonotoneConvCell", "channels", channels)
+        super().__init__(
+            in_channels,
+            (channels,),
+            activation,
+            kernel_size=kernel_size,
+            margin=margin,
+            padding=padding,
+            bias=bias,
+            scale=scale,
+            generator=generator,
+            device=device,
+            dtype=dtype,
+        )
+
+    def state_shape(self, x: Tensor) -> tuple[int, ...]:
+        self.features(x)
+        return (x.shape[0], self.weights.channels[0], x.shape[2], x.shape[3])
+
+
+class MonotoneTierCell(_ImageCell):
+    r"""Several resolutions, each half of the one before, coupled from fine to coarse: f(z, x) = s(W z + U x + b).
+
+    W is block lower-triangular and I - W >= m; see `TierWeights`. x enters every tier, averaged to its resolution. The state
+    is (batch, n), the tiers one after the other; `split` takes it apart.
+
+    Args:
+        in_channels: Of x.
+        channels: Of the tiers, finest first, at least two.
+        activation, kernel_size, margin, padding, bias, scale, generator, device, dtype: As in `MonotoneConvCell`.
+
+    Attributes:
+        weights: The `TierWeights`. U, b: As in `MonotoneConvCell`, one per tier.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        activation: AbstractActivation | None = None,
+        *,
+        kernel_size: int = 3,
+        margin: float = 0.1,
+        padding: str = "circular",
+        bias: bool = True,
+        scale: float = 0.5,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if not isinstance(channels, (tuple, list)) or len(channels) < 2:
+            raise InvalidArgument(
+                f"The 'channels' parameter of MonotoneTierCell must be a tuple of at least two integers. Got {channels!r} "
+                "instead; for one resolution use MonotoneConvCell."
+            )
+        super().__init__(
+            in_channels,
+            channels,
+            activation,
+            kernel_size=kernel_size,
+            margin=margin,
+            padding=padding,
+            bias=bias,
+            scale=scale,
+            generator=generator,
+            device=device,
+            dtype=dtype,
+        )
+
+    def state_shape(self, x: Tensor) -> tuple[int, ...]:
+        return (x.shape[0], self.features(x))
+
+    def split(self, z: Tensor, height: int, width: int) -> list[Tensor]:
+        """(batch, n) -> [(batch, C_i, H/2^i, W/2^i)].
+
+        Args:
+            z: The state.
+            height, width: H, W, of the finest tier.
+        """
+        lattices = self.weights.lattices(height, width)
+        parts = z.split([lattice.features for lattice in lattices], dim=1)
+        return [part.reshape(-1, t.channels, t.height, t.width) for part, t in zip(parts, lattices, strict=True)]
+
+
+def _solved_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in LOW_PRECISION else dtype

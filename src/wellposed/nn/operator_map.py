@@ -1,0 +1,189 @@
+"""z -> s(W z + c) for any operator W: the map of a cell, its adjoint system, and both as splittings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wellposed.implicit import AbstractPullback, AbstractStructuredMap, AdjointMap
+from wellposed.linalg import AbstractJacobian
+from wellposed.nn.activations import AbstractActivation
+from wellposed.nn.operator import AbstractOperator
+from wellposed.solve import AbstractSplitMap
+
+__all__ = ["OperatorMap"]
+
+#: Rows of a probe: enough for a mean, few enough to cost nothing beside a batch.
+PROBES = 4
+
+
+class OperatorMap(AbstractStructuredMap, AbstractSplitMap):
+    r"""f(z) = s(W z + c), with rows for samples.
+
+    One product an evaluation; adjoints and cotangents by formula. With D = diag(s'(W z + c)) the system (I - J)^T u = v,
+    J = D W, is solved for p = D u:
+
+        p = D (v + W^T p),      dL/dc = p,      dL/dW = sum_i p_i z_i^T
+
+    the masked adjoint of [ling2022, Lemma 2] and [nguyen2022, Lemma 3.2.2]; it vanishes where a unit is inactive. It has the
+    form of the forward equation, with W^T for W and the linear "activation" D, the proximal operator of (1/d - 1) p^2/2
+    [winston2020, Theorem 2]: the same splittings solve it, with the same factorization.
+
+    Args:
+        operator: W.
+        c: (batch, n) what the input contributes.
+        activation: s.
+    """
+
+    def __init__(self, operator: AbstractOperator, c: Tensor, activation: AbstractActivation) -> None:
+        self.operator, self._c, self._s = operator, c, activation
+        self.writes_out = operator.writes_out
+        self._c_plain = c.detach()
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._s.apply_(self.affine(z, out=out))
+
+    def at_zero(self) -> Tensor:
+        return self._s(self._c_plain)
+
+    def tracked(self, z: Tensor) -> Tensor:
+        return self._s(self.operator.tracked(z) + self._c)
+
+    def take(self, rows: Tensor) -> OperatorMap:
+        return OperatorMap(self.operator, self._c_plain[rows], self._s)
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        return _Jacobian(self.operator, self._s.slope(self(z)), z)
+
+    # AbstractStructuredMap
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return *self.operator.tensors, self._c
+
+    def with_inputs(self, *inputs: Tensor) -> OperatorMap:
+        *tensors, c = inputs
+        return OperatorMap(self.operator.with_tensors(*tensors), c, self._s)
+
+    def pullback(self, fz: Tensor) -> AbstractPullback:
+        return _Pullback(self.operator, self._s.slope(fz))
+
+    def cotangents(self, u: Tensor, z: Tensor, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        return *self.operator.cotangents(u, z, needed[:-1]), u if needed[-1] else None
+
+    # AbstractSplitMap
+
+    def affine(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.operator.affine(z, self._c_plain, out)
+
+    def resolvent(self, v: Tensor, step_size: float) -> Tensor:
+        return self.operator.resolvent(torch.add(v, self._c_plain, alpha=step_size), step_size)
+
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
+        return self._s.prox(v, step_size)
+
+    def monotonicity(self) -> tuple[float, float]:
+        bounds: tuple[float, float] = self.operator.recall("monotonicity", self.operator.monotonicity)
+        return bounds
+
+    def affine_at_zero(self) -> Tensor:
+        return self._c_plain
+
+    def probe(self) -> OperatorMap:
+        generator = torch.Generator().manual_seed(0)
+        c = torch.randn(PROBES, self._c_plain.shape[1], generator=generator, dtype=torch.float64)
+        return OperatorMap(self.operator, c.to(self._c_plain), self._s)
+
+    def tuned(self, name: str, tune: Callable[[float | None], float]) -> float:
+        return _tuned(self.operator, name, tune)
+
+
+def _tuned(operator: AbstractOperator, name: str, tune: Callable[[float | None], float]) -> float:
+    habits = operator.memory.habits
+
+    def make() -> float:
+        habits[name] = tune(habits.get(name))
+        return habits[name]
+
+    step_size: float = operator.recall(name, make)
+    return step_size
+
+
+class _Pullback(AbstractPullback):
+    """p = D (v + W^T p)."""
+
+    def __init__(self, operator: AbstractOperator, slope: Tensor | None) -> None:
+        self._W, self._slope = operator, slope
+        self.writes_out = operator.writes_out
+
+    def rhs(self, v: Tensor) -> Tensor:
+        return v.clone() if self._slope is None else v * self._slope
+
+    def affine(self, u: Tensor, rhs: Tensor, out: Tensor | None = None) -> Tensor:
+        product = self._W.transposed(u, out)
+        return product.add_(rhs) if self._slope is None else torch.addcmul(rhs, product, self._slope, out=product)
+
+    def product(self, u: Tensor) -> Tensor:
+        product = self._W.transposed(u)
+        return product if self._slope is None else product.mul_(self._slope)
+
+    def take(self, rows: Tensor) -> _Pullback:
+        return _Pullback(self._W, None if self._slope is None else self._slope[rows])
+
+    def as_map(self, rhs: Tensor, v: Tensor) -> AdjointMap:
+        return _SplitAdjoint(self, rhs, v)
+
+
+class _SplitAdjoint(AdjointMap, AbstractSplitMap):
+    """p -> D (W^T p + v): affine, then the proximal operator of (1/d - 1) p^2/2, of p = 0 where d = 0."""
+
+    def __init__(self, pullback: _Pullback, rhs: Tensor, v: Tensor) -> None:
+        super().__init__(pullback, rhs)
+        self._own, self._v = pullback, v
+
+    def take(self, rows: Tensor) -> _SplitAdjoint:
+        return _SplitAdjoint(self._own.take(rows), self._rhs[rows], self._v[rows])
+
+    def affine(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._own._W.transposed(z, out).add_(self._v)
+
+    def resolvent(self, v: Tensor, step_size: float) -> Tensor:
+        return self._own._W.resolvent(torch.add(v, self._v, alpha=step_size), step_size, transpose=True)
+
+    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
+        d = self._own._slope
+        if d is None:
+            return v
+        return d * v / (d + step_size * (1 - d))
+
+    def monotonicity(self) -> tuple[float, float]:
+        operator = self._own._W  # of W^T they are the same
+        bounds: tuple[float, float] = operator.recall("monotonicity", operator.monotonicity)
+        return bounds
+
+    def probe(self) -> OperatorMap | None:
+        return None  # what was learned forward serves backward: the factorization is the same
+
+    def tuned(self, name: str, tune: Callable[[float | None], float]) -> float:
+        return _tuned(self._own._W, name, tune)
+
+
+class _Jacobian(AbstractJacobian):
+    """J = D W."""
+
+    setup = 1
+
+    def __init__(self, operator: AbstractOperator, slope: Tensor | None, at: Tensor) -> None:
+        self._W, self._slope, self._at = operator, slope, at
+
+    @property
+    def at(self) -> Tensor:
+        return self._at
+
+    def mv(self, u: Tensor) -> Tensor:
+        product = self._W.product(u)
+        return product if self._slope is None else product.mul_(self._slope)
+
+    def rmv(self, u: Tensor) -> Tensor:
+        return self._W.transposed(u if self._slope is None else u * self._slope)

@@ -1,0 +1,110 @@
+r"""Step sizes from measured contraction.
+
+Both rules look at a displacement d of the iteration and at F d, F = I - W, which the iteration knows without a product.
+
+*Forward-backward.* Along d the factor of a step a is |d - a F d|/|d|, least at a = <d, F d>/|F d|^2, the minimal-residual step.
+It is at least m/L^2, the certified step size, whatever m and L are, because <d, F d> >= m |d|^2 and |F d| <= L |d|.
+
+*Reflections.* Peaceman-Rachford converges for every a > 0. On d' = (I + aF) d its affine reflection has the factor
+
+    |d - a F d|/|d + a F d| = sqrt((1 - 2ar + a^2 s^2)/(1 + 2ar + a^2 s^2)),   r = <d, F d>/|d|^2,  s = |F d|/|d|
+
+least at a = 1/s = |d|/|F d|. The displacements of a run are dominated by what converges slowly, so a |F d|/|d| = 1 on them
+means that neither a longer nor a shorter step would help there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from wellposed.solve.splitting import AbstractSplitMap
+
+__all__ = ["TunedStep", "minimal_residual", "tune_reflection"]
+
+#: Steps after which a reflection is judged: enough for the slow directions to stand out.
+PROBE_STEPS = 12
+#: Rounds of tuning, at most; each costs a factorization and PROBE_STEPS small steps.
+ROUNDS = 6
+#: A step size within this factor of the measured optimum stays: the number of steps is flat there.
+GOOD_ENOUGH = 1.3
+
+
+@dataclass(frozen=True)
+class TunedStep:
+    """As a `step_size`: found by measuring contraction, never by a trial that may diverge.
+
+    `ForwardBackward(TunedStep())` gives every sample its own step, from its own last displacement. `PeacemanRachford` and
+    `DouglasRachford` need one factorization for all samples, so they take one step size for all, measured on a small fixed
+    probe problem with the same operator and prox; it depends on the parameters, not on the samples, is found once per
+    version of the parameters and begins with that of the version before. The adjoint takes the one of the forward solve.
+    """
+
+
+def minimal_residual(d: Tensor, Fd: Tensor, longest: Tensor | float) -> tuple[Tensor, Tensor]:
+    """(batch, 1) the step of least factor along d, at most `longest`, and the logarithm of its factor; NaN where d = 0."""
+    dot = torch.linalg.vecdot(d, Fd).unsqueeze(1)
+    square = torch.linalg.vecdot(Fd, Fd).unsqueeze(1)
+    a = torch.clamp(dot / square, max=longest)
+    change = (a * square - 2 * dot) * a / torch.linalg.vecdot(d, d).unsqueeze(1)  # |d - a F d|^2/|d|^2 - 1
+    return a, 0.5 * torch.log1p(change.clamp(min=-0.999))
+
+
+def tune_reflection(f: AbstractSplitMap, start: float | None) -> float:
+    """A step size for reflections at the operator of f.
+
+    Args:
+        f: The map.
+        start: Where to begin, e.g. the step size of the parameters before; measured if not given.
+    """
+    probe = f.probe()
+    if probe is None:
+        return 1.0 if start is None else start
+    with torch.no_grad():
+        a = _initial(probe) if start is None else start
+        low, high = 0.0, math.inf  # step sizes seen to be too short, and too long
+        for _ in range(ROUNDS):
+            ratio = _ratio(probe, a)
+            if not (0 < ratio < math.inf) or max(ratio, 1 / ratio) <= GOOD_ENOUGH:
+                break
+            low, high = (max(low, a), high) if ratio > 1 else (low, min(high, a))
+            following = a * ratio
+            # Measured far from the optimum the ratio is only roughly right: stay inside what is known.
+            a = following if low < following < high else math.sqrt(low * high)
+    return a
+
+
+def _initial(f: AbstractSplitMap) -> float:
+    """|d|/|F d| along the constants c of the probe, read off f's own affine part."""
+    c = f.affine_at_zero()
+    return _mean_ratio(c, c - (f.affine(c) - c), 1.0)
+
+
+def _ratio(f: AbstractSplitMap, a: float) -> float:
+    """|d|/(a |F d|) of the last displacements of a short run with step size a: above 1 if a is too short."""
+    u = z = torch.zeros_like(f.affine_at_zero())
+    x_before = y_before = None
+    ratios: list[float] = []
+    for k in range(PROBE_STEPS):
+        reflected = 2 * z - u
+        x = f.resolvent(reflected, a)
+        y = (reflected - x) / a  # F x - c
+        u = 2 * x - reflected
+        z = f.prox(u, a)
+        if x_before is not None and y_before is not None and k >= PROBE_STEPS - 3:
+            ratios.append(_mean_ratio(x - x_before, y - y_before, a))
+        x_before, y_before = x, y
+    finite = [r for r in ratios if 0 < r < math.inf]
+    return math.exp(sum(map(math.log, finite)) / len(finite)) if finite else math.nan
+
+
+def _mean_ratio(d: Tensor, Fd: Tensor, a: float) -> float:
+    """The geometric mean over samples of |d|/(a |F d|), of those that moved."""
+    ratio = torch.linalg.vector_norm(d, dim=1) / (a * torch.linalg.vector_norm(Fd, dim=1))
+    usable = ratio[ratio.isfinite() & (ratio > 0)]
+    return float(usable.log().mean().exp()) if usable.numel() else 1.0

@@ -1,0 +1,118 @@
+"""What a certificate is: verdicts, margins, the table, and the way through JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellposed.certify import Certificate, Hypothesis, Verdict
+from wellposed.errors import InvalidArgument
+
+NUMBERS = st.floats(allow_nan=False) | st.none()
+TABLES = st.dictionaries(st.text(min_size=1, max_size=4), st.floats(allow_nan=False), max_size=3)
+HYPOTHESES = st.builds(
+    Hypothesis,
+    st.text(max_size=8),
+    st.text(max_size=8),
+    NUMBERS,
+    NUMBERS,
+    st.sampled_from(["<", "<=", ">", ">="]),
+    st.sampled_from([True, False, None]),
+    st.sampled_from(["", "a note"]),
+)
+CERTIFICATES = st.builds(
+    Certificate,
+    theorem=st.sampled_from(["radius", "ling2022"]),
+    verdict=st.sampled_from(list(Verdict)),
+    hypotheses=st.lists(HYPOTHESES, max_size=3).map(tuple),
+    dynamics=st.sampled_from(["", "flow", "descent"]),
+    step_size=st.none() | st.floats(1e-9, 1.0) | TABLES,
+    rates=st.none() | TABLES,
+    rate=NUMBERS,
+    radii=st.none() | TABLES,
+    licenses=st.lists(st.text(max_size=9), max_size=2).map(tuple),
+    measured=TABLES,
+    errors=TABLES,
+    note=st.text(max_size=9),
+)
+
+
+@given(CERTIFICATES, CERTIFICATES)
+def test_json_round_trip(certificate: Certificate, other: Certificate) -> None:
+    certificate = dataclasses.replace(certificate, others=(other,))
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    assert str(certificate).startswith(certificate.theorem)
+
+
+def test_a_foreign_dictionary_is_refused() -> None:
+    plain = Certificate("radius", Verdict.UNDECIDED).to_dict()
+    with pytest.raises(InvalidArgument, match=r"\['extra'\]"):
+        Certificate.from_dict({**plain, "extra": 1})
+    del plain["rate"]
+    with pytest.raises(InvalidArgument, match=r"\['rate'\]"):
+        Certificate.from_dict(plain)
+
+
+@pytest.mark.parametrize(
+    ("relation", "value", "bound", "holds", "margin"),
+    [
+        ("<", 1.0, 2.0, True, 1.0),
+        ("<", 2.0, 2.0, False, 0.0),
+        ("<=", 2.0, 2.0, True, 0.0),
+        (">", 2.0, 2.0, False, 0.0),
+        (">=", 2.0, 2.0, True, 0.0),
+        (">=", 1.0, 2.0, False, -1.0),
+    ],
+)
+def test_comparison(relation: str, value: float, bound: float, holds: bool, margin: float) -> None:
+    hypothesis = Hypothesis.compare("name", "(1)", value, relation, bound)
+    assert hypothesis.holds is holds
+    assert hypothesis.margin == margin
+
+
+def test_what_only_fails_to_prove_does_not_refute() -> None:
+    assert Hypothesis.compare("name", "(1)", 1.0, ">=", 2.0, refutes=False).holds is None
+    assert Hypothesis.compare("name", "(1)", math.nan, ">=", 2.0).holds is None
+    assert Hypothesis("name", "(1)", None, 2.0).margin is None
+    with pytest.raises(InvalidArgument, match="relation must be one of"):
+        Hypothesis.compare("name", "(1)", 1.0, "==", 1.0)
+
+
+def test_table() -> None:
+    hypotheses = (
+        Hypothesis.compare("the map contracts", "(7)", 0.5, "<", 1.0, note="good"),
+        Hypothesis("unknown", "(8)", None, None),
+    )
+    certificate = Certificate(
+        "radius",
+        Verdict.CERTIFIED,
+        hypotheses,
+        "descent",
+        step_size={"W": 0.25},
+        rate=0.5,
+        radii={"W": 2.0},
+        licenses=("All is well.",),
+        measured={"|W|": 0.5},
+        errors={"Z": 1e-12},
+        others=(Certificate("ling2022", Verdict.VIOLATED, dynamics="descent"),),
+    )
+    assert str(certificate).splitlines() == [
+        "radius (descent): CERTIFIED",
+        "===========================",
+        "hypothesis         source  value      bound",
+        "-----------------  ------  -----  --  -----  ---------",
+        "the map contracts  (7)     0.5    <   1      holds  (good)",
+        "unknown            (8)     ?      >=  ?      undecided",
+        "- All is well.",
+        "step size: W 0.25",
+        "radii: W 2",
+        "rate: 0.5",
+        "measured: |W| 0.5",
+        "errors considered: Z 1.0e-12",
+        "also tried: ling2022 (descent): VIOLATED",
+    ]
+    assert certificate.certified
