@@ -13,8 +13,8 @@ ARGS ?=
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
-run: $(VENV)/.installed-run  ## Train an equilibrium network on scikit-learn's digits.
-	$(VENV)/bin/python examples/digits.py $(ARGS)
+run: $(VENV)/.installed-run  ## Train an equilibrium network on scikit-learn's digits, with a certificate (ARGS=... as of `wellposed train`).
+	$(VENV)/bin/wellposed train $(ARGS)
 
 test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
 	$(VENV)/bin/ruff format --check .

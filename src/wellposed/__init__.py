@@ -1,6 +1,6 @@
 """wellposed: equilibrium networks that never lie to you."""
 
-from wellposed import certify, convex, data, errors, implicit, kernel, linalg, nn, solve, train
+from wellposed import certify, convex, data, errors, experiments, implicit, kernel, landscape, linalg, nn, plot, solve, train
 from wellposed.certify import Certificate, CertificateMonitor, Verdict, generalization_bound, suggest
 from wellposed.convex import DeepOptEq, OptEq
 from wellposed.errors import (
@@ -88,14 +88,17 @@ __all__ = [
     "data",
     "descend",
     "errors",
+    "experiments",
     "fixed_point",
     "flow",
     "generalization_bound",
     "implicit",
     "kernel",
+    "landscape",
     "least_eigenvalue",
     "linalg",
     "nn",
+    "plot",
     "solve",
     "suggest",
     "tangent_kernel",

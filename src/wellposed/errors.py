@@ -5,6 +5,9 @@ Exception
     ├── InvalidArgument            (also ValueError) a value, shape, dtype or option that cannot work
     ├── InvalidType                (also TypeError) an object of the wrong kind
     ├── MissingPackage             (also ImportError) an optional package is not installed
+    ├── RunError                   (also RuntimeError) a run directory that cannot be used or written
+    │   ├── RunLocked              another process trains there
+    │   └── CheckpointRefused      a checkpoint is damaged, or belongs to something else
     ├── IllPosed                   (also RuntimeError) no proof that an equilibrium exists, and on_ill_posed="raise"
     └── NotConverged               (also RuntimeError) a solve failed and on_failure="raise"
         └── AdjointNotConverged    the same, for the linear solve inside backward
@@ -25,6 +28,7 @@ from typing import Any
 __all__ = [
     "AdjointNotConverged",
     "AdjointNotConvergedWarning",
+    "CheckpointRefused",
     "DivergedWarning",
     "IllPosed",
     "IllPosedWarning",
@@ -33,6 +37,8 @@ __all__ = [
     "MissingPackage",
     "NotConverged",
     "NotConvergedWarning",
+    "RunError",
+    "RunLocked",
     "WellposedError",
     "WellposedWarning",
     "did_you_mean",
@@ -53,6 +59,18 @@ class InvalidType(WellposedError, TypeError):
 
 class MissingPackage(WellposedError, ImportError):
     """An optional package is not installed; the message says how to install it."""
+
+
+class RunError(WellposedError, RuntimeError):
+    """A run directory cannot be used or written; what was written before is still there."""
+
+
+class RunLocked(RunError):
+    """Another process is training in the run directory."""
+
+
+class CheckpointRefused(RunError):
+    """A checkpoint is truncated, damaged, or belongs to another model, configuration or program."""
 
 
 class IllPosed(WellposedError, RuntimeError):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from theorem_problems import generator, sphere
 from torch import Tensor
 
 import wellposed as wp
+from theorem_problems import generator, sphere
 from wellposed.certify import Certificate, Verdict, gao2022
 from wellposed.errors import InvalidArgument, InvalidType
 

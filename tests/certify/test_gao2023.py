@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from theorem_problems import generator, sphere
 from torch import Tensor
 
 import wellposed as wp
+from theorem_problems import generator, sphere
 from wellposed.certify import Certificate, Verdict, gao2023
 from wellposed.errors import InvalidType
 
 
-def implicit(init: str = "gaussian", seed: int = 0, m: int = 300, n: int = 3, gamma0: float = 0.2) -> tuple[Any, Tensor, Tensor]:
+def implicit(
+    init: str = "gaussian", seed: int = 0, m: int = 300, n: int = 3, gamma0: float = 0.2
+) -> tuple[Any, Tensor, Tensor]:
     X, y = sphere(n, 8, seed)
     model = wp.ImplicitOnlyDEQ(8, m, gamma0=gamma0, init=init, generator=generator(seed), dtype=torch.float64)
     return model, X, y

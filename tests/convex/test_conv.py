@@ -92,6 +92,18 @@ def test_samples_ignore_their_neighbours():
     torch.testing.assert_close(model(X)[1:], model(X[1:]), rtol=1e-10, atol=1e-11)
 
 
+def test_mixed_precision():
+    model = network(dtype=torch.float32, activation=wp.nn.Tanh())
+    plain = model(X.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = model.equilibrium(X.float())
+        y = model(X.float())
+    assert z.dtype == torch.float32
+    y.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    torch.testing.assert_close(y.float(), plain, rtol=0.1, atol=0.05)
+
+
 def test_selection_of_images():
     model = network()
     found = select_equilibrium(model, X, SquaredL2(0.5), steps=20)

@@ -166,5 +166,7 @@ def test_what_cannot_be_selected_by_is_explained():
         select_equilibrium(model, normal(2, 3), "l2", steps=2)
     with pytest.raises(wp.InvalidType, match="needs an OptEq network"):
         select_equilibrium(torch.nn.Linear(3, 3), normal(2, 3), SquaredL2(), steps=2)
+    with pytest.raises(wp.InvalidArgument, match=r"shape of the state, \(2, 5\)"):
+        select_equilibrium(model, normal(2, 3), SquaredL2(), z0=normal(2, 4))
     with pytest.raises(wp.InvalidArgument, match="'shrinkage'"):
         line_of_equilibria(shrinkage=1.0)

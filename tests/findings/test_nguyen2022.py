@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import torch
-from theorem_problems import commutation, generator, literal_counterexample, sphere, vec
 from torch import Tensor
 
 import wellposed as wp
+from theorem_problems import commutation, generator, literal_counterexample, sphere, vec
 
 F64 = torch.float64
 

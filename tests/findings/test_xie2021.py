@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from theorem_problems import commutation, generator, vec
 
 import wellposed as wp
+from theorem_problems import commutation, generator, vec
 
 F64 = torch.float64
 

@@ -69,6 +69,14 @@ def test_the_correction_of_the_grid_is_needed_and_small():
     assert float(conv_norm_upper(K, grid=60)) <= 1.01 * true
 
 
+def test_the_correction_is_sharp_in_two_dimensions():
+    """4 |sin w_1 sin w_2| has its maximum in the middle of the cells of a 6 x 6 grid: the bound is attained."""
+    edge = torch.tensor([1.0, 0.0, -1.0], dtype=F64)
+    K = torch.outer(edge, edge)[None, None]
+    assert conv_norm(K, 8, 8, "circular") == pytest.approx(4.0)
+    assert float(conv_norm_upper(K, grid=6)) == pytest.approx(4.0, rel=1e-9)
+
+
 def test_replicated_borders_can_amplify_more():
     """Why the bound speaks of zeros and of wrapping only."""
     K = torch.tensor([[[[0.0, 0, 0], [1, 0, 0], [0, 0, 0]]]], dtype=F64)  # a shift

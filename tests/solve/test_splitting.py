@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import wellposed as wp
@@ -13,7 +15,8 @@ from conformance import SPLITTING, check_honest, check_right, short, solve
 from problems import Problem, gaussian, norm, problem
 from wellposed import InvalidArgument, InvalidType, Status
 from wellposed.nn import DenseCell, Identity, ReLU, Tanh
-from wellposed.solve import AbstractSolver, AbstractSplitMap, Point
+from wellposed.solve import AbstractSolver, AbstractSplitMap, Point, TunedStep
+from wellposed.solve._tuning import OVER, minimal_residual
 
 DOUBLE = torch.float64
 every_splitting = pytest.mark.parametrize("solver", SPLITTING, ids=short)
@@ -219,3 +222,96 @@ def test_nan_in_one_sample(solver: AbstractSolver) -> None:
     assert sol.status[1] == Status.NOT_FINITE and sol.converged[others].all()
     assert torch.equal(sol.num_steps[others], good.num_steps[others])
     assert torch.allclose(sol.value[others], good.value[others], rtol=0, atol=1e-12)
+
+
+GRID = [2.0 ** (k / 2) for k in range(-8, 4)]
+
+
+@pytest.mark.parametrize("kind", [wp.ForwardBackward, wp.PeacemanRachford, wp.DouglasRachford])
+@pytest.mark.parametrize(("margin", "skew"), [(0.9, 0.1), (0.5, 0.4), (0.1, 0.3)])
+def test_the_tuned_step_is_nearly_the_best_of_a_grid(kind: type, margin: float, skew: float) -> None:
+    """Never more than 20 % more steps than the best of a grid of fixed step sizes."""
+    W, c = monotone(30, margin, skew, 70), gaussian(8, 30, seed=72)
+    f = cell_map(W, c)
+
+    def steps(step_size: object) -> float:
+        sol = wp.fixed_point(f, 0 * c, kind(step_size), rtol=1e-6, max_steps=250, on_failure="ignore")  # type: ignore[arg-type]
+        return float(sol.num_steps.max()) if sol.converged.all() else math.inf
+
+    best = min(steps(a) for a in GRID)
+    assert math.isfinite(best)
+    assert steps(TunedStep()) <= math.ceil(1.2 * best)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tuned_forward_backward_never_diverges(seed: int) -> None:
+    """Skew-dominated problems on which most fixed steps of a grid diverge: all samples arrive, and none is ever far away."""
+    W, c = monotone(12, 0.3, 1.0, 80 + 3 * seed), gaussian(6, 12, seed=82 + 3 * seed)
+    f = cell_map(W, c)
+    assert wp.fixed_point(f, 0 * c, wp.ForwardBackward(0.5), max_steps=500, on_failure="ignore").status[0] != Status.CONVERGED
+    sol = wp.fixed_point(f, 0 * c, wp.ForwardBackward(TunedStep()), rtol=1e-6, max_steps=5000, record=True)  # type: ignore[arg-type]
+    assert sol.converged.all()
+    assert float(sol.history.nan_to_num(nan=0.0).max()) < 100  # type: ignore[union-attr]
+    assert torch.allclose(sol.value, equilibrium(W, c), atol=1e-3)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**16), margin=st.floats(0.05, 1.0), skew=st.floats(0.0, 2.0))
+def test_the_measured_step_minimises_and_is_never_below_the_certified_one(seed: int, margin: float, skew: float) -> None:
+    W, d = monotone(6, margin, skew, seed), gaussian(4, 6, seed=seed + 2)
+    F = torch.eye(6, dtype=DOUBLE) - W
+    m, L = constants(W)
+    a, log_factor = minimal_residual(d, d @ F.T, math.inf)
+    assert (a >= m / L**2 * (1 - 1e-9)).all()
+
+    def factor(a: Tensor) -> Tensor:
+        return (d - a * (d @ F.T)).norm(dim=1, keepdim=True) / d.norm(dim=1, keepdim=True)
+
+    for part in (0.9, 1.1):
+        assert (factor(a / OVER) <= factor(part * a / OVER) + 1e-12).all()
+    assert torch.allclose(log_factor.exp(), factor(a).clamp(min=1e-3**0.5), atol=1e-9)
+    short, _ = minimal_residual(d, d @ F.T, 1e-3 * torch.ones(4, 1, dtype=DOUBLE))
+    assert (short <= 1e-3).all()
+
+
+def test_a_reflection_is_tuned_once_per_version_and_not_by_its_samples() -> None:
+    W, c = monotone(10, 0.2, 0.3, 90), gaussian(5, 10, seed=92)
+    cell = DenseCell(10, 10, bias=False, dtype=DOUBLE)
+    with torch.no_grad():
+        cell.W.copy_(W)
+        cell.U.copy_(torch.eye(10))
+        solver = wp.PeacemanRachford(TunedStep())
+        steps = {solver.init(cell.bind(x), Point(*(torch.zeros_like(x),) * 6, 1))["step_size"] for x in (c, 100 * c, c[:1])}
+        assert len(steps) == 1
+        cell.W.copy_(torch.eye(10) - 25 * (torch.eye(10) - W))  # F is 25 times as large
+        (after,) = {solver.init(cell.bind(c), Point(*(torch.zeros_like(c),) * 6, 1))["step_size"]}
+        assert after == pytest.approx(steps.pop() / 25, rel=1.0)
+
+
+def test_the_free_residual_of_reflections_is_the_true_one() -> None:
+    """Points on the way carry f without a product: it is f all the same."""
+    W, c = monotone(8, 0.5, 0.5, 95), gaussian(3, 8, seed=97)
+    f = cell_map(W, c)
+    for kind in (wp.PeacemanRachford, wp.DouglasRachford):
+        for a in (0.01, 1.0, 50.0):
+            z = torch.zeros_like(c)
+            g = f(z) - z
+            point = Point(z, f(z), g, g.norm(dim=1), torch.zeros(3, dtype=DOUBLE), torch.ones(3), 100)
+            solver = kind(a)
+            state = solver.init(f, point)
+            for _ in range(3):
+                step = solver.step(state, f, point)
+                assert torch.allclose(step.fz, f(step.z), rtol=0, atol=1e-12 / min(a, 1.0))
+                assert not torch.equal(step.z, state["z"])
+
+
+def test_certified_step_of_reflections() -> None:
+    W, c = monotone(8, 0.5, 1.0, 40), gaussian(3, 8, seed=42)
+    f = cell_map(W, c)
+    _, L = f.monotonicity()
+    own = wp.fixed_point(f, 0 * c, wp.PeacemanRachford(None), on_failure="raise", max_steps=2000)
+    given_step = wp.fixed_point(f, 0 * c, wp.PeacemanRachford(1 / L), max_steps=2000)
+    assert torch.equal(own.num_steps, given_step.num_steps)
+    bad = torch.tensor([[1.5, 0.0], [0.0, 0.2]], dtype=DOUBLE)
+    with pytest.raises(InvalidArgument, match="found no certified step size"):
+        wp.fixed_point(cell_map(bad, c[:, :2]), 0 * c[:, :2], wp.PeacemanRachford(None))

@@ -17,9 +17,11 @@ from wellposed.certify.gao2022 import gao2022
 from wellposed.certify.gao2023 import gao2023
 from wellposed.certify.generalization import GeneralizationBound, generalization_bound
 from wellposed.certify.ling2022 import ling2022
+from wellposed.certify.lipschitz import LipschitzBounds, lipschitz_lower, lipschitz_upper
 from wellposed.certify.monitor import CertificateMonitor
 from wellposed.certify.nguyen2022 import nguyen2022
 from wellposed.certify.radius import radius
+from wellposed.certify.robustness import Robustness, robustness
 from wellposed.certify.suggest import Suggestion, suggest
 from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
 from wellposed.nn import AbstractNetwork
@@ -31,7 +33,9 @@ __all__ = [
     "DescentBounds",
     "GeneralizationBound",
     "Hypothesis",
+    "LipschitzBounds",
     "Measurement",
+    "Robustness",
     "Suggestion",
     "Verdict",
     "certify",
@@ -40,10 +44,13 @@ __all__ = [
     "gao2023",
     "generalization_bound",
     "ling2022",
+    "lipschitz_lower",
+    "lipschitz_upper",
     "monotone",
     "nguyen2022",
     "perron_frobenius",
     "radius",
+    "robustness",
     "suggest",
 ]
 

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from wellposed.certify._measure import Measurement, check_data, down, measure, up
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
-from wellposed.nn import AbstractNetwork, SkipDEQ
-from wellposed.nn.models import NormBound
+from wellposed.nn import AbstractNetwork, MonotoneDEQ, SkipDEQ
 
 __all__ = ["IncrementalMeasure"]
 
-#: How much of sigma_min may be lost to the distance from the reference before it is decomposed again.
+#: How much of sigma_min, and of 1 - |R|, may be lost to the distance from the reference before it is decomposed again.
 _LOSS = 0.05
 
 
@@ -31,9 +30,10 @@ class IncrementalMeasure:
 
     def __init__(self, model: AbstractNetwork, X: Tensor, y: Tensor) -> None:
         self._X, self._y = check_data(model, X, y)
-        self._contraction = NormBound()
         self._reference: Tensor | None = None
         self._least = self._norm = 0.0
+        self._R: Tensor | None = None
+        self._R_norm = 0.0
         self._X_norm = spectral_norm_upper(self._X)
         self.decompositions = 0
 
@@ -45,9 +45,18 @@ class IncrementalMeasure:
             at: The `Linearised` that training has found there, or None to solve for it.
         """
         vectors = None if at is None else (at.value, at.adjoint)
+        monotone = isinstance(model, MonotoneDEQ)
         return measure(
-            model, self._X, self._y, at=vectors, known=self._known, norm_upper=lambda R: self._contraction(R, below=1.0 - 1e-3)
+            model, self._X, self._y, at=vectors, known=self._known, norm_upper=lambda R: self._recurrent_norm(R, monotone)
         )
+
+    def _recurrent_norm(self, R: Tensor, monotone: bool) -> float:
+        """Upper bound of |R|. What a contraction divides by is 1 - |R|, so that decides how much may be lost."""
+        drift = float("inf") if self._R is None else up(float(torch.linalg.vector_norm(R - self._R)))
+        if drift > _LOSS * (self._R_norm if monotone else 1.0 - self._R_norm):
+            self._R, self._R_norm, drift = R.clone(), spectral_norm_upper(R), 0.0
+            self.decompositions += 1
+        return up(self._R_norm + drift)
 
     def _known(self, twin: AbstractNetwork, Z: Tensor, C: Tensor, z_error: float) -> dict[str, float]:
         skip = isinstance(twin, SkipDEQ)

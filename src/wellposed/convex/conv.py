@@ -116,7 +116,8 @@ class ConvOptEq(AbstractOptEq):
             seen = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
             raise InvalidArgument(f"ConvOptEq expects images (n, {self.in_channels}, height, width); got {seen}.")
         features: Tensor = self.extractor(X)
-        return features
+        # under autocast the extractor answers in low precision; the equilibrium is found in that of the parameters
+        return features.to(self.U[0].dtype)
 
     def units(self, features: Tensor) -> list[Unit]:
         options = {"scale": self.alpha / self.mu, "keep": 1 - self.alpha}

@@ -160,6 +160,8 @@ def select_equilibrium(
     shape = (len(X), *model.sample_shape(features))
     f = model.bind(features)
     start = torch.zeros(shape, dtype=features.dtype, device=features.device) if z0 is None else z0
+    if tuple(start.shape) != shape:
+        raise InvalidArgument(f"z0 must have the shape of the state, {shape}; got {tuple(start.shape)}.")
     rows = 1 if model.couples_samples else len(X)
 
     def T(z: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
-from wellposed.nn.dense_map import DenseMap
+from wellposed.nn.dense_map import DenseMap, MonotoneOperator
 from wellposed.nn.operator import Memory
+from wellposed.nn.operator_map import OperatorMap
 from wellposed.nn.parametrizations.monotone import Monotone
 from wellposed.nn.parametrizations.spectral import Spectral
 from wellposed.solve import AbstractMap, check_positive_integer
@@ -107,13 +108,18 @@ class DenseCell(AbstractCell):
             return W
         return self.W if self.weight is None else self.weight(self.W)
 
-    def bind(self, x: Tensor) -> DenseMap:
-        W: Tensor = self.recurrent()
-        U: Tensor = self.U
-        b: Tensor | None = self.b
-        if W.dtype in LOW_PRECISION or x.dtype in LOW_PRECISION:
-            x, W, U, b = x.float(), W.float(), U.float(), None if b is None else b.float()
-        return DenseMap(W, nn.functional.linear(x, U, b), self.activation, self._memory)
+    def bind(self, x: Tensor) -> OperatorMap:
+        U, b = self.U, self.b
+        lift = U.dtype in LOW_PRECISION or x.dtype in LOW_PRECISION
+
+        def lifted(parameter: Tensor) -> Tensor:
+            return parameter.float() if lift else parameter
+
+        c = nn.functional.linear(lifted(x), lifted(U), None if b is None else lifted(b))
+        if isinstance(self.weight, Monotone):
+            operator = MonotoneOperator(lifted(self.A), lifted(self.B), self.weight.margin, self._memory)
+            return OperatorMap(operator, c, self.activation)
+        return DenseMap(lifted(self.recurrent()), c, self.activation, self._memory)
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.in_features:

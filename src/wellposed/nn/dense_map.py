@@ -9,8 +9,9 @@ from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.operator import AbstractOperator, Memory
 from wellposed.nn.operator_map import OperatorMap
+from wellposed.nn.parametrizations.monotone import Monotone
 
-__all__ = ["DenseMap", "DenseOperator"]
+__all__ = ["DenseMap", "DenseOperator", "MonotoneOperator"]
 
 
 class DenseOperator(AbstractOperator):
@@ -57,6 +58,43 @@ class DenseOperator(AbstractOperator):
         W = self._W.double()
         F = torch.eye(W.shape[0], dtype=W.dtype, device=W.device) - W
         return least_eigenvalue_lower((F + F.t()) / 2), spectral_norm_upper(F)
+
+
+class MonotoneOperator(DenseOperator):
+    r"""W = (1 - m) I - A^T A + B - B^T, known by its A and B.
+
+    W is formed once per version of them, without a graph. Cotangents never see an m x m x m product: with rows p, z of a
+    batch and G = sum p z^T,
+
+        dA = -A (G + G^T) = -((A p)^T z + (A z)^T p),      dB = G - G^T                    [nguyen2022, Lemma 3.2.1]
+
+    Args:
+        A: (k, m). B: (m, m). margin: m.
+        memory: Of the cell.
+    """
+
+    def __init__(self, A: Tensor, B: Tensor, margin: float, memory: Memory | None = None) -> None:
+        AbstractOperator.__init__(self, (A, B), memory)
+        self._margin = margin
+        self._W = self.recall("W", lambda: Monotone(margin)(*self.plain))
+
+    def with_tensors(self, *tensors: Tensor) -> MonotoneOperator:
+        A, B = tensors
+        return MonotoneOperator(A, B, self._margin)
+
+    def tracked(self, z: Tensor) -> Tensor:
+        A, B = self.tensors
+        return (1 - self._margin) * z - (z @ A.t()) @ A + z @ (B.t() - B)
+
+    def cotangents(self, p: Tensor, z: Tensor, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        A = self.plain[0]
+        dA = dB = None
+        if needed[0]:
+            dA = torch.addmm((p @ A.t()).t() @ z, (z @ A.t()).t(), p).neg_()
+        if needed[1]:
+            G = p.t() @ z
+            dB = G - G.t()
+        return dA, dB
 
 
 class DenseMap(OperatorMap):

@@ -75,18 +75,22 @@ class ClosedForm(AbstractObjective):
 
     def __init__(self, model: AbstractNetwork, X: Tensor, y: Tensor, *, warm_start: bool, extrapolate: bool) -> None:
         super().__init__(model, X, y)
-        self._warm = warm_start
+        self._warm, self._checked = warm_start, False
         self._z, self._p = WarmStart(extrapolate=extrapolate), WarmStart(extrapolate=extrapolate)
 
     def evaluate(self) -> Evaluation:
-        at = self.model.linearise(self.X, z0=self._z.start(), p0=self._p.start())
+        C = None
+        if self._checked:  # the first time the model looks at X before anybody multiplies with it
+            with torch.enable_grad():
+                C = self.model.injection(self.X)
+        at = self.model.linearise(self.X, z0=self._z.start(), p0=self._p.start(), injection=C)
+        self._checked = True
         if self._warm:
             self._z.keep(at.value, at.solution)
             self._p.keep(at.adjoint, at.adjoint_solution)
         with torch.no_grad():
-            C = at.f.inputs()[1]
-            r, loss = self._residual(self.model.readout(at.value, C))
-        gradients = self.model.gradients(self.X, at, r) if math.isfinite(loss) else {}
+            r, loss = self._residual(self.model.readout(at.value, at.f.inputs()[1]))
+        gradients = self.model.gradients(self.X, at, r, injection=C) if math.isfinite(loss) else {}
         return Evaluation(loss, r, gradients, at, _mean_steps([at.solution]), _mean_steps([at.adjoint_solution]))
 
 

@@ -14,14 +14,14 @@ from wellposed.train._objective import trained_parameters
 __all__ = ["speeds"]
 
 
-def speeds(name: str, given: Any, model: nn.Module, *, default: float | None = None) -> dict[str, float]:
+def speeds(name: str, given: Any, model: nn.Module, *, default: float) -> dict[str, float]:
     """The speed of every trained parameter, in their order.
 
     Args:
         name: Of the argument, for messages.
         given: A number at least 0, or a mapping from names to such numbers.
         model: The model.
-        default: For parameters that the mapping does not name; None refuses such a mapping.
+        default: For parameters that the mapping does not name.
     """
     known = trained_parameters(model)
     if not isinstance(given, Mapping):
@@ -34,13 +34,7 @@ def speeds(name: str, given: Any, model: nn.Module, *, default: float | None = N
             raise InvalidArgument(
                 f"{name} names {key!r}, which {reason} {type(model).__name__}; trained are {', '.join(known)}.{hint}"
             )
-    missing = [key for key in known if key not in given]
-    if missing and default is None:
-        raise InvalidArgument(
-            f"{name} says nothing about {', '.join(missing)} of {type(model).__name__}. Give every parameter a number; "
-            "0 holds it fixed."
-        )
-    return {key: _checked(f"{name}[{key!r}]", given[key]) if key in given else float(default or 0.0) for key in known}
+    return {key: _checked(f"{name}[{key!r}]", given[key]) if key in given else default for key in known}
 
 
 def _checked(name: str, value: Any) -> float:

@@ -55,7 +55,7 @@ def descend(
         model: A theory network or any module whose output has the shape of y.
         X: (n, d) inputs; for other modules what they take.
         y: (n,) targets, of the dtype of the predictions.
-        step_size: eta. A number; or one for each trained parameter by name, where 0 holds it fixed and none may be missing; or
+        step_size: eta. A number; or one for each trained parameter by name, where one that is not named is held fixed; or
             "certified": those of `certify(model, X, y, theorem="radius", dynamics="descent")`, refused unless CERTIFIED.
         steps: How many steps at most. The point after the last is evaluated too, so that it has a row.
         stop_loss: Stop at a loss of at most this.
@@ -75,7 +75,7 @@ def descend(
         raise InvalidArgument(f"steps must be an integer at least 0; got {steps!r}.")
     objective = objective_of(model, X, y, warm_start=warm_start, extrapolate=True)
     certificate = _certified(objective, step_size) if isinstance(step_size, str) else None
-    sizes = speeds("step_size", step_size if certificate is None else certificate.step_size, model)
+    sizes = speeds("step_size", step_size if certificate is None else certificate.step_size, model, default=0.0)
     history = History("descent", sizes, certificate=None if certificate is None else certificate.to_dict())
     with progress_of("descent", steps, show=progress) as bar, torch.no_grad():
         recorder = Recorder(objective, history, callbacks, stop_loss=stop_loss, progress=bar)

@@ -20,6 +20,7 @@ from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.models._norm_bound import NormBound
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active, user_level
+from wellposed.status import Status
 
 __all__ = ["AbstractContraction", "AbstractNetwork"]
 
@@ -106,17 +107,21 @@ class AbstractNetwork(nn.Module, abc.ABC):
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
             return self.layer.solve(self.injection(X), z0, record=record)
 
-    def linearise(self, X: Tensor, *, z0: Tensor | None = None, p0: Tensor | None = None) -> Linearised:
+    def linearise(
+        self, X: Tensor, *, z0: Tensor | None = None, p0: Tensor | None = None, injection: Tensor | None = None
+    ) -> Linearised:
         r"""Equilibria z_i and masked adjoints p_i = D_i (I - R^T D_i)^(-1) v, without a graph.
 
         Args:
             X: (n, d) inputs.
             z0, p0: (n, m) where the two solves begin; zeros if not given.
+            injection: (n, m) `self.injection(X)` at the present parameters, if it is at hand.
         """
         self._check(X)
         self._apply_policy()
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
-            return self.layer.linearise(self.injection(X), self.readout_weight(), z0=z0, u0=p0)
+            C = self.injection(X) if injection is None else injection.detach()
+            return self.layer.linearise(C, self.readout_weight(), z0=z0, u0=p0)
 
     def tangent_features(self, X: Tensor) -> TangentFeatures:
         """What the tangent kernel is made of: see `TangentFeatures`. Parameters that do not require a gradient have no part."""
@@ -127,7 +132,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         return TangentFeatures(tangent.features, {name: part for name, part in tangent.terms.items() if name in trained})
 
-    def gradients(self, X: Tensor, at: Linearised, r: Tensor) -> dict[str, Tensor]:
+    def gradients(self, X: Tensor, at: Linearised, r: Tensor, *, injection: Tensor | None = None) -> dict[str, Tensor]:
         r"""The gradient of sum_i r_i y_i by the closed form: with r = y_hat - y, that of the loss |y_hat - y|^2/2.
 
         Costs no solve: P diag(r) is the adjoint for the cotangent r_i v of every sample.
@@ -136,6 +141,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
             X: (n, d) the inputs of `at`.
             at: From `linearise(X)`, at the present parameters.
             r: (n,).
+            injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if it is at hand.
         """
         self._check(X)
         if not isinstance(r, Tensor) or r.shape != at.value.shape[:1] or r.shape != X.shape[:1]:
@@ -148,7 +154,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         if not trained:
             return {}
         with torch.enable_grad(), torch.autocast(X.device.type, enabled=False):
-            R, C = self.recurrent(), self.injection(X)
+            R, C = self.recurrent(), self.injection(X) if injection is None else injection
             prediction = self.readout(at.value.to(C.dtype), C)
             r = r.detach()  # a residual usually comes with the graph of its predictions
             adjoint = at.adjoint * r.unsqueeze(1)
@@ -175,8 +181,16 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     def _equilibrium(self, C: Tensor, z0: Tensor | None) -> Tensor:
         self._apply_policy()
-        z: Tensor = self.layer(C, z0)
-        return z
+        return self._without_lost(self.layer(C, z0))
+
+    @torch.compiler.disable
+    def _without_lost(self, z: Tensor) -> Tensor:
+        """NaN where there is no equilibrium because a number was not finite: the start, 0, would pass for a prediction."""
+        solution = self.layer.last_solution
+        if solution is None:
+            return z
+        lost = solution.status == Status.NOT_FINITE
+        return torch.where(lost.unsqueeze(1), torch.nan, z) if bool(lost.any()) else z
 
     @torch.compiler.disable
     def _apply_policy(self) -> None:

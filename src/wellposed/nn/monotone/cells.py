@@ -13,6 +13,8 @@ from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.cell import AbstractCell
+from wellposed.nn.monotone._lattice import symbol
+from wellposed.nn.monotone._norms import largest_norm_upper
 from wellposed.nn.monotone.weights import TierWeights
 from wellposed.nn.operator import Memory
 from wellposed.nn.operator_map import OperatorMap
@@ -68,6 +70,16 @@ class _ImageCell(AbstractCell):
             b = None if self.b is None else self.b[i]
             parts.append(self._convolve(image, U.to(x.dtype), None if b is None else b.to(x.dtype)).flatten(1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def injection_norm_upper(self, height: int, width: int) -> float:
+        """An upper bound of |U|, from all tiers: averages of 2^i x 2^i pixels have norm 2^-i."""
+        total = 0.0
+        for i, U in enumerate(self.U):
+            h, w = height // 2**i, width // 2**i
+            if self.weights.padding == "zeros":  # a restriction of the one on a larger torus
+                h, w = h + U.shape[-1], w + U.shape[-1]
+            total += (largest_norm_upper(symbol(U.detach().double(), (h, w))) / 2**i) ** 2
+        return math.sqrt(total) * (1 + 1e-12)
 
     def _convolve(self, x: Tensor, U: Tensor, b: Tensor | None) -> Tensor:
         k = U.shape[-1]

@@ -82,7 +82,7 @@ class MonotoneClassifier(nn.Module):
         gradient = ImplicitGradient(default) if gradient is None else gradient
         self.image, self.classes, self.grid = image, classes, grid
         self.layer = EquilibriumLayer(cell, solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
-        self._pools = self._regions()
+        self._pools = self.region_shapes()
         width = cell.width if isinstance(cell, DenseCell) else grid**2 * sum(cell.weights.channels)
         self.head = nn.Linear(width, classes, device=device, dtype=dtype)
         with torch.no_grad():
@@ -223,8 +223,8 @@ class MonotoneClassifier(nn.Module):
             (rows,) = torch.autograd.grad((self.readout(z) * V).sum(), z)
         return rows
 
-    def _regions(self) -> list[tuple[int, int, int]]:
-        """(C, H, W) of the tiers; raises if the grid does not divide them."""
+    def region_shapes(self) -> list[tuple[int, int, int]]:
+        """(C, H, W) of the tiers, empty for a dense cell; raises if the grid does not divide them."""
         cell = self.cell
         if self.image is None or isinstance(cell, DenseCell):
             return []

@@ -1,0 +1,13 @@
+"""The command line: parse, call, print; no mathematics. One file a command; each registers itself with `app`."""
+
+try:
+    import pydantic as _pydantic  # noqa: F401
+    import typer as _typer  # noqa: F401
+    import yaml as _yaml  # noqa: F401
+except ImportError as error:
+    raise SystemExit(f"The command line needs {error.name}; install it with: pip install 'wellposed[cli]'.") from None
+
+from wellposed.cli import bench, certify, data, train
+from wellposed.cli._app import app, main
+
+__all__ = ["app", "bench", "certify", "data", "main", "train"]

@@ -1,0 +1,120 @@
+"""The application that commands register with, exit codes, and errors as one sentence."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from wellposed.errors import IllPosed, NotConverged, RunError, WellposedError
+
+__all__ = ["ExitCode", "app", "guarded", "main", "out", "say"]
+
+
+class ExitCode(enum.IntEnum):
+    """What a script learns from a command."""
+
+    OK = 0
+    NEGATIVE = 1  # not certified, not converged, a check failed
+    MISTAKE = 2  # of the caller: a wrong option, key, value or file
+    RUN = 3  # a run directory is locked, damaged or cannot be written
+    BUG = 4  # an error that nobody foresaw
+    INTERRUPTED = 130  # as the shells have it
+
+
+CODES = """
+Exit codes: 0 done; 1 not certified, not converged or a check failed; 2 a mistake in the call or the configuration; 3 a run
+directory is locked, damaged or cannot be written; 4 an unforeseen error; 130 interrupted.
+"""
+
+app = typer.Typer(
+    name="wellposed",
+    help="Equilibrium networks: train, certify, see.",
+    epilog=CODES,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Settings:
+    debug = False
+
+
+def out() -> Console:
+    """Where results go. Made anew, because tests and pipes replace the stream."""
+    return Console(soft_wrap=True)
+
+
+def say() -> Console:
+    """Where everything else goes: progress, hints, errors."""
+    return Console(stderr=True, soft_wrap=True)
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    _Settings.debug = debug
+    if version:
+        import wellposed
+
+        typer.echo(wellposed.__version__)
+        raise typer.Exit()
+
+
+def guarded(command: Command) -> Command:
+    """A command whose errors become one sentence and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except KeyboardInterrupt:
+            _complain("Interrupted.")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except WellposedError as error:
+            if _Settings.debug:
+                raise
+            _complain(str(error))
+            negative = isinstance(error, (IllPosed, NotConverged))
+            code = ExitCode.RUN if isinstance(error, RunError) else ExitCode.NEGATIVE if negative else ExitCode.MISTAKE
+            raise typer.Exit(code) from None
+        except Exception as error:
+            if _Settings.debug:
+                raise
+            text = " ".join(str(error).split())
+            _complain(f"Unforeseen {type(error).__name__}: {text}. `wellposed --debug ...` shows where; please report it.")
+            raise typer.Exit(ExitCode.BUG) from None
+
+    return run  # type: ignore[return-value]
+
+
+def _complain(text: str) -> None:
+    say().print(f"[red]error:[/] {_escape(text)}", highlight=False)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def main() -> None:
+    """The entry point `wellposed`."""
+    # `wellposed train --debug` means the same as `wellposed --debug train`
+    words = sys.argv[1:]
+    if "--debug" in words:
+        words = ["--debug", *(word for word in words if word != "--debug")]
+    app(words)

@@ -1,0 +1,143 @@
+"""wellposed train."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from wellposed.cli._app import ExitCode, app, guarded, out, say
+from wellposed.cli._progress import watching
+from wellposed.errors import InvalidArgument
+from wellposed.experiments.models import MODELS
+from wellposed.experiments.training import Trained
+from wellposed.experiments.training import train as train_run
+from wellposed.train.config import Config, read, resolve
+from wellposed.train.run import read_config
+
+__all__ = ["train"]
+
+EPILOG = (
+    "[bold]Examples[/]\n\n"
+    "  wellposed train\n\n"
+    "  wellposed train --set model.name=skip --set data.norm=unit --set run.epochs=40\n\n"
+    "  wellposed train --set data.classes=null --set data.n=null --set model.name=dense --set run.dtype=float32\n\n"
+    "  wellposed train --show-config > config.yaml; wellposed train config.yaml --out runs/first\n\n"
+    "  wellposed train --resume runs/first\n\n"
+    "  torchrun --nproc-per-node 2 -m wellposed train config.yaml --out runs/second\n\n"
+    "[bold]Networks[/] (model.name)\n\n"
+    + "\n\n".join(f"  {name}: {kind.summary.replace('[', chr(92) + '[')}" for name, kind in MODELS.items())
+)
+
+
+@app.command(epilog=EPILOG)
+@guarded
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A YAML file; without one, digits 0 and 1 with a certificate.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. optimizer.lr=1e-3.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run directory; runs/DATE-MODEL-DATA if not given.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Go on with this run directory.")] = None,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Train a network in a run directory, with evaluations, checkpoints and certificates."""
+    settings, folder = _settings(config, list(changes or []), folder, resume)
+    if show_config:
+        typer.echo(settings.to_yaml(), nl=False)
+        return
+    with watching(settings.run.epochs, quiet=quiet) as watch:
+        trained = train_run(settings, folder, resume=resume is not None, listener=watch)
+    if not trained.first:
+        return
+    summary = {"run": str(folder), **trained.summary}
+    report = None if trained.outcome.stop == "interrupted" else _report(folder)
+    if report is not None:
+        summary["report"] = str(report)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+    else:
+        _show(trained, settings, report)
+    if trained.outcome.stop == "interrupted":
+        say().print(f"Interrupted; a checkpoint is saved. Go on with: wellposed train --resume {folder}", highlight=False)
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if trained.outcome.stop == "not_finite":
+        say().print("The loss became NaN or infinite: lower optimizer.lr.", highlight=False)
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[Config, Path]:
+    """The configuration and the run directory."""
+    if resume is None:
+        settings = resolve({}, changes) if config is None else read(config, changes)
+        date = time.strftime("%Y%m%d-%H%M%S")
+        return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{settings.data.name}")
+    if config is not None or folder is not None:
+        raise InvalidArgument("--resume takes the configuration and the directory of the run; leave CONFIG and --out away.")
+    before = read_config(resume)
+    settings = resolve(before.model_dump(), changes)
+    if settings.fingerprint() != before.fingerprint():
+        length = " (nor run.epochs, because the cosine schedule depends on it)" if before.optimizer.schedule == "cosine" else ""
+        raise InvalidArgument(
+            "--resume goes on with the same numbers, so --set may not change what they depend on"
+            f"{length}. Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
+        )
+    return settings, resume
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or with a number if it exists."""
+    names = [folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))]
+    return next(name for name in names if not name.exists())
+
+
+def _show(trained: Trained, settings: Config, report: Path | None) -> None:
+    summary, last = trained.summary, trained.summary["last"]
+    table = Table(title=f"{settings.model.name} on {settings.data.name}", show_header=False, title_justify="left")
+    samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())
+    rows: list[tuple[str, str]] = [
+        ("samples", samples),
+        ("network", f"width {settings.model.width}, {summary['parameters']} parameters, {settings.run.dtype}"),
+        (
+            "trained",
+            f"{summary['epochs']} epochs, {summary['steps']} steps, {summary['seconds']:.1f} s: {summary['stop_message']}",
+        ),
+    ]
+    for measure, form in (("loss", "{:.4g}"), ("accuracy", "{:.2%}"), ("miou", "{:.2%}")):
+        found = [(part, last[f"{part}_{measure}"]) for part in ("train", "validation", "test") if f"{part}_{measure}" in last]
+        if found:
+            rows.append((measure, ", ".join(f"{part} {form.format(value)}" for part, value in found)))
+    if "equilibrium_steps" in last:
+        failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
+        rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
+    if "certified" in last:
+        rows.append(("certificate", _certificate(last, summary["first_certified_epoch"])))
+    rows.append(("run", str(trained.folder)))
+    if report is not None:
+        rows.append(("report", str(report)))
+    for row in rows:
+        table.add_row(*row)
+    out().print(table)
+
+
+def _certificate(last: dict[str, Any], first: int | None) -> str:
+    if not last["certified"]:
+        return f"not certified ({last['certified_by']}); `wellposed certify RUN` says why"
+    rate = "" if last.get("certified_rate") is None else f", rate {last['certified_rate']:.10g}"
+    return f"CERTIFIED by {last['certified_by']}{rate}, from epoch {first} on"
+
+
+def _report(folder: Path) -> Path | None:
+    """The page of the run, if pages can be made here."""
+    if importlib.util.find_spec("wellposed.experiments.report") is None:
+        return None
+    path = Path(importlib.import_module("wellposed.experiments.report").write(folder))
+    return path if path.exists() else None

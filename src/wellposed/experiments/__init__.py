@@ -1,0 +1,3 @@
+"""Experiments: from a configuration to data, a model, and a run directory."""
+
+__all__: list[str] = []

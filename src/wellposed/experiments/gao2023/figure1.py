@@ -1,0 +1,82 @@
+"""[gao2023, Figure 1]: only the implicit layer is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from wellposed.experiments._claim import Claim, Finding
+from wellposed.experiments._experiment import Result
+from wellposed.experiments._widths import AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
+from wellposed.experiments.gao2022.figure1 import last_test_loss
+from wellposed.nn import ImplicitOnlyDEQ
+
+__all__ = ["Figure1"]
+
+#: Below 1/3, so that A may move by sqrt(m); the paper allows up to 1, where a Gaussian A has no contraction.
+GAMMA0 = 0.3
+#: "decreased to 0" within a finite training: the loss falls below this part of its start.
+ZERO = 0.01
+#: "consistently": between two looks a test loss may rise by this part of its start.
+WOBBLE = 0.01
+_SECTION = "[gao2023, Section 6]"
+_FALLS = "its mean falls from each width to the next, and for every seed from the narrowest to the widest"
+
+
+class Figure1(AbstractWidthStudy):
+    """ImplicitOnlyDEQ on MNIST."""
+
+    name = "gao2023/figure1"
+    title = "training the implicit layer only"
+    paper, parameter = "gao2023", "A"
+    claims = (
+        Claim("to_zero", "The training loss is consistently decreased to 0.", _SECTION, f"in every run it falls from each look to the next, and ends below {ZERO:g} of its start"),
+        Claim("error", "The training error is decreased to 0.", _SECTION, "no training sample is misclassified at the end of any run"),
+        Claim("faster", "Wider implicit layers converge faster.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"),
+        Claim("test", "Test loss and test error are reduced consistently.", _SECTION, f"in every run the test loss never rises by more than {WOBBLE:g} of its start between two looks, and both end below their start"),
+        Claim("test_wider", "A wider network has better test performance.", _SECTION, f"test loss at the end: {_FALLS}"),
+        Claim("well_posed", "The equilibrium stays well-posed: gamma |A(t)| < 1.", "[gao2023, Theorem 3.1]", "an upper bound at every step of every run is below 1"),
+    )
+    departures = (
+        "The paper speaks of gradient flow and does not print a step; we take descent with the step 1/lambda_max(H) of the widest "
+        "network at its start, the same for all widths.",
+        f"A(0) is Gaussian with gamma0 = {GAMMA0:g}: its norm is about 2 sqrt(m) and not sqrt(m), so gamma0 must stay below 1/2.",
+    )
+    quick = WidthConfig(data=("mnist",), widths=(50, 200, 800), n=200, n_test=200, steps=400, points=20)
+    full = WidthConfig(data=("mnist",), widths=(500, 1000, 2000, 4000), n=1000, n_test=1000, steps=1000, points=20)
+
+    def network(self, features: int, width: int, generator: torch.Generator) -> ImplicitOnlyDEQ:
+        policies: dict[str, Any] = {"on_ill_posed": "ignore", "on_failure": "ignore"}
+        return ImplicitOnlyDEQ(features, width, gamma0=GAMMA0, generator=generator, **policies)
+
+    def scale(self, width: int) -> float:
+        return GAMMA0 / math.sqrt(width)
+
+    def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+        of = WidthResults(results)
+        return {
+            "to_zero": of.everywhere(_part_left, ZERO),
+            "error": of.everywhere(lambda values: values["train_error"][-1], 1e-12),
+            "faster": of.falls(speed),
+            "test": of.everywhere(_test_rise, WOBBLE),
+            "test_wider": of.falls(last_test_loss),
+            "well_posed": of.everywhere(lambda values: values["norm_throughout"], 1.0),
+        }
+
+
+def _part_left(values: Values) -> float:
+    """Of the training loss; infinite if it ever rose."""
+    loss = values["loss"]
+    fell = all(later < earlier for earlier, later in zip(loss, loss[1:], strict=False))
+    return float(loss[-1] / loss[0]) if fell else math.inf
+
+
+def _test_rise(values: Values) -> float:
+    """The greatest rise of the test loss between two looks, in parts of its start; infinite if loss or error end above theirs."""
+    loss, error = values["test_loss"], values["test_error"]
+    if loss[-1] >= loss[0] or error[-1] > error[0]:
+        return math.inf
+    return max(later - earlier for earlier, later in zip(loss, loss[1:], strict=False)) / loss[0]

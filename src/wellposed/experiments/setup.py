@@ -1,0 +1,124 @@
+"""From a configuration to data, a network and a loss that fit each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellposed.data import Dataset, load
+from wellposed.errors import InvalidArgument
+from wellposed.experiments.models import build, kind_of
+from wellposed.train.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
+from wellposed.train.outcome import Parts
+
+if TYPE_CHECKING:
+    from wellposed.train.config import Config
+
+__all__ = ["Problem", "prepare"]
+
+#: The label of pixels that belong to no class.
+VOID = {"camvid": 11}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What `fit` needs.
+
+    Attributes:
+        data: As it was loaded, with what was done to it.
+        parts: On the device of the run.
+        model: The network, on the device of the run.
+        loss: What is minimised.
+    """
+
+    data: Dataset
+    parts: Parts
+    model: nn.Module
+    loss: AbstractLoss
+
+
+def prepare(config: Config) -> Problem:
+    """Loads the data and draws the network; the same configuration gives the same problem."""
+    kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
+    device, dtype = _device(config.run.device), getattr(torch, config.run.dtype)
+    d = config.data
+    data = load(
+        d.name,
+        d.n,
+        None if d.classes is None else tuple(d.classes),
+        seed=d.seed,
+        n_test=d.n_test,
+        paper=d.paper,
+        grey=d.grey,
+        size=d.size,
+        norm=d.norm,
+        flatten=d.flatten,
+        features=d.features,
+        noise=d.noise,
+        dtype=dtype,
+    )
+    X, y = data
+    loss, classes = _loss(config, y, data.y_test, kind.task)
+    generator = torch.Generator().manual_seed(config.run.seed)
+    model = build(config.model, tuple(X.shape[1:]), classes, generator=generator, dtype=dtype).to(device)
+    test = None if data.X_test is None or data.y_test is None else _to(device, data.X_test, data.y_test)
+    if not d.validation:
+        return Problem(data, Parts(_to(device, X, y), None, test), model, loss)
+    count = round(d.validation * len(X))
+    if not 0 < count < len(X):
+        raise InvalidArgument(f"data.validation={d.validation:g} of {len(X)} samples leaves a part empty; choose another one.")
+    order = torch.from_numpy(np.random.default_rng([d.seed, 1]).permutation(len(X)))
+    kept, apart = order[count:].sort().values, order[:count].sort().values
+    parts = Parts(_to(device, X[kept], y[kept]), _to(device, X[apart], y[apart]), test)
+    return Problem(data, parts, model, loss)
+
+
+def _loss(config: Config, y: Tensor, y_test: Tensor | None, task: str) -> tuple[AbstractLoss, int]:
+    """The loss, and the number of classes (0 for numbers), if data and network fit."""
+    fitting = {"regression": "squared", "classification": "cross_entropy", "segmentation": "segmentation"}
+    network = config.model.name
+    if y.is_floating_point():
+        y_classes, of_data = 0, "numbers" if bool((y.abs() != 1).any()) else "two classes, -1 and +1"
+        natural = "squared"
+    else:
+        natural, of_data = ("cross_entropy", "classes") if y.dim() == 1 else ("segmentation", "a class for every pixel")
+        ignore = _ignored(config)
+        y_classes = max(int(part[part != ignore].max()) for part in (y, y_test) if part is not None) + 1
+    name = natural if config.loss.name == "auto" else config.loss.name
+    if name != natural or fitting[task] != name:
+        wanted = {"squared": "gaussian, skip, implicit_only, monotone or opteq", "segmentation": "segmenter"}
+        raise InvalidArgument(
+            f"model.name={network!r} is for {task} (loss {fitting[task]}), but the targets of {config.data.name} are {of_data} "
+            f"and loss.name is {config.loss.name!r}. Choose model.name "
+            f"{wanted.get(natural, 'dense, monotone_classifier or opteq_classifier')} with loss.name auto"
+            f"{', or two classes by data.classes=[0, 1]' if natural == 'cross_entropy' and task == 'regression' else ''}"
+            f"{', or more than two classes' if natural == 'squared' and task == 'classification' else ''}."
+        )
+    if name == "squared":
+        return Squared(signs=not bool((y.abs() != 1).any())), 0
+    if name == "cross_entropy":
+        return CrossEntropy(), y_classes
+    return Segmentation(y_classes, ignore_index=_ignored(config)), y_classes
+
+
+def _ignored(config: Config) -> int:
+    chosen = config.loss.ignore_index
+    return VOID.get(config.data.name, -100) if chosen is None else chosen
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidArgument(f"run.device={name!r} cannot be used: {reason.rstrip('.')}. Try run.device=cpu.") from None
+    return device
+
+
+def _to(device: torch.device, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return X.to(device), y.to(device)

@@ -1,0 +1,179 @@
+"""From a configuration to a run directory, and back from a run directory to its model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wellposed.errors import RunError, WellposedError
+from wellposed.experiments.setup import Problem, prepare
+from wellposed.train._distributed import World, joined
+from wellposed.train._random_state import seed_everything
+from wellposed.train.checkpoint import Checkpoint, load, newest, restore
+from wellposed.train.loop import fit
+from wellposed.train.outcome import STOPS, Listener, Outcome
+from wellposed.train.run import Run, read_config, read_metrics
+
+if TYPE_CHECKING:
+    from wellposed.train.config import Config
+
+__all__ = ["Trained", "load_run", "train"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that ended, or was interrupted.
+
+    Attributes:
+        folder: The run directory.
+        problem: Data and model, as they are now.
+        outcome: Of this session.
+        summary: What summary.json holds.
+        first: Whether this process is the one that writes and prints.
+    """
+
+    folder: Path
+    problem: Problem
+    outcome: Outcome
+    summary: dict[str, Any]
+    first: bool
+
+
+def train(config: Config, folder: Path, *, resume: bool = False, listener: Listener | None = None) -> Trained:
+    """Trains in a run directory, in one process or, under torchrun, in several.
+
+    Mistakes in the configuration are found before anything is written.
+
+    Args:
+        config: What to do; for `resume` from `read_config`.
+        folder: The run directory.
+        resume: Whether to go on with the run that is there.
+        listener: Is told how it goes; used in the first process only.
+    """
+    with joined() as world:
+        config = _with_threads(config)
+        torch.set_num_threads(config.run.threads or 1)
+        seed_everything(config.run.seed)
+        problem = prepare(config)
+        with _opened(world, config, folder, resume) as run:
+            checkpoint = _where_to_go_on(world, config, folder, run) if resume else None
+            with _warnings_logged(run):
+                outcome = fit(
+                    problem.model,
+                    problem.parts,
+                    config,
+                    loss=problem.loss,
+                    run=run,
+                    checkpoint=checkpoint,
+                    world=world,
+                    listener=listener if world.first else None,
+                )
+            if run is None:
+                return Trained(folder, problem, outcome, {}, False)
+            summary = _summary(run, problem, outcome)
+            if outcome.stop == "interrupted":
+                run.log(f"Interrupted after step {outcome.progress.step}; a checkpoint is saved.")
+            else:
+                run.finish(summary)
+            return Trained(folder, problem, outcome, summary, True)
+
+
+def load_run(folder: Path, *, at: str = "last") -> tuple[Config, Problem, Checkpoint | None]:
+    """The configuration, data and model of a run, and the checkpoint it stands at; None at the initialization.
+
+    Args:
+        folder: The run directory.
+        at: "last", or "best" of a run with `run.patience`.
+    """
+    config = read_config(folder)
+    problem = prepare(config)
+    if at == "best":
+        checkpoint: Checkpoint | None = load(folder / "checkpoints" / "best.json")
+    else:
+        checkpoint = newest(
+            folder / "checkpoints", fingerprint=config.fingerprint(), say=lambda text: warnings.warn(text, stacklevel=2)
+        )
+    if checkpoint is not None:
+        restore(checkpoint, problem.model)
+    return config, problem, checkpoint
+
+
+def _with_threads(config: Config) -> Config:
+    if config.run.threads is not None:
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"threads": torch.get_num_threads()})})
+
+
+@contextlib.contextmanager
+def _opened(world: World, config: Config, folder: Path, resume: bool) -> Iterator[Run | None]:
+    """The run in the first process, None in the others; an error of the first one ends all."""
+    if not world.first:
+        if world.agree(0):
+            raise RunError("The first process could not open the run directory; it says why.")
+        yield None
+        return
+    try:
+        run = Run.open(folder, config) if resume else Run.create(folder, config)
+    except BaseException:
+        world.agree(1)
+        raise
+    world.agree(0)
+    with run:
+        try:
+            yield run
+        except WellposedError as error:
+            with contextlib.suppress(WellposedError):  # a full disk must not hide the error
+                run.log(f"Ended by an error: {error}")
+            raise
+
+
+def _where_to_go_on(world: World, config: Config, folder: Path, run: Run | None) -> Checkpoint | None:
+    say = run.log if run is not None else lambda text: None
+    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), say=say)
+    if run is not None:
+        run.rewind(-1 if checkpoint is None else checkpoint.epoch)
+        run.log("Starts again." if checkpoint is None else f"Goes on after epoch {checkpoint.epoch}.")
+    world.agree(0)  # nobody prunes checkpoints before all have read them
+    return checkpoint
+
+
+@contextlib.contextmanager
+def _warnings_logged(run: Run | None) -> Iterator[None]:
+    """Warnings of solvers go to log.txt instead of through the progress bar."""
+    with warnings.catch_warnings():
+
+        def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+            if run is not None:
+                run.log(f"{category.__name__}: {message}")
+
+        warnings.showwarning = show
+        yield
+
+
+def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
+    rows = read_metrics(run.folder)
+    times = (json.loads(line) for line in (run.folder / "times.jsonl").read_text(encoding="utf-8").splitlines())
+    certified = [row["epoch"] for row in rows if row.get("certified")]
+    last: dict[str, Any] = {}
+    for row in rows:
+        last |= {key: value for key, value in row.items() if value is not None or key == "certified_rate"}
+    return {
+        "stop": outcome.stop,
+        "stop_message": STOPS[outcome.stop],
+        "epochs": outcome.progress.epoch,
+        "steps": outcome.progress.step,
+        "seconds": round(sum(time["seconds"] for time in times), 3),
+        "samples": {name: len(X) for name, (X, _) in problem.parts.items()},
+        "parameters": sum(parameter.numel() for parameter in problem.model.parameters()),
+        "first_certified_epoch": certified[0] if certified else None,
+        "best_epoch": outcome.progress.best_epoch,
+        "unconverged": sum(row.get("unconverged", 0) for row in rows),
+        "last": last,
+    }

@@ -1,0 +1,7 @@
+"""Experiments of [xie2021]."""
+
+from wellposed.experiments._experiment import AbstractExperiment
+
+__all__ = ["EXPERIMENTS"]
+
+EXPERIMENTS: tuple[AbstractExperiment, ...] = ()

@@ -1,0 +1,71 @@
+"""Records as JSON or as one .npz file that is either old or new, never half."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wellposed.errors import InvalidArgument
+
+__all__ = ["from_plain", "load_arrays", "plain", "save_arrays"]
+
+_TEXT = "__record__"
+
+
+def plain(array: np.ndarray) -> Any:
+    """Nested lists that JSON can write: NaN becomes null, infinities text."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, list):
+            return [of(part) for part in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None if math.isnan(value) else str(value)
+        return value
+
+    return of(np.asarray(array).tolist())
+
+
+def from_plain(value: Any, dtype: Any = np.float64) -> np.ndarray:
+    """Back from `plain`."""
+
+    def of(part: Any) -> Any:
+        if isinstance(part, list):
+            return [of(entry) for entry in part]
+        return math.nan if part is None else float(part) if isinstance(part, str) else part
+
+    return np.array(of(value), dtype=dtype)
+
+
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], text: Mapping[str, Any]) -> None:
+    """Writes next to the target and renames, which the file system does at once."""
+    target = Path(path)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **{_TEXT: np.array(json.dumps(dict(text)))}, **arrays)  # type: ignore[arg-type]
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the text of a record of this kind."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+            text: dict[str, Any] = json.loads(str(arrays.pop(_TEXT)))
+    except (KeyError, ValueError, EOFError) as error:
+        raise InvalidArgument(
+            f"{os.fspath(path)} holds no record of a {kind}: {error}. Give another file or delete it."
+        ) from error
+    if text.get("kind") != kind:
+        raise InvalidArgument(f"{os.fspath(path)} holds a record of kind {text.get('kind')!r}; expected {kind!r}.")
+    return arrays, text

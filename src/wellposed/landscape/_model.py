@@ -1,0 +1,84 @@
+"""A model that is moved about and comes back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.nn import EquilibriumLayer
+
+__all__ = ["equilibrium_layers", "move", "preserved", "strict", "trained"]
+
+
+def trained(model: Any) -> dict[str, nn.Parameter]:
+    """The parameters that require a gradient, by name; raises if there are none."""
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"model must be a torch.nn.Module; got {type(model).__name__}.")
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not parameters:
+        raise InvalidArgument(
+            f"{type(model).__name__} has no parameter that requires a gradient, so its loss has no landscape. "
+            "Set requires_grad on those that should move."
+        )
+    return parameters
+
+
+def equilibrium_layers(model: nn.Module) -> list[EquilibriumLayer]:
+    """The equilibrium layers of a model, in the order of its modules."""
+    return [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
+
+
+def move(
+    parameters: Mapping[str, Tensor], origin: Mapping[str, Tensor], steps: Sequence[tuple[float, Mapping[str, Tensor]]]
+) -> None:
+    """Writes origin + sum of coefficient * direction into the parameters."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            value = origin[name]
+            for coefficient, direction in steps:
+                value = torch.add(value, direction[name], alpha=coefficient)
+            parameter.copy_(value)
+
+
+@contextmanager
+def strict(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, and a solve that fails raises `NotConverged`; modes, policies and records come back."""
+    modes = [(module, module.training) for module in model.modules()]
+    layers = [(layer, layer.on_failure, layer.last_solution, layer.last_adjoint) for layer in equilibrium_layers(model)]
+    try:
+        model.eval()
+        for layer, *_ in layers:
+            layer.on_failure = "raise"
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for layer, policy, solution, adjoint in layers:
+            layer.on_failure, layer.last_solution, layer.last_adjoint = policy, solution, adjoint
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """As `strict`; and whatever happens inside, parameters and buffers are afterwards what they were, bit for bit."""
+    parameters = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        with strict(model):
+            yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in parameters:
+                parameter.copy_(value)
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                module._buffers[name] = buffer

@@ -1,0 +1,194 @@
+"""The way of a solver to an equilibrium, sample by sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellposed._tree import Layout
+from wellposed.errors import InvalidArgument, InvalidType, NotConverged
+from wellposed.landscape._archive import load_arrays, save_arrays
+from wellposed.landscape._model import equilibrium_layers, strict
+from wellposed.nn import EquilibriumLayer
+from wellposed.nn.layer import DEFAULT_RTOL
+from wellposed.solve import AbstractSolver, AbstractSplitting, fixed_point
+
+__all__ = ["Trajectory", "trajectory"]
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """Every point at which the map was evaluated on the way, sample by sample.
+
+    Attributes:
+        states: (steps, batch, features), NaN after a sample's last evaluation.
+        residual: (steps, batch) |f(z) - z| / |f(z)| there.
+        num_steps: (batch,) evaluations that took place.
+        status: (batch,) `wellposed.Status` codes: 0 has converged.
+        info: How it was made; plain Python.
+    """
+
+    states: np.ndarray
+    residual: np.ndarray
+    num_steps: np.ndarray
+    status: np.ndarray
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def converged(self) -> np.ndarray:
+        """(batch,) bool."""
+        return self.status == 0
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes one .npz file, at once or not at all."""
+        arrays = {"states": self.states, "residual": self.residual, "num_steps": self.num_steps, "status": self.status}
+        save_arrays(path, arrays, {"kind": "trajectory", "info": self.info})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trajectory:
+        """What `save` wrote."""
+        arrays, text = load_arrays(path, "trajectory")
+        return cls(arrays["states"], arrays["residual"], arrays["num_steps"], arrays["status"], text["info"])
+
+    def __repr__(self) -> str:
+        done = int(self.converged.sum())
+        return f"Trajectory({self.states.shape[1]} samples, {done} converged, {self.states.shape[0]} steps at most)"
+
+
+def trajectory(
+    model: nn.Module,
+    X: Any,
+    *,
+    solver: AbstractSolver | None = None,
+    z0: Any = None,
+    rtol: float | None = None,
+    max_steps: int | None = None,
+    layer: int = 0,
+) -> Trajectory:
+    r"""z^[0], z^[1], ... of a solver on the equilibrium of a model, as in [nguyen2022, Section 4.1].
+
+    Samples that do not converge are recorded as well, with their status. Only values of the map are recorded, not products
+    with its Jacobian (`NewtonKrylov`); with a line search its trials belong to the way.
+
+    Args:
+        model: A model with an `EquilibriumLayer`, or such a layer; X is its input.
+        X: (batch, ...) inputs.
+        solver: That of the layer if not given. Splittings need a resolvent and are not followed: give another one.
+        z0: The start; that of the model (zeros) if not given.
+        rtol, max_steps: Those of the layer if not given.
+        layer: Which of the model's equilibrium layers.
+    """
+    chosen = _chosen(model, layer)
+    solver = chosen.solver if solver is None else solver
+    if isinstance(solver, AbstractSplitting):
+        raise InvalidType(f"trajectory cannot follow {solver!r}; give solver=Picard(), Anderson(), Broyden() or Auto().")
+    with strict(model), torch.no_grad():
+        x, start = _entered(model, chosen, X)
+        start = start if z0 is None else z0
+        layout = Layout.of(start, "z0")
+        way = _Way(chosen.cell, layout)
+        index = torch.arange(layout.batch, device=layout.device)
+        tolerance = DEFAULT_RTOL[layout.compute_dtype] if chosen.rtol is None else chosen.rtol
+        solution = fixed_point(
+            way,
+            start,
+            solver,
+            args=(x, index),
+            rtol=tolerance if rtol is None else rtol,
+            atol=chosen.atol,
+            max_steps=chosen.max_steps if max_steps is None else max_steps,
+            on_failure="ignore",
+        )
+    states, residual = way.padded()
+    info = {"model": type(model).__name__, "solver": repr(solver), "layer": layer}
+    return Trajectory(states, residual, (~np.isnan(residual)).sum(axis=0), np.asarray(solution.status), info)
+
+
+class _Way:
+    """A cell that writes down where it was evaluated. Samples are told apart by an index that follows them."""
+
+    def __init__(self, cell: Callable[..., Any], layout: Layout) -> None:
+        self._cell, self._layout = cell, layout
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._last = torch.full((layout.batch, sum(layout.sizes)), torch.nan, dtype=layout.compute_dtype, device=layout.device)
+
+    def __call__(self, z: Any, x: Any, index: Tensor) -> Any:
+        image = self._cell(z, x)
+        if not torch.is_grad_enabled():  # with a graph it is a linearization, not a step
+            rows, images = self._layout.flatten(z), self._layout.flatten(image)
+            # `FunctionMap` evaluates a point twice when samples first leave; that is no step either.
+            new = (rows != self._last[index]).any(dim=1)
+            self._last[index] = rows
+            gap = torch.linalg.vector_norm(images - rows, dim=1)
+            size = torch.linalg.vector_norm(images, dim=1)
+            residual = torch.where(gap == 0, torch.zeros_like(gap), gap / size)
+            self._seen.append((index[new], rows[new].clone(), residual[new]))
+        return image
+
+    def padded(self) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, batch, features) and (steps, batch)."""
+        count = torch.zeros(self._layout.batch, dtype=torch.int64)
+        places = []
+        for index, _, _ in self._seen:
+            places.append(count[index.cpu()].clone())
+            count[index.cpu()] += 1
+        states = np.full((int(count.max()), self._layout.batch, self._last.shape[1]), np.nan)
+        residual = np.full(states.shape[:2], np.nan)
+        for place, (index, rows, r) in zip(places, self._seen, strict=True):
+            states[place.numpy(), index.cpu().numpy()] = rows.double().cpu().numpy()
+            residual[place.numpy(), index.cpu().numpy()] = r.double().cpu().numpy()
+        return states, residual
+
+
+class _Entered(Exception):
+    """Ends a forward pass once the input of the layer is known."""
+
+
+def _entered(model: nn.Module, layer: EquilibriumLayer, X: Any) -> tuple[Any, Any]:
+    """The input and the start with which the model calls the layer."""
+    seen: list[Any] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs["x"]
+        seen.extend([x, args[1] if len(args) > 1 else kwargs.get("z0")])
+        raise _Entered
+
+    with _hooked(layer, hook):
+        try:
+            model(X)
+        except _Entered:
+            pass
+        except NotConverged as error:
+            raise NotConverged(f"trajectory: a layer before the chosen one failed: {error}", error.solution) from error
+    if not seen:
+        raise InvalidArgument(f"{type(model).__name__} did not call the chosen layer on these inputs, so it has no trajectory.")
+    x, z0 = seen
+    if z0 is None:
+        _, start, layout = layer._bind(x, None)
+        z0 = layout.unflatten(start)
+    return x, z0
+
+
+@contextmanager
+def _hooked(layer: nn.Module, hook: Any) -> Any:
+    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _chosen(model: Any, number: int) -> EquilibriumLayer:
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"model must be a torch.nn.Module; got {type(model).__name__}.")
+    layers = equilibrium_layers(model)
+    if not 0 <= number < len(layers):
+        raise InvalidArgument(f"{type(model).__name__} has {len(layers)} equilibrium layers; got layer={number}.")
+    return layers[number]

@@ -1,0 +1,12 @@
+"""Pictures of saved records; the only importer of matplotlib, and only when something is drawn.
+
+Every function takes a record (what a `to_dict()` gave, also after JSON, or the object itself) and returns a matplotlib
+`Figure` that no window holds: `figure.savefig("picture.png")`.
+"""
+
+from wellposed.plot.spectra import spectrum
+from wellposed.plot.surfaces import contour, line, surface
+from wellposed.plot.training import losses
+from wellposed.plot.trajectories import residuals, trajectories
+
+__all__ = ["contour", "line", "losses", "residuals", "spectrum", "surface", "trajectories"]

@@ -1,0 +1,79 @@
+"""One process, or several under torchrun, with the same arithmetic."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
+
+from wellposed.errors import InvalidArgument
+
+__all__ = ["World", "joined"]
+
+#: The first process may spend this long on a certificate while the others wait.
+PATIENCE = timedelta(hours=12)
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train one model together.
+
+    Attributes:
+        rank: The number of this one; 0 writes the files.
+        size: How many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model, with gradients that are averaged over the processes."""
+        if self.size == 1:
+            return model
+        # Every process builds the model from the same seed, and no buffer changes in training.
+        return nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+
+    def part(self, rows: Tensor) -> Tensor:
+        """The rows that this process works on; some get one more than others, and there may be none."""
+        return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
+
+    def add(self, numbers: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(numbers, op=ReduceOp.SUM)
+        return numbers
+
+    def agree(self, code: int) -> int:
+        """What the first process says, for all."""
+        if self.size == 1:
+            return code
+        said = torch.tensor([code])
+        torch.distributed.broadcast(said, src=0)
+        return int(said)
+
+
+@contextmanager
+def joined() -> Iterator[World]:
+    """The world that torchrun made, as long as the context is open; a world of one process without it."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or "RANK" not in os.environ:
+        yield World()
+        return
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        raise InvalidArgument("This torch has no distributed training with gloo; start one process, without torchrun.")
+    torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    finally:
+        torch.distributed.destroy_process_group()

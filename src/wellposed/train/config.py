@@ -1,0 +1,227 @@
+"""The configuration of a training run: sections, a YAML file, and changes by `section.key=value`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wellposed.errors import InvalidArgument, did_you_mean
+
+__all__ = ["Config", "DataSection", "LossSection", "ModelSection", "OptimizerSection", "RunSection", "read", "resolve"]
+
+
+class _Section(BaseModel):
+    """Unknown keys are errors, and nothing is converted that could be a mistake (`true` is no number)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class DataSection(_Section):
+    """What is learned; the keys are those of `wellposed.data.load`, with `validation` added."""
+
+    name: str = Field(default="digits", description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn or camvid")
+    n: int | None = Field(default=100, ge=1, description="training samples; null for all")
+    n_test: int | None = Field(default=None, ge=1, description="test samples; null for all")
+    classes: list[int] | None = Field(default=[0, 1], description="which classes; two give targets -1 and +1; null for all")
+    paper: str | None = Field(default=None, description="preprocessing of ling2022, gao2022 or gao2023")
+    norm: Literal["unit", "sqrt_d"] | None = Field(default="sqrt_d", description="norm of every sample; null leaves it")
+    grey: bool = Field(default=False, description="colours to luminance")
+    size: int | None = Field(default=None, ge=1, description="images resized to this height and width")
+    flatten: bool = Field(default=True, description="rows instead of images")
+    features: int = Field(default=50, ge=1, description="dimension of sphere")
+    noise: float = Field(default=0.1, ge=0, description="standard deviation of moons")
+    validation: float = Field(default=0.0, ge=0, lt=1, description="part of the training samples kept apart for early stopping")
+    seed: int = Field(default=0, ge=0, description="of every draw of data")
+
+
+class ModelSection(_Section):
+    """Which network. Keys after `width` belong to some networks only; null takes the network's default."""
+
+    name: str = Field(
+        default="gaussian", description="gaussian, skip, implicit_only, monotone, dense, ...: see `wellposed train --help`"
+    )
+    width: int = Field(default=256, ge=1, description="units of the equilibrium (channels of a segmenter)")
+    weight_variance: float | None = Field(default=None, description="gaussian")
+    gamma: float | None = Field(default=None, description="skip")
+    gamma0: float | None = Field(default=None, description="implicit_only")
+    init: str | None = Field(default=None, description="implicit_only")
+    margin: float | None = Field(default=None, description="monotone, monotone_classifier, segmenter")
+    bound: float | None = Field(default=None, description="dense: the recurrent matrix keeps a spectral norm of at most this")
+    rtol: float | None = Field(default=None, gt=0, lt=1, description="tolerance of the equilibrium")
+    max_steps: int | None = Field(default=None, ge=1, description="evaluations that an equilibrium may take")
+    on_failure: Literal["raise", "warn", "ignore"] = Field(default="warn", description="when an equilibrium is not found")
+
+
+class OptimizerSection(_Section):
+    """How parameters move."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field(default="adam", description="sgd, adam or adamw")
+    lr: float = Field(default=5e-4, gt=0, description="step size at the start")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="adam, adamw")
+    weight_decay: float = Field(default=0.0, ge=0, description="added to the gradient; decoupled for adamw")
+    clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient of all parameters together")
+    schedule: Literal["constant", "step", "cosine"] = Field(default="cosine", description="constant, step or cosine")
+    warmup: int = Field(default=0, ge=0, description="epochs over which the step size grows from 0")
+    step_every: int = Field(default=30, ge=1, description="step: epochs between falls")
+    step_factor: float = Field(default=0.1, gt=0, le=1, description="step: what each fall multiplies with")
+
+
+class LossSection(_Section):
+    """What is minimised, a mean over samples (over pixels for segmentation)."""
+
+    name: Literal["auto", "squared", "cross_entropy", "segmentation"] = Field(
+        default="auto", description="auto follows the targets"
+    )
+    ignore_index: int | None = Field(
+        default=None, description="segmentation: label that does not count; null is void of camvid"
+    )
+
+
+class RunSection(_Section):
+    """Everything else."""
+
+    epochs: int = Field(default=20, ge=1, description="passes through the training samples")
+    batch_size: int | None = Field(default=25, ge=1, description="of all processes together; null for all samples")
+    seed: int = Field(default=0, ge=0, description="of initialization and of the order of samples")
+    device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
+    dtype: Literal["float32", "float64"] = Field(default="float64", description="of parameters and inputs")
+    threads: int | None = Field(
+        default=None, ge=1, description="of torch; null takes what torch chose, and the run remembers it"
+    )
+    evaluate_every: int = Field(default=1, ge=1, description="epochs between evaluations")
+    certify_every: int = Field(default=5, ge=0, description="epochs between certificates; 0 for none")
+    theorem: str = Field(default="auto", description="of the certificates")
+    patience: int | None = Field(default=None, ge=1, description="epochs without a better validation loss before it stops")
+    stop_loss: float | None = Field(default=None, ge=0, description="stops at a training loss of at most this")
+    checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
+    keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
+    tensorboard: bool = Field(default=True, description="events for TensorBoard, if it is installed")
+
+
+class Config(_Section):
+    """All sections."""
+
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    loss: LossSection = LossSection()
+    run: RunSection = RunSection()
+
+    def to_yaml(self) -> str:
+        """Every key with its value, as a YAML file."""
+        import yaml
+
+        text: str = yaml.safe_dump(self.model_dump(), sort_keys=False)
+        return text
+
+    def fingerprint(self) -> str:
+        """Equal for configurations whose runs go through the same numbers, as far as both go.
+
+        What only decides how long a run is and what is kept of it does not count; the length does under a cosine schedule.
+        """
+        plain = self.model_dump()
+        free = {"keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
+        if self.optimizer.schedule != "cosine":
+            free.add("epochs")
+        plain["run"] = {key: value for key, value in plain["run"].items() if key not in free}
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def read(path: Path, changes: Iterable[str] = ()) -> Config:
+    """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3"."""
+    import yaml
+
+    try:
+        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"The configuration {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = " ".join(str(error).split())
+        raise InvalidArgument(f"{path} is not a YAML file: {where}.") from error
+    if plain is not None and not isinstance(plain, dict):
+        raise InvalidArgument(f"{path} must hold sections such as 'data:' and 'model:'; got {type(plain).__name__}.")
+    return resolve(plain or {}, changes, where=str(path))
+
+
+def resolve(plain: Mapping[str, Any], changes: Iterable[str] = (), *, where: str = "the configuration") -> Config:
+    """A checked configuration from nested dictionaries and changes.
+
+    >>> resolve({"model": {"width": 64}}, ["optimizer.lr=1e-3"]).optimizer.lr
+    0.001
+
+    Args:
+        plain: Sections with keys; what is missing takes its default.
+        changes: Each "section.key=value", the value as in YAML.
+        where: Named in messages.
+    """
+    merged: dict[str, Any] = {section: dict(keys) if isinstance(keys, dict) else keys for section, keys in plain.items()}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not equals or not dot:
+            raise InvalidArgument(
+                f"--set needs section.key=value, e.g. optimizer.lr=1e-3; got {change!r}.{_whole(key.strip())}"
+            )
+        keys = merged.setdefault(section, {})
+        if not isinstance(keys, dict):
+            raise InvalidArgument(f"'{section}' of {where} must be a section with keys; got {keys!r}.")
+        keys[name] = _value(text)
+    try:
+        return Config.model_validate(_numbers(merged))
+    except ValidationError as error:
+        raise InvalidArgument(_sentence(error, where)) from None
+
+
+def _value(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InvalidArgument(f"{text!r} is not a value that YAML knows; put text with special characters in quotes.") from None
+
+
+def _numbers(value: Any) -> Any:
+    """YAML 1.1 reads 1e-3 as text (it wants 1.0e-3); people mean the number."""
+    if isinstance(value, dict):
+        return {key: _numbers(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_numbers(part) for part in value]
+    if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
+        return float(value)
+    return value
+
+
+def _sentence(error: ValidationError, where: str) -> str:
+    """What is wrong, and the nearest key that is known."""
+    problems = error.errors()
+    first = problems[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        known = list(Config.model_fields)
+        if len(place) > 1:
+            known = list(type(getattr(Config(), place[0])).model_fields)
+        within = f"'{place[0]}' of {where}" if len(place) > 1 else where
+        hint = did_you_mean(place[-1], known) or _whole(place[-1])
+        text = f"Unknown key {'.'.join(place)!r}: {within} has {', '.join(known)}.{hint}"
+    else:
+        text = f"{'.'.join(place[:2])} of {where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+    more = len(problems) - 1
+    return text + (f" ({more} more key{'s are' if more > 1 else ' is'} wrong.)" if more else "")
+
+
+def _whole(leaf: str) -> str:
+    """A hint for a key that was given without, or in the wrong, section."""
+    keys = {
+        name: f"{section}.{name}" for section in Config.model_fields for name in type(getattr(Config(), section)).model_fields
+    }
+    near = keys.get(leaf.rpartition(".")[2])
+    return f" Did you mean {near!r}?" if near else ""

@@ -1,0 +1,106 @@
+"""Minibatch training: read `fit` from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import InvalidArgument
+from wellposed.train._books import Books
+from wellposed.train._distributed import World
+from wellposed.train._interruption import Interruption
+from wellposed.train._trainee import TOTALS, Trainee
+from wellposed.train.checkpoint import Checkpoint, Progress, forget_habits, restore
+from wellposed.train.losses import AbstractLoss
+from wellposed.train.optimizers import learning_rate, make_optimizer
+from wellposed.train.outcome import Listener, Outcome, Parts
+from wellposed.train.run import Run
+
+if TYPE_CHECKING:
+    from wellposed.train.config import Config
+
+__all__ = ["fit"]
+
+
+def fit(
+    model: nn.Module,
+    parts: Parts,
+    config: Config,
+    *,
+    loss: AbstractLoss,
+    run: Run | None = None,
+    checkpoint: Checkpoint | None = None,
+    world: World | None = None,
+    listener: Listener | None = None,
+) -> Outcome:
+    r"""Trains a model on minibatches, in place.
+
+    The loss of a batch is the mean over its items. The order of the samples is a function of `run.seed` and the epoch, and the
+    step size of the step, so that from a checkpoint the same numbers follow. With several processes each works on a part of
+    every batch and gradients are added up: the numbers differ by rounding only.
+
+    Args:
+        model: On the device and of the dtype of the data.
+        parts: The data.
+        config: Of it `optimizer` and `run` are read here.
+        loss: What is minimised.
+        run: Where rows, checkpoints and certificates go; None keeps nothing.
+        checkpoint: Where to go on.
+        world: The processes; one if not given.
+        listener: For a progress bar.
+    """
+    options, world = config.run, World() if world is None else world
+    if options.patience is not None and parts.validation is None:
+        raise InvalidArgument(
+            "run.patience watches the validation loss: keep samples apart by data.validation=0.2 or the like."
+        )
+    X, y = parts.train
+    batch_size = min(options.batch_size or len(X), len(X))
+    batches = math.ceil(len(X) / batch_size)
+    optimizer = make_optimizer(model, config.optimizer)
+    progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
+    trainee = Trainee(model, world.wrap(model), optimizer, loss, config, world)
+    outcome = Outcome("epochs", progress)
+    books = Books(trainee, parts, run, listener, outcome)
+
+    with Interruption() as interruption, books.events:
+        if checkpoint is None:
+            books.close_epoch(rate=learning_rate(config.optimizer, 0, batches, options.epochs))
+        while progress.stop is None and progress.epoch < options.epochs:
+            began, interrupted = time.perf_counter(), False
+            if progress.batch == 0:
+                forget_habits(model)  # as after a resume
+                progress.order, progress.totals = _order(options.seed, progress.epoch, len(X)), [0.0] * len(TOTALS)
+            rate = learning_rate(config.optimizer, progress.step, batches, options.epochs)
+            for rows in progress.order.split(batch_size)[progress.batch :]:
+                rate = learning_rate(config.optimizer, progress.step, batches, options.epochs)
+                sums = trainee.step(X, y, rows, rate, interrupted=interruption.asked)
+                if sums is None:
+                    progress.stop = "not_finite"
+                    break
+                progress.totals = [a + b for a, b in zip(progress.totals, sums.tolist(), strict=False)]
+                progress.step, progress.batch = progress.step + 1, progress.batch + 1
+                if listener is not None:
+                    listener.on_batch(progress.epoch, progress.batch, batches, float(sums[0] / sums[1]))
+                interrupted = bool(sums[-1] > 0)  # some process was asked to stop, so all of them do
+                if interrupted and progress.batch < batches:
+                    return books.interrupted()
+            if progress.stop is not None:
+                break
+            progress.epoch, progress.batch, progress.order = progress.epoch + 1, 0, progress.order[:0]
+            books.close_epoch(rate=rate, seconds=time.perf_counter() - began)
+            if interrupted and progress.stop is None and progress.epoch < options.epochs:
+                return books.interrupted()
+    outcome.stop = progress.stop or "epochs"
+    return outcome
+
+
+def _order(seed: int, epoch: int, n: int) -> Tensor:
+    """(n,) a permutation that is a function of seed and epoch."""
+    state = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
+    return torch.randperm(n, generator=torch.Generator().manual_seed(state >> 1))

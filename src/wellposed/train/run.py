@@ -1,0 +1,210 @@
+"""A run is a directory.
+
+| file | what |
+| --- | --- |
+| config.yaml | the configuration, every key resolved |
+| environment.json | versions, git state, threads, seed, command line; one entry a session |
+| metrics.jsonl | one row an epoch, on the disk before the epoch counts as done; no times, so equal runs have equal files |
+| times.jsonl | seconds an epoch |
+| metrics.parquet, summary.json | written at the end |
+| certificates/epoch-00005.json | certificates |
+| checkpoints/ | see `wellposed.train.checkpoint` |
+| tensorboard/, figures/, log.txt | events, pictures, what happened |
+| lock | held while a process trains here |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wellposed.certify import Certificate
+from wellposed.errors import InvalidArgument, RunError
+from wellposed.train._atomic import append_line, write_whole, writing
+from wellposed.train._environment import environment
+from wellposed.train._lock import Lock
+
+if TYPE_CHECKING:
+    from wellposed.train.config import Config
+
+__all__ = ["Run", "read_config", "read_metrics"]
+
+
+class Run:
+    """A run directory that this process may write. Use it as a context: it is given free at the end.
+
+    Made by `Run.create` or `Run.open`.
+
+    Attributes:
+        folder: Where it is.
+        config: With every key resolved.
+    """
+
+    def __init__(self, folder: Path, config: Config, lock: Lock) -> None:
+        self.folder, self.config, self._lock = folder, config, lock
+
+    @classmethod
+    def create(cls, folder: Path, config: Config) -> Run:
+        """A new run; refused where there is something already.
+
+        Args:
+            folder: Does not exist, or is empty.
+            config: Its `run.threads` must be resolved.
+        """
+        with writing(folder, begun=False):
+            for part in (folder, *(folder / name for name in ("certificates", "checkpoints", "figures"))):
+                part.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder)
+        try:
+            if (folder / "config.yaml").exists():
+                raise InvalidArgument(
+                    f"{folder} holds a run already. Go on with it by --resume {folder}, or choose another folder by --out."
+                )
+            foreign = [part.name for part in folder.iterdir() if part.name not in _OWN]
+            if foreign:
+                raise InvalidArgument(f"{folder} holds other files ({', '.join(sorted(foreign)[:3])}); choose an empty folder.")
+            run = cls(folder, config, lock)
+            run._begin_session()
+            # last, because it is what makes the folder a run
+            write_whole(folder / "config.yaml", config.to_yaml().encode())
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, folder: Path, config: Config) -> Run:
+        """A run that goes on.
+
+        Args:
+            folder: Of the run.
+            config: From `read_config`; what was changed in it is written back.
+        """
+        lock = Lock(folder)
+        try:
+            run = cls(folder, config, lock)
+            if lock.left_by is not None:
+                run.log(f"Process {lock.left_by.get('pid')} ended without giving the directory free; it is taken over.")
+            run._begin_session()
+            if read_config(folder) != config:
+                write_whole(folder / "config.yaml", config.to_yaml().encode())
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def log(self, text: str) -> None:
+        """A line in log.txt, with the time."""
+        append_line(self.folder / "log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+    def append(self, row: Mapping[str, Any], seconds: float) -> None:
+        """A row of metrics.jsonl: on the disk when this returns. NaN and infinities become null."""
+        append_line(self.folder / "metrics.jsonl", json.dumps({key: _finite(value) for key, value in row.items()}))
+        append_line(self.folder / "times.jsonl", json.dumps({"epoch": row["epoch"], "seconds": round(seconds, 6)}))
+
+    def add_certificate(self, epoch: int, certificate: Certificate) -> None:
+        """certificates/epoch-00005.json."""
+        write_whole(self.folder / "certificates" / f"epoch-{epoch:05d}.json", certificate.to_json().encode())
+
+    def rewind(self, epoch: int) -> None:
+        """Drops what was written after the end of an epoch, half-written lines included; -1 drops all.
+
+        Raises:
+            RunError: Rows are missing that must be there.
+        """
+        rows = [row for row in read_metrics(self.folder) if row["epoch"] <= epoch]
+        if [row["epoch"] for row in rows] != list(range(epoch + 1)):
+            raise RunError(
+                f"{self.folder / 'metrics.jsonl'} is damaged: rows of epochs 0 to {epoch} are expected, there are {len(rows)}. "
+                "Put a good copy back, or start a new run."
+            )
+        for name in ("metrics.jsonl", "times.jsonl"):
+            kept = rows if name == "metrics.jsonl" else [t for t in _lines(self.folder / name) if t["epoch"] <= epoch]
+            write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        for path in (self.folder / "certificates").glob("epoch-*.json"):
+            if int(path.stem.removeprefix("epoch-")) > epoch:
+                path.unlink()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """summary.json, and metrics.parquet made from metrics.jsonl (if pyarrow is installed)."""
+        write_whole(self.folder / "summary.json", json.dumps(_finite(dict(summary)), indent=2).encode())
+        self._write_parquet()
+        self.log(f"Finished: {summary.get('stop')}.")
+
+    def _write_parquet(self) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            self.log("metrics.parquet is left out: pyarrow is not installed (pip install 'wellposed[runs]').")
+            return
+        rows = read_metrics(self.folder)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+        sink = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(table, sink)
+        write_whole(self.folder / "metrics.parquet", sink.getvalue().to_pybytes())
+
+    def _begin_session(self) -> None:
+        path = self.folder / "environment.json"
+        try:
+            sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
+        except (OSError, ValueError, KeyError, TypeError):
+            sessions = []  # not there yet; it is a record for people, and no reason to refuse a run
+        now = environment(self.config.run.seed, self.config.run.threads)
+        if sessions and sessions[-1]["versions"] != now["versions"]:
+            self.log("The versions are others than in the session before; numbers may differ in their last digits.")
+        write_whole(path, json.dumps({"sessions": [*sessions, now]}, indent=2).encode())
+
+
+#: What a run that was killed while it was created may have left.
+_OWN = {"lock", "log.txt", "environment.json", "certificates", "checkpoints", "figures"}
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run."""
+    from wellposed.train.config import read
+
+    if not (folder / "config.yaml").is_file():
+        what = "is no run" if folder.is_dir() else "does not exist"
+        raise InvalidArgument(f"{folder} {what}: it has no config.yaml. Start one with: wellposed train --out {folder}.")
+    return read(folder / "config.yaml")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a half-written last line is left out."""
+    return _lines(folder / "metrics.jsonl")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    rows = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        try:
+            if line:
+                rows.append(json.loads(line))
+        except ValueError:
+            if number == len(lines) - 1:
+                break  # a process was killed while it wrote this line
+            raise RunError(f"{path} is damaged in line {number + 1}; put a good copy back, or start a new run.") from None
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,88 @@
+"""Configurations: defaults, files, changes, and sentences about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wellposed.errors import InvalidArgument
+from wellposed.train.config import Config, read, resolve
+
+
+def test_yaml_round_trip(tmp_path: Path) -> None:
+    config = resolve({"model": {"name": "skip", "gamma": 0.3}}, ["data.classes=[3, 8]", "run.batch_size=null"])
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert read(tmp_path / "config.yaml") == config
+    assert (config.model.gamma, config.data.classes, config.run.batch_size) == (0.3, [3, 8], None)
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").touch()
+    assert read(tmp_path / "empty.yaml") == Config()
+
+
+@settings(deadline=None, max_examples=50)
+@given(lr=st.floats(1e-300, 1e300), width=st.integers(1, 10**9))
+def test_changes_keep_every_digit(lr: float, width: int) -> None:
+    config = resolve({}, [f"optimizer.lr={lr!r}", f"model.width={width}"])
+    assert config.optimizer.lr == lr and config.model.width == width
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", "1.0e-03", ".1e-2"])
+def test_numbers_as_people_write_them(text: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"optimizer:\n  lr: {text}\n")
+    assert read(tmp_path / "c.yaml").optimizer.lr == resolve({}, [f"optimizer.lr={text}"]).optimizer.lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["optimizer.lrr=1"], r"Unknown key 'optimizer.lrr'.*Did you mean 'lr'\?"),
+        (["optimiser.lr=1"], r"Unknown key 'optimiser'.*Did you mean 'optimizer'\?"),
+        (["lr=1"], r"section.key=value.*Did you mean 'optimizer.lr'\?"),
+        (["run.lr=1"], r"Unknown key 'run.lr'.*Did you mean 'optimizer.lr'\?"),
+        (["optimizer.lr"], "section.key=value"),
+        (["optimizer.lr=-1"], "optimizer.lr of the configuration is -1: .*greater than 0"),
+        (["optimizer.lr=.nan"], "optimizer.lr of the configuration is nan: .*finite"),
+        (["optimizer.lr=fast"], "optimizer.lr of the configuration is 'fast'"),
+        (["run.epochs=true"], "run.epochs of the configuration is True"),
+        (["run.epochs=1.5"], "run.epochs of the configuration is 1.5"),
+        (["run.dtype=float16"], "run.dtype of the configuration is 'float16'"),
+        (["data.classes=[0, one]"], "data.classes of the configuration is 'one'"),
+        (["run.a=1", "run.b=2"], r"Unknown key 'run.a'.*\(1 more key is wrong.\)"),
+        (["run.device=[1"], "not a value that YAML knows"),
+    ],
+)
+def test_mistakes_are_named(changes: list[str], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        resolve({}, changes)
+
+
+def test_a_section_that_is_a_number() -> None:
+    with pytest.raises(InvalidArgument, match="'run' of the configuration must be a section"):
+        resolve({"run": 3}, ["run.epochs=2"])
+    with pytest.raises(InvalidArgument, match="run of the configuration is 3"):
+        resolve({"run": 3})
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read: No such file"):
+        read(tmp_path / "nothing.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: }")
+    with pytest.raises(InvalidArgument, match="is not a YAML file"):
+        read(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
+    with pytest.raises(InvalidArgument, match="must hold sections"):
+        read(tmp_path / "list.yaml")
+
+
+def test_fingerprint_changes_with_what_numbers_depend_on() -> None:
+    constant = resolve({}, ["optimizer.schedule=constant"])
+    for same in ("run.epochs=99", "run.keep=5", "run.tensorboard=false", "run.checkpoint_every=7"):
+        assert resolve(constant.model_dump(), [same]).fingerprint() == constant.fingerprint()
+    for other in ("run.seed=1", "optimizer.lr=1e-9", "model.width=3", "data.n=7", "run.threads=3", "run.certify_every=1"):
+        assert resolve(constant.model_dump(), [other]).fingerprint() != constant.fingerprint()
+    assert resolve({}, ["run.epochs=99"]).fingerprint() != Config().fingerprint()  # a cosine knows its end
