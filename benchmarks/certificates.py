@@ -182,7 +182,10 @@ def run(problem: str, family: str, seed: int, minutes: float) -> Iterator[dict[s
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = ["# Loss at which the plain gradient flow is first certified", ""]
-    lines += ["Median over the seeds; `python benchmarks/certificates.py` measures them. '-' is not measured or not reached."]
+    lines += [
+        "Median over the seeds; `python benchmarks/certificates.py` measures them. '-' is not measured or not reached,",
+        "an empty cell has no such sharpening; higher is earlier.",
+    ]
     lines += ["", "| problem | (n, m, d) | network | seeds | " + " | ".join(COLUMNS) + " | steps |"]
     lines += ["| --- " * (5 + len(COLUMNS)) + "|"]
     for problem in (*SIZES, *DIGITS):
@@ -192,6 +195,9 @@ def table(rows: list[dict[str, Any]]) -> str:
                 continue
             cells = []
             for name in COLUMNS:
+                if name not in APPLIES[family]:
+                    cells.append("")
+                    continue
                 found = [row["loss"].get(name) for row in mine]
                 known = [loss for loss in found if loss is not None]
                 cells.append(f"{statistics.median(known):.1e}" if known and len(known) == len(found) else "-")

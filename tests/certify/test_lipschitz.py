@@ -1,4 +1,4 @@
-"""Lipschitz bounds of monotone classifiers: formulas against dense algebra, upper bounds never broken, lower ones really found."""
+"""Lipschitz bounds of monotone classifiers: against dense algebra; upper bounds never broken, lower ones really found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def make(kind: str, seed: int = 0, *, margin: float = 0.4, activation=None, spread: float = 1.0) -> tuple[MonotoneClassifier, Tensor]:
+def make(
+    kind: str, seed: int = 0, *, margin: float = 0.4, activation=None, spread: float = 1.0
+) -> tuple[MonotoneClassifier, Tensor]:
     options = {
         "margin": margin,
         "activation": activation,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import wellposed as wp
-from certificate_problems import problem
+from certificate_problems import problem, train
 from wellposed.certify import CertificateMonitor, radius
 from wellposed.certify._incremental import IncrementalMeasure
 from wellposed.certify._measure import Measurement
@@ -143,8 +143,9 @@ def test_records() -> None:
 
 def test_flow() -> None:
     model, X, y = problem("gaussian", 6)
+    train(model, X, y, 12)
     monitor = CertificateMonitor(every=1)
-    history = wp.flow(model, X, y, t_end=20 * step_size(model, X), rtol=1e-4, callbacks=[monitor])
+    history = wp.flow(model, X, y, t_end=30 * step_size(model, X), rtol=1e-4, callbacks=[monitor])
     assert len(monitor.records) == len(history.rows)
     assert monitor.first is not None
     proved = [record for record in monitor.records if record["verdict"] == "certified"]

@@ -43,7 +43,14 @@ def attacked(model: MonotoneClassifier, x: Tensor, y: Tensor, radius: Tensor, *,
 
 
 def make(kind: str, seed: int) -> tuple[MonotoneClassifier, Tensor]:
-    options = {"dtype": F64, "generator": generator(seed), "rtol": 1e-9, "max_steps": 5000, "on_failure": "raise", "margin": 0.5}
+    options = {
+        "dtype": F64,
+        "generator": generator(seed),
+        "rtol": 1e-9,
+        "max_steps": 5000,
+        "on_failure": "raise",
+        "margin": 0.5,
+    }
     if kind == "dense":
         return MonotoneClassifier.dense(4, 12, 3, **options), torch.randn(8, 4, dtype=F64, generator=generator(seed + 1))
     x = torch.randn(8, 1, 4, 4, dtype=F64, generator=generator(seed + 1))
@@ -93,9 +100,7 @@ def test_exact_in_a_linear_region():
     for i in range(8):
         J = torch.autograd.functional.jacobian(lambda v: model(v[None])[0], x[i]).detach()
         logits = model(x[i : i + 1])[0].detach()
-        distance = min(
-            float((logits[y[i]] - logits[j]) / (J[y[i]] - J[j]).norm()) for j in range(3) if j != int(y[i])
-        )
+        distance = min(float((logits[y[i]] - logits[j]) / (J[y[i]] - J[j]).norm()) for j in range(3) if j != int(y[i]))
         assert float(result.radius[i]) == pytest.approx(distance, rel=1e-4)
         nearest = min(
             (j for j in range(3) if j != int(y[i])), key=lambda j: float((logits[y[i]] - logits[j]) / (J[y[i]] - J[j]).norm())

@@ -253,8 +253,8 @@ def test_solvers_that_a_cell_cannot_serve_say_so():
     x = normal(3, 4, seed=1)
     with pytest.raises(wp.InvalidType, match="PeacemanRachford needs a map that knows its resolvent and prox"):
         make("module", solver=wp.PeacemanRachford())(x)
-    with pytest.raises(wp.InvalidArgument, match=r"prox of Tanh\(\) is known for step_size 1 only"):
-        make("dense", solver=wp.PeacemanRachford(0.5))(x)
+    with pytest.raises(wp.InvalidType, match="PeacemanRachford needs a map that knows its resolvent and prox"):
+        make("module", gradient=wp.ImplicitGradient(wp.PeacemanRachford()))(x.requires_grad_()).sum().backward()
 
 
 # --- arguments ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from problems import Problem, gaussian, norm, problem
 from wellposed import InvalidArgument, InvalidType, Status
 from wellposed.nn import DenseCell, Identity, ReLU, Tanh
 from wellposed.solve import AbstractSolver, AbstractSplitMap, Point, TunedStep
-from wellposed.solve._tuning import OVER, minimal_residual
+from wellposed.solve._tuning import minimal_residual
 
 DOUBLE = torch.float64
 every_splitting = pytest.mark.parametrize("solver", SPLITTING, ids=short)
@@ -261,16 +261,18 @@ def test_the_measured_step_minimises_and_is_never_below_the_certified_one(seed: 
     W, d = monotone(6, margin, skew, seed), gaussian(4, 6, seed=seed + 2)
     F = torch.eye(6, dtype=DOUBLE) - W
     m, L = constants(W)
-    a, log_factor = minimal_residual(d, d @ F.T, math.inf)
+    a, log_factor = minimal_residual(d, d @ F.T, 1.0, math.inf)
     assert (a >= m / L**2 * (1 - 1e-9)).all()
 
     def factor(a: Tensor) -> Tensor:
         return (d - a * (d @ F.T)).norm(dim=1, keepdim=True) / d.norm(dim=1, keepdim=True)
 
     for part in (0.9, 1.1):
-        assert (factor(a / OVER) <= factor(part * a / OVER) + 1e-12).all()
+        assert (factor(a) <= factor(part * a) + 1e-12).all()
     assert torch.allclose(log_factor.exp(), factor(a).clamp(min=1e-3**0.5), atol=1e-9)
-    short, _ = minimal_residual(d, d @ F.T, 1e-3 * torch.ones(4, 1, dtype=DOUBLE))
+    longer, log_longer = minimal_residual(d, d @ F.T, 1.9, math.inf)
+    assert torch.allclose(longer, 1.9 * a) and (log_longer < 0).all()  # below 2 it contracts along d
+    short, _ = minimal_residual(d, d @ F.T, 1.0, 1e-3 * torch.ones(4, 1, dtype=DOUBLE))
     assert (short <= 1e-3).all()
 
 

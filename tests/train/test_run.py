@@ -69,7 +69,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(InvalidArgument, match="holds other files"):
         Run.create(tmp_path / "mine", Config())
-    assert (tmp_path / "mine" / "thesis.tex").exists()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
     with pytest.raises(InvalidArgument, match="does not exist"):
         read_config(tmp_path / "nowhere")
     with pytest.raises(InvalidArgument, match="is no run"):

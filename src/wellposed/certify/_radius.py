@@ -10,11 +10,13 @@ from typing import Any
 from wellposed.certify._measure import down, up
 from wellposed.certify._sensitivity import AbstractSensitivity, DescentBounds
 
-__all__ = ["DescentResult", "FlowResult", "descent_radii", "flow_radius", "largest_descent", "largest_flow"]
+__all__ = ["DescentResult", "FlowResult", "descent_at", "descent_radii", "flow_radius", "largest_descent", "largest_flow"]
 
 _ROUNDS = 400
 _WIDENINGS = 6
 _SMALLEST_SPEED = 1e-12
+#: Radii beyond those of the first certificate for which active sets are tried, as factors.
+_GROWTHS = (8.0, 4.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -118,16 +120,43 @@ def largest_flow(sensitivity: AbstractSensitivity) -> FlowResult | None:
     return _largest(lambda h: flow_radius(sensitivity, h), 1.0)
 
 
+def descent_at(sensitivity: AbstractSensitivity, h: float) -> DescentResult | None:
+    """The descent certificate of a given h, with the same means as `largest_descent`."""
+    sensitivity.prepare(math.inf)
+    result = descent_radii(sensitivity, h)
+    if result is not None:
+        return result
+    globally = _everywhere(sensitivity)
+    if globally is None:
+        return None
+    for growth in _GROWTHS:
+        _prepare_nearby(sensitivity, globally, growth)
+        result = descent_radii(sensitivity, h)
+        if result is not None:
+            return result
+    return None
+
+
+def _everywhere(sensitivity: AbstractSensitivity) -> DescentResult | None:
+    """The largest h with what is valid at any distance."""
+    sensitivity.prepare(math.inf)
+    best: DescentResult | None = _largest(lambda h: descent_radii(sensitivity, h), 1.0)
+    return best
+
+
+def _prepare_nearby(sensitivity: AbstractSensitivity, result: DescentResult, growth: float) -> None:
+    sensitivity.prepare(growth * math.sqrt(sum(result.radii[name] ** 2 for name in sensitivity.hidden)))
+
+
 def largest_descent(sensitivity: AbstractSensitivity) -> DescentResult | None:
     """The descent certificate of the largest h <= 1 that was found; not the largest there is."""
-    sensitivity.prepare(math.inf)
-    best = _largest(lambda h: descent_radii(sensitivity, h), 1.0)
+    best = _everywhere(sensitivity)
     if best is None or best.speed == 1.0:
         return best
     # what is valid only nearby allows more: sets for radii that a greater h would need
     globally = best
-    for growth in (8.0, 4.0, 2.0):
-        sensitivity.prepare(growth * math.sqrt(sum(globally.radii[name] ** 2 for name in sensitivity.hidden)))
+    for growth in _GROWTHS:
+        _prepare_nearby(sensitivity, globally, growth)
         top = min(1.0, growth * globally.speed)
         better = _largest(lambda h: descent_radii(sensitivity, h), top, floor=min(best.speed, top))
         if better is not None and better.speed > best.speed:

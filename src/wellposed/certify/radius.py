@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._radius import descent_radii, flow_radius, largest_descent, largest_flow
+from wellposed.certify._radius import descent_at, flow_radius, largest_descent, largest_flow
 from wellposed.certify._sensitivity import SHARPENINGS, AbstractSensitivity, Contractive
 from wellposed.certify._sensitivity_monotone import MonotoneSensitivity
 from wellposed.errors import InvalidArgument, InvalidType
@@ -166,8 +166,7 @@ def _descent(sensitivity: AbstractSensitivity, at: Measurement, hidden_rate: flo
     if hidden_rate == "largest":
         result = largest_descent(sensitivity)
     else:
-        sensitivity.prepare(math.inf)
-        result = descent_radii(sensitivity, float(hidden_rate))
+        result = descent_at(sensitivity, float(hidden_rate))
     if result is None:
         sensitivity.prepare(math.inf)
         s0 = sensitivity.least(0.0, 1e-12)

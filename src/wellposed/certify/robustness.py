@@ -1,7 +1,7 @@
 r"""How far an input may be moved before a monotone classifier can change its mind: a proved radius, sample by sample.
 
-With l = logits and g_j = l_y - l_j > 0 for all other classes j, no perturbation shorter than min_j g_j/K_j changes the class, if
-K_j bounds the Lipschitz constant of l_y - l_j [pabbaraju2021, Section 5]. Three bounds K_j are used, and the best radius counts:
+With l = logits and g_j = l_y - l_j > 0 for all other classes j, no perturbation shorter than min_j g_j/K_j changes the class,
+if K_j bounds the Lipschitz constant of l_y - l_j [pabbaraju2021]. Three bounds K_j are used, and the best radius counts:
 
 1. Global: those of `lipschitz_upper`.
 2. Active set (ReLU, dense): in the ball of radius r a pre-activation a_i moves by at most s_i r, s_i = |M^(-1/2) W_i^T|

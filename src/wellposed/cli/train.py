@@ -47,6 +47,7 @@ def train(
     resume: Annotated[Path | None, typer.Option("--resume", help="Go on with this run directory.")] = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Make the HTML page at the end.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Train a network in a run directory, with evaluations, checkpoints and certificates."""
@@ -59,7 +60,7 @@ def train(
     if not trained.first:
         return
     summary = {"run": str(folder), **trained.summary}
-    report = None if trained.outcome.stop == "interrupted" else _report(folder)
+    report = _report(folder) if with_report and trained.outcome.stop != "interrupted" else None
     if report is not None:
         summary["report"] = str(report)
     if as_json:
@@ -139,5 +140,9 @@ def _report(folder: Path) -> Path | None:
     """The page of the run, if pages can be made here."""
     if importlib.util.find_spec("wellposed.experiments.report") is None:
         return None
-    path = Path(importlib.import_module("wellposed.experiments.report").write(folder))
+    try:
+        path = Path(importlib.import_module("wellposed.experiments.report").write(folder))
+    except Exception as error:  # the run is complete and written, whatever becomes of its page
+        say().print(f"The report could not be made ({type(error).__name__}: {error}).", highlight=False, markup=False)
+        return None
     return path if path.exists() else None

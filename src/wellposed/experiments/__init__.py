@@ -1,3 +1,25 @@
-"""Experiments: from a configuration to data, a model, and a run directory."""
+"""Experiments: from a configuration to data, a model, and a run directory; and those of the papers, their claims as checks.
 
-__all__: list[str] = []
+`_experiment.py` is what an experiment is, `registry.py` names them all, one folder a paper, and `reproduce` runs one.
+"""
+
+from wellposed.experiments._claim import Check, Claim, Finding, Outcome
+from wellposed.experiments._config import Config, changes_of
+from wellposed.experiments._experiment import AbstractExperiment, Record, Result
+from wellposed.experiments._reproduce import reproduce
+from wellposed.experiments.registry import EXPERIMENTS, find
+
+__all__ = [
+    "AbstractExperiment",
+    "Check",
+    "Claim",
+    "Config",
+    "EXPERIMENTS",
+    "Finding",
+    "Outcome",
+    "Record",
+    "Result",
+    "changes_of",
+    "find",
+    "reproduce",
+]

@@ -71,18 +71,18 @@ class TaskCache:
     def put(self, result: Result) -> None:
         """Keeps a result: whole, or not at all."""
         plain = {"key": self._key(result.task), "values": result.values, "seconds": result.seconds}
-        write(self.path(result.task), json.dumps(plain))
+        write(self.path(result.task), json.dumps(plain).encode())
 
     def _key(self, task: Task) -> dict[str, Any]:
         return {"experiment": self.experiment, "task": json.loads(json.dumps(task)), "program": program()}
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: bytes) -> None:
     """A file and its folders: whole, or not at all."""
     try:
         with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode())
+        write_whole(path, content)
     except RunError as error:
         reason = getattr(error.__cause__, "strerror", None) or error.__cause__
         raise RunError(

@@ -12,8 +12,6 @@ from wellposed.errors import InvalidArgument, MissingPackage
 
 __all__ = ["at_hand", "samples"]
 
-#: Samples of classes 0 and 1 in the built-in digits: to train, to test.
-DIGITS = (288, 72)
 CLASSES = (0, 1)
 
 
@@ -46,7 +44,20 @@ def at_hand(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> tuple
             name = "digits"
         if name not in found:
             found.append(name)
-    if "digits" in found and (n > DIGITS[0] or n_test > DIGITS[1]):
-        notes.append(f"digits has {DIGITS[0]} samples to train and {DIGITS[1]} to test; {n} and {n_test} were asked for")
-        n, n_test = min(n, DIGITS[0]), min(n_test, DIGITS[1])
+    if "digits" in found:
+        most, most_test = _sizes_of_digits()
+        if n > most or n_test > most_test:
+            notes.append(
+                f"digits has {most} samples to train and {most_test} to test, the same number of both classes; "
+                f"{n} and {n_test} were asked for"
+            )
+        n, n_test = min(n, most), min(n_test, most_test)
     return tuple(found), n, n_test, notes
+
+
+def _sizes_of_digits() -> tuple[int, int]:
+    """How many samples of two classes there are at most, to train and to test."""
+    data = load("digits", None, CLASSES)
+    parts = (data.y, data.y_test)
+    most, most_test = (2 * min(int((y < 0).sum()), int((y > 0).sum())) for y in parts if y is not None)
+    return most, most_test

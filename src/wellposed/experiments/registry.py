@@ -19,5 +19,7 @@ EXPERIMENTS: dict[str, AbstractExperiment] = {
 def find(name: str) -> AbstractExperiment:
     """The experiment of a name, or a sentence with the nearest one."""
     if name not in EXPERIMENTS:
-        raise InvalidArgument(f"Unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}.{did_you_mean(name, EXPERIMENTS)}")
+        raise InvalidArgument(
+            f"Unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}.{did_you_mean(name, EXPERIMENTS)}"
+        )
     return EXPERIMENTS[name]

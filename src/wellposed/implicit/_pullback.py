@@ -81,6 +81,8 @@ class AbstractStructuredMap(AbstractMap):
 class AdjointMap(AbstractMap):
     """u -> rhs + A u as a fixed-point map, so that the loop of `solve` serves backward passes too."""
 
+    steady = True
+
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs
         self.writes_out = pullback.writes_out

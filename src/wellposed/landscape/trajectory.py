@@ -72,7 +72,7 @@ def trajectory(
     max_steps: int | None = None,
     layer: int = 0,
 ) -> Trajectory:
-    r"""z^[0], z^[1], ... of a solver on the equilibrium of a model, as in [nguyen2022, Section 4.1].
+    r"""z^[0], z^[1], ... of a solver on the equilibrium of a model, as in [nguyen2022, Fig. 4.2].
 
     Samples that do not converge are recorded as well, with their status. Only values of the map are recorded, not products
     with its Jacobian (`NewtonKrylov`); with a line search its trials belong to the way.

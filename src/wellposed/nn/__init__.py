@@ -17,7 +17,21 @@ from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.models import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell, TierWeights
 from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spectral, conv_norm_upper
+from wellposed.nn.sequence import TransformerCell, TransformerDEQ
 from wellposed.nn.tangent import GramProduct, TangentFeatures
+from wellposed.nn.vision import (
+    ClassificationHead,
+    ExplicitTwin,
+    MultiscaleCell,
+    MultiscaleDEQ,
+    ResidualCell,
+    ResidualDEQ,
+    SegmentationHead,
+    VariationalDropout,
+    WeightTied,
+    equilibrium_spectral_radius,
+    jacobian_penalty,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -25,9 +39,11 @@ __all__ = [
     "AbstractCell",
     "AbstractContraction",
     "AbstractNetwork",
+    "ClassificationHead",
     "ConvNormBall",
     "DenseCell",
     "EquilibriumLayer",
+    "ExplicitTwin",
     "GaussianDEQ",
     "GramProduct",
     "Identity",
@@ -39,8 +55,13 @@ __all__ = [
     "MonotoneConvCell",
     "MonotoneDEQ",
     "MonotoneTierCell",
+    "MultiscaleCell",
+    "MultiscaleDEQ",
     "NormBall",
     "ReLU",
+    "ResidualCell",
+    "ResidualDEQ",
+    "SegmentationHead",
     "Sigmoid",
     "SkipDEQ",
     "SoftThreshold",
@@ -49,9 +70,15 @@ __all__ = [
     "TangentFeatures",
     "Tanh",
     "TierWeights",
+    "TransformerCell",
+    "TransformerDEQ",
     "UnrolledNetwork",
+    "VariationalDropout",
+    "WeightTied",
     "WeightTiedCell",
     "conv_norm_upper",
+    "equilibrium_spectral_radius",
+    "jacobian_penalty",
     "unrolled",
     "weight_tied",
 ]

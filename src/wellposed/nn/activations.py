@@ -3,7 +3,7 @@ r"""Activations as proximal operators: s = prox of a convex potential p, with wh
     activation        s(v)              p(y)                                        slopes     prox of a p at v
     Identity          v                 0                                           {1}        v
     ReLU              max(v, 0)         0 on y >= 0                                 [0, 1]     s(v)
-    LeakyReLU(b)      max(v, b v)       (1/b - 1) y^2/2 on y < 0, 0 on y >= 0       [b, 1]     v if v >= 0, else v/(1 + a(1/b - 1))
+    LeakyReLU(b)      max(v, b v)       (1/b - 1) y^2/2 on y < 0, 0 on y >= 0       [b, 1]     v/(1 + a(1/b - 1)) if v < 0
     SoftThreshold(t)  sgn(v)(|v| - t)+  t |y|                                       [0, 1]     soft threshold at a t
     Tanh              tanh v            y artanh y + log(1 - y^2)/2 - y^2/2         [0, 1]     a scalar equation
     Sigmoid           1/(1 + e^-v)      y log y + (1-y) log(1-y) - y^2/2            [0, 1/4]   a scalar equation

@@ -63,6 +63,9 @@ class DenseCell(AbstractCell):
         W: (m, m); for `Monotone` A: (m, m) and B: (m, m). U: (m, d). b: (m,) or None.
     """
 
+    A: Tensor  # only with Monotone
+    B: Tensor
+
     def __init__(
         self,
         in_features: int,

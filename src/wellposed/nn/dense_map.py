@@ -9,7 +9,6 @@ from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.operator import AbstractOperator, Memory
 from wellposed.nn.operator_map import OperatorMap
-from wellposed.nn.parametrizations.monotone import Monotone
 
 __all__ = ["DenseMap", "DenseOperator", "MonotoneOperator"]
 
@@ -27,7 +26,8 @@ class DenseOperator(AbstractOperator):
         self._W = self.plain[0]
 
     def with_tensors(self, *tensors: Tensor) -> DenseOperator:
-        return DenseOperator(*tensors)
+        (W,) = tensors
+        return DenseOperator(W)
 
     def product(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.mm(z, self._W.t(), out=out)
@@ -50,8 +50,9 @@ class DenseOperator(AbstractOperator):
         return torch.linalg.lu_solve(factor, pivots, v.t(), adjoint=transpose).t()
 
     def _factor(self, a: float) -> tuple[Tensor, Tensor]:
-        identity = torch.eye(self._W.shape[0], dtype=self._W.dtype, device=self._W.device)
-        factor, pivots = torch.linalg.lu_factor(identity + a * (identity - self._W))
+        M = -a * self._W
+        M.diagonal().add_(1 + a)  # I + a(I - W)
+        factor, pivots = torch.linalg.lu_factor(M)
         return factor, pivots
 
     def monotonicity(self) -> tuple[float, float]:
@@ -76,7 +77,14 @@ class MonotoneOperator(DenseOperator):
     def __init__(self, A: Tensor, B: Tensor, margin: float, memory: Memory | None = None) -> None:
         AbstractOperator.__init__(self, (A, B), memory)
         self._margin = margin
-        self._W = self.recall("W", lambda: Monotone(margin)(*self.plain))
+        self._W = self.recall("W", self._form)
+
+    def _form(self) -> Tensor:
+        """As `Monotone` does it, in place: three passes over a matrix and one product."""
+        A, B = self.plain
+        W = torch.addmm(B - B.t(), A.t(), A, alpha=-1)
+        W.diagonal().add_(1 - self._margin)
+        return W
 
     def with_tensors(self, *tensors: Tensor) -> MonotoneOperator:
         A, B = tensors

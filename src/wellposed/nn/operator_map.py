@@ -40,6 +40,7 @@ class OperatorMap(AbstractStructuredMap, AbstractSplitMap):
     def __init__(self, operator: AbstractOperator, c: Tensor, activation: AbstractActivation) -> None:
         self.operator, self._c, self._s = operator, c, activation
         self.writes_out = operator.writes_out
+        self.steady = True  # affine, then 1-Lipschitz
         self._c_plain = c.detach()
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
@@ -141,6 +142,7 @@ class _SplitAdjoint(AdjointMap, AbstractSplitMap):
     def __init__(self, pullback: _Pullback, rhs: Tensor, v: Tensor) -> None:
         super().__init__(pullback, rhs)
         self._own, self._v = pullback, v
+        self._factors: dict[float, Tensor] = {}  # d/(d + a(1 - d)) by step size: what the prox multiplies with
 
     def take(self, rows: Tensor) -> _SplitAdjoint:
         return _SplitAdjoint(self._own.take(rows), self._rhs[rows], self._v[rows])
@@ -155,7 +157,11 @@ class _SplitAdjoint(AdjointMap, AbstractSplitMap):
         d = self._own._slope
         if d is None:
             return v
-        return d * v / (d + step_size * (1 - d))
+        if isinstance(step_size, Tensor):
+            return d * v / (d + step_size * (1 - d))
+        if step_size not in self._factors:
+            self._factors[step_size] = d if step_size == 1 else d / (d + step_size * (1 - d))
+        return self._factors[step_size] * v
 
     def monotonicity(self) -> tuple[float, float]:
         operator = self._own._W  # of W^T they are the same

@@ -95,15 +95,16 @@ def surface(record: Any, *, title: str | None = None, log: bool = False, clip: f
     A, B = np.meshgrid(a, b, indexing="ij")
     figure = new_figure(6.4, 5.0)
     ax = figure.add_subplot(projection="3d")
-    known = np.isfinite(values)
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
-    # A face is drawn if all its corners are known; its colour is that of its own height, whatever the holes.
-    colors = colormaps["viridis"](Normalize(low, high)(np.where(known, values, low)))
-    colors[~known] = 0.0
-    if known.any():
-        ax.plot_surface(A, B, values, facecolors=colors, rstride=1, cstride=1, linewidth=0, antialiased=True, shade=False)
+    corners = np.stack([A, B, values], axis=-1)
+    faces = np.stack([corners[:-1, :-1], corners[1:, :-1], corners[1:, 1:], corners[:-1, 1:]], axis=2).reshape(-1, 4, 3)
+    faces = faces[np.isfinite(faces).all(axis=(1, 2))]  # a face is drawn if all its corners are known
+    colors = colormaps["viridis"](Normalize(low, high)(faces[:, :, 2].mean(axis=1)))
+    ax.add_collection3d(Poly3DCollection(list(faces), facecolors=colors, edgecolors=colors, linewidths=0.2))
+    ax.set(xlim=(a[0], a[-1]), ylim=(b[0], b[-1]), zlim=(low, high))
     bad = ~np.array(found["valid"], dtype=bool)
     if bad.any():
         ax.scatter(A[bad], B[bad], np.full(bad.sum(), low), marker="x", s=12, color=COLORS[1], label=_reasons(found, bad))

@@ -15,6 +15,7 @@ from torch import Tensor
 from wellposed.solve import _workspace as workspace
 from wellposed.solve._map import AbstractMap
 from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
+from wellposed.solve._pace import Pace
 from wellposed.solve._rows import Rows
 from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
 from wellposed.status import Status
@@ -123,6 +124,7 @@ class _Stage:
         self.state: Any = None
         self.lent: list[Tensor] = []  # buffers of the workspace, full size
         self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, that nobody reads
+        self.pace = Pace(rows.z.shape[0], rows.z.device, ahead=f.steady and solver.is_plain)
 
     def run(self, record: bool) -> list[Rows]:
         """Returns the samples that the next stage should take over."""
@@ -148,16 +150,19 @@ class _Stage:
                 self._record(r, s)
             hand = self._hand_over(count, point)
             # The usual case in as few operations as can be: no sample has come to an end.
+            due = self.pace.due(count) if self.most < self.max_steps else None
             onward = (r > target.clamp_min(self.small)) & (r < GROWTH_LIMIT * rows.best_r)
-            if self.idle is not None:
-                onward |= self.idle
+            for others in (self.idle, None if due is None else ~due):
+                onward = onward if others is None else onward | others
+            self.pace.see(count, r, target, due)
             if hand is None and self.most < self.max_steps and bool(onward.all()):
-                rows.worst_r = torch.maximum(rows.worst_r, r)
+                self._keep_worst(r, due)
                 if count == 0:
                     self._keep_first(r, s)
-                self._keep_best(point, s, r < rows.best_r)
+                if due is None:
+                    self._keep_best(point, s, r < rows.best_r)
             else:
-                kept = self._sort_out(point, s, hand)
+                kept = self._sort_out(point, s, hand, due)
                 if kept is not None:
                     if kept.shape[0] == 0:
                         return
@@ -172,17 +177,38 @@ class _Stage:
             self._release(point.z)
             rows.evaluations = rows.evaluations + step.evaluations
             self.most = self.most + step.evaluations if isinstance(step.evaluations, int) else int(rows.evaluations.max())
+            if not record and (self.watch is None or not self.watch.wants_next):
+                count += self._go_ahead(self.pace.next_look(count, self.idle) - count)
+
+    def _go_ahead(self, steps: int) -> int:
+        """Takes plain steps without measuring, as many as asked for and as the budget allows; returns how many."""
+        steps = min(steps, self.max_steps - self.most)
+        if steps <= 0:
+            return 0
+        rows = self.rows
+        for _ in range(steps):
+            old, spare = rows.z, self._spare(rows)
+            rows.z, rows.fz = rows.fz, self.f(rows.fz, out=spare)
+            self._release(old)
+        rows.evaluations = rows.evaluations + steps
+        self.most += steps
+        return steps
+
+    def _keep_worst(self, r: Tensor, due: Tensor | None) -> None:
+        """Remembers the largest residual at which each sample was judged."""
+        worst = torch.maximum(self.rows.worst_r, r)
+        self.rows.worst_r = worst if due is None else torch.where(due, worst, self.rows.worst_r)
 
     def _hand_over(self, count: int, point: Point) -> Tensor | None:
         hand = None if self.watch is None else self.watch.see(count, point)
         return hand if hand is not None and bool(hand.any()) else None
 
-    def _sort_out(self, point: Point, s: Tensor, hand: Tensor | None) -> Tensor | None:
-        """Gives verdicts, keeps best points; returns the rows that go on if it is time to compact, else None."""
+    def _sort_out(self, point: Point, s: Tensor, hand: Tensor | None, due: Tensor | None) -> Tensor | None:
+        """Gives verdicts to those that are due, keeps best points; returns the rows that go on if it is time to compact."""
         rows, r = self.rows, point.r
         self._resolve_extremes(point, s)
         lost = ~(r.isfinite() & s.isfinite())
-        rows.worst_r = torch.maximum(rows.worst_r, r)
+        self._keep_worst(r, due)
         self._keep_first(r, s)
         met = r <= point.target
         runaway = met & self._ran_away(r, s)
@@ -190,8 +216,10 @@ class _Stage:
         grown = r > GROWTH_LIMIT * rows.best_r
         better = (r < rows.best_r) & ~runaway
         better |= rows.best_r.isinf()  # at the very first point there is nothing else to return
-        self._keep_best(point, s, better)
+        if due is None:
+            self._keep_best(point, s, better)
         leave = done | lost | grown | (rows.evaluations >= self.max_steps)
+        leave = leave if due is None else leave & due
         away = leave if hand is None else leave | hand
         if self.idle is not None:
             leave, away = leave & ~self.idle, away & ~self.idle
@@ -301,8 +329,9 @@ class _Stage:
     def _gather(self, target: Tensor, chosen: Tensor, done: Tensor, present: Tensor, best: Tensor) -> None:
         """Writes what the chosen rows return: the present point if it converged, else the best one."""
         part = present[chosen]
-        if best is not present:
-            part = torch.where(done[chosen].unsqueeze(1), part, best[chosen])
+        converged = done[chosen]
+        if best is not present and not bool(converged.all()):
+            part = torch.where(converged.unsqueeze(1), part, best[chosen])
         target.index_copy_(0, self.rows.index[chosen], part)
 
     def _compact(self, kept: Tensor, point: Point) -> Point:
@@ -312,6 +341,7 @@ class _Stage:
         self.state = self.solver.take(self.state, kept)
         if self.watch is not None:
             self.watch.take(kept)
+        self.pace.take(kept)
         self.idle = None
         self.free = list(self.lent)  # what remains was copied, so they are all free
         self.most = int(self.rows.evaluations.max())

@@ -25,6 +25,9 @@ class AbstractMap(abc.ABC):
 
     #: Whether `out=` of `__call__` is really used; if not the loop keeps no spare buffers.
     writes_out: bool = False
+    #: Whether f cannot turn finite numbers into NaN or infinity, short of growing for many steps: then the loop need not
+    #: look at every step.
+    steady: bool = False
 
     @abc.abstractmethod
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:

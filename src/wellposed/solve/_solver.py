@@ -69,6 +69,11 @@ class AbstractSolver(abc.ABC):
     #: Whether `step` hands `Point.spare` to f, and keeps no tensor of a point beyond that step.
     uses_spare: ClassVar[bool] = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is z <- f(z), nothing else: the loop may then take some by itself."""
+        return False
+
     @abc.abstractmethod
     def init(self, f: AbstractMap, point: Point) -> Any:
         """The state of a run that starts at `point`."""
@@ -91,9 +96,12 @@ class AbstractSolver(abc.ABC):
 class AbstractWatch(abc.ABC):
     """Watches one stage of a run and tells, per sample, when the next solver should take over."""
 
+    #: Whether it must see the very next step.
+    wants_next: bool = False
+
     @abc.abstractmethod
     def see(self, count: int, point: Point) -> Tensor | None:
-        """(batch,) bool, or None for 'nobody now', after `count` steps of the stage; called once a step.
+        """(batch,) bool, or None for 'nobody now', after `count` steps of the stage; not called at every step.
 
         Must judge each sample by what that sample showed alone.
         """

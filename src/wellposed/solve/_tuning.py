@@ -4,7 +4,8 @@ Both rules look at a displacement d of the iteration and at F d, F = I - W, whic
 
 *Forward-backward.* Along d the factor of a step a is |d - a F d|/|d|, least at a = <d, F d>/|F d|^2, the minimal-residual step.
 It is at least m/L^2, the certified step size, whatever m and L are, because <d, F d> >= m |d|^2 and |F d| <= L |d|. The
-steps taken are 1.2 times as long.
+steps taken are `over` times as long, 1 <= over < 2: along d that is a contraction still, and the slow directions, hidden below
+the fast ones, often want longer steps. `over` is moved up or down by what a sample has measured of its residual.
 
 *Reflections.* Peaceman-Rachford converges for every a > 0. On d' = (I + aF) d its affine reflection has the factor
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TunedStep", "minimal_residual", "tune_reflection"]
 
-#: Forward-backward steps are this much longer than the one of least factor along the last displacement: that costs 4 % of the
-#: contraction there, and gains where the slow directions, hidden below the fast ones, want longer steps.
-OVER = 1.2
 #: Steps after which a reflection is judged: enough for the slow directions to stand out.
 PROBE_STEPS = 12
 #: Rounds of tuning, at most; each costs a factorization and PROBE_STEPS small steps.
@@ -50,11 +48,11 @@ class TunedStep:
     """
 
 
-def minimal_residual(d: Tensor, Fd: Tensor, longest: Tensor | float) -> tuple[Tensor, Tensor]:
-    """(batch, 1) OVER times the step of least factor along d, at most `longest`, and its log factor; NaN where d = 0."""
+def minimal_residual(d: Tensor, Fd: Tensor, over: Tensor | float, longest: Tensor | float) -> tuple[Tensor, Tensor]:
+    """(batch, 1) `over` times the step of least factor along d, at most `longest`, and its log factor; NaN where d = 0."""
     dot = torch.linalg.vecdot(d, Fd).unsqueeze(1)
     square = torch.linalg.vecdot(Fd, Fd).unsqueeze(1)
-    a = torch.clamp(OVER * dot / square, max=longest)
+    a = torch.clamp(over * dot / square, max=longest)
     change = (a * square - 2 * dot) * a / torch.linalg.vecdot(d, d).unsqueeze(1)  # |d - a F d|^2/|d|^2 - 1
     return a, 0.5 * torch.log1p(change.clamp(min=-0.999))
 

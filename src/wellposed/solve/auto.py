@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidType
 from wellposed.solve._map import AbstractMap
+from wellposed.solve._pace import FIXED, JUDGED_AT
 from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.newton import NewtonKrylov
@@ -16,8 +17,6 @@ from wellposed.solve.picard import Picard
 
 __all__ = ["Auto"]
 
-#: Steps after which a sample is judged: early, then ever more rarely.
-JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 #: Below this many remaining plain steps nothing else can pay, and nothing else is measured.
 FEW_STEPS = 10.0
 #: What a step of Anderson acceleration costs, in plain steps of a dense cell, and how many it needs to build up its memory.
@@ -72,14 +71,20 @@ class _WatchPlain(AbstractWatch):
     """
 
     def __init__(self) -> None:
-        self._r: list[Tensor] = []  # the last three norms
+        self._before: tuple[int, Tensor] | None = None  # the last step at which everybody was measured, and the norms
         self._g: list[Tensor] = []  # the last residual vectors, while they are looked at
 
+    @property
+    def wants_next(self) -> bool:  # type: ignore[override]
+        return bool(self._g)
+
     def see(self, count: int, point: Point) -> Tensor | None:
-        self._r = [*self._r[-2:], point.r]
-        if count not in JUDGED_AT and not self._g:
+        before = self._before
+        if count in FIXED:
+            self._before = (count, point.r)
+        if before is None or (count not in JUDGED_AT and not self._g):
             return None
-        q = torch.sqrt(point.r / self._r[0])
+        q = (point.r / before[1]) ** (1.0 / (count - before[0]))
         remaining = _steps_to_target(point, q)
         slow = remaining > FEW_STEPS
         if not bool(slow.any()):
@@ -94,7 +99,7 @@ class _WatchPlain(AbstractWatch):
         return slow & ((q >= 1) | (remaining > point.budget) | (accelerated < remaining))
 
     def take(self, rows: Tensor) -> None:
-        self._r = [r[rows] for r in self._r]
+        self._before = None if self._before is None else (self._before[0], self._before[1][rows])
         self._g = [g[rows] for g in self._g]
 
 

@@ -31,6 +31,10 @@ class Picard(AbstractSolver):
     def __post_init__(self) -> None:
         check_interval("Picard", "damping", self.damping, low=0.0, high=1.0)
 
+    @property
+    def is_plain(self) -> bool:
+        return self.damping == 1.0
+
     def init(self, f: AbstractMap, point: Point) -> None:
         return None
 

@@ -32,6 +32,8 @@ __all__ = [
 WINDOW = 20
 #: The part of the contraction promised along its displacements that a run must show in a window.
 LEAST_PROGRESS = 0.1
+#: Steps over which one relaxation is measured, the first one, the factor between two, and the largest.
+TRIAL, FIRST_OVER, OVER_FACTOR, MOST_OVER = 6, 1.2, 1.15, 1.7
 #: After a window with progress the longest step may be this much longer.
 LENGTHEN = 1.5
 
@@ -148,7 +150,7 @@ class _Adaptive:
         start = torch.lerp(point.z, split.prox(affine, 1.0), 0.5)
         affine_there = split.affine(start)
         d = start - point.z
-        a, _ = minimal_residual(d, d - (affine_there - affine), torch.inf)
+        a, _ = minimal_residual(d, d - (affine_there - affine), 1.0, torch.inf)
         nothing = torch.zeros_like(a)
         return {
             "affine": affine,
@@ -159,6 +161,11 @@ class _Adaptive:
             "best_z": point.z,
             "best_affine": affine,
             "reference": torch.full_like(a, torch.inf),  # `best` at the last judgement
+            "over": torch.full_like(a, FIRST_OVER),  # by which steps are longer than the one of least factor
+            "trend": torch.full_like(a, OVER_FACTOR),  # what it is multiplied with next
+            "speed": torch.full_like(a, torch.inf),  # log |f(z) - z| per step of the last trial, and its beginning
+            "begin": torch.full_like(a, torch.inf),
+            "trial": torch.full_like(a, TRIAL),
             "due": torch.full_like(a, WINDOW),  # steps until the next judgement
             "window": torch.full_like(a, WINDOW),
         }
@@ -174,16 +181,32 @@ class _Adaptive:
         state["due"] = state["due"] - 1
         if bool((state["due"] == 0).any()):
             z, affine = _Adaptive._judge(state, z, affine, r)
+        state["trial"] = state["trial"] - 1
+        if bool((state["trial"] == 0).any()):
+            _Adaptive._relax(state, r)
         a = state["step_size"]
         following = split.prox(torch.lerp(z, affine, a), a)
         affine_there = split.affine(following)
         d = following - z
-        measured, log_factor = minimal_residual(d, d - (affine_there - affine), state["longest"])
+        measured, log_factor = minimal_residual(d, d - (affine_there - affine), state["over"], state["longest"])
         usable = measured > 0  # not where nothing moved
         state["step_size"] = torch.where(usable, measured, a)
         state["promised"] = state["promised"] + torch.where(usable, log_factor, 0.0)
         state["affine"] = affine_there
         return Step(following, split.prox(affine_there, 1.0))
+
+    @staticmethod
+    def _relax(state: dict[str, Any], r: Tensor) -> None:
+        """Goes on with longer (or shorter) steps while they are the faster ones, else turns round."""
+        due = state["trial"] == 0
+        speed = torch.log(r / state["begin"]) / TRIAL
+        known = due & state["begin"].isfinite()
+        slower = known & (speed > state["speed"])
+        state["trend"] = torch.where(slower, 1 / state["trend"], state["trend"])
+        state["over"] = torch.where(known, (state["over"] * state["trend"]).clamp(1.0, MOST_OVER), state["over"])
+        state["speed"] = torch.where(known, speed, state["speed"])
+        state["begin"] = torch.where(due, r, state["begin"])
+        state["trial"] = torch.where(due, TRIAL, state["trial"])
 
     @staticmethod
     def _judge(state: dict[str, Any], z: Tensor, affine: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,11 +258,11 @@ class PeacemanRachford(AbstractSplitting):
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, type(self).__name__)
         u, z, a = state["u"], state["z"], state["step_size"]
-        reflected = torch.sub(z, u).add_(z)
+        reflected = torch.lerp(u, z, 2.0)  # 2z - u
         x = split.resolvent(reflected, a)
         state["u"] = self._combine(u, z, reflected, x)
         state["z"] = split.prox(state["u"], a)
-        fx = split.prox(torch.add(x, reflected.sub_(x), alpha=-1 / a), 1.0)  # W x + c = x - (u' - x)/a
+        fx = split.prox(torch.lerp(reflected, x, 1 + 1 / a), 1.0)  # W x + c = x - (u' - x)/a
         return self._measured(f, state["z"], x, fx, point)
 
     @staticmethod
@@ -256,7 +279,7 @@ class PeacemanRachford(AbstractSplitting):
 
     @staticmethod
     def _combine(u: Tensor, z: Tensor, reflected: Tensor, resolved: Tensor) -> Tensor:
-        return torch.sub(resolved, reflected).add_(resolved)
+        return torch.lerp(reflected, resolved, 2.0)  # 2x - u'
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from wellposed.errors import RunError
 
-__all__ = ["append_line", "sync_folder", "write_whole", "writing"]
+__all__ = ["append_line", "is_temporary", "sync_folder", "write_whole", "writing"]
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space",
@@ -56,6 +57,11 @@ def write_whole(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is what `write_whole` leaves when it is killed."""
+    return re.fullmatch(r"\..+\.\d+\.tmp", name) is not None
 
 
 def append_line(path: Path, line: str) -> None:

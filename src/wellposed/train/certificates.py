@@ -26,8 +26,9 @@ def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "au
     r"""A certificate at the present parameters.
 
     Theory networks: `wellposed.certify`. Others with one dense equilibrium layer z = s(W z + U x + b), s non-decreasing and
-    1-Lipschitz: exactly one equilibrium for every input, because |W| < 1 ("contraction") or sym(I - W) > 0 ("monotone"), for
-    the matrix W that is used, rounded as it is. OptEq: its own bound of the contraction factor.
+    1-Lipschitz: exactly one equilibrium for every input, because |W| < 1 ("contraction") or sym(I - W) > 0 ("monotone"). W is
+    the matrix that inference uses, rounded as it is; training may round it differently (a parametrization takes another
+    path when it is differentiated), for which m eps |W|_F is allowed. OptEq: its own bound of the contraction factor.
 
     Args:
         model: Of a kind that `has_certificate` knows.
@@ -47,10 +48,12 @@ def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "au
     if cell is None:
         raise InvalidArgument(f"There is no certificate for {type(model).__name__}.")
     with torch.no_grad():
-        W = cell.recurrent().double().cpu()  # exact: from float32, or float64 already
+        used = cell.recurrent()
+    W = used.double().cpu()  # exact: from float32, or float64 already
+    slack = len(W) * torch.finfo(used.dtype).eps * float(W.norm())
     if theorem == "monotone" or (theorem == "auto" and isinstance(cell.weight, Monotone)):
-        return _monotone(W)
-    return _contraction(spectral_norm_upper(W))
+        return _monotone(W, slack)
+    return _contraction(spectral_norm_upper(W) + slack)
 
 
 def _opteq(model: nn.Module) -> AbstractOptEq | None:
@@ -70,10 +73,10 @@ def _contraction(upper: float) -> Certificate:
     return _judged("contraction", hypothesis, "Picard() converges to it from any start.")
 
 
-def _monotone(W: Tensor) -> Certificate:
+def _monotone(W: Tensor, slack: float) -> Certificate:
     S = torch.eye(len(W), dtype=W.dtype) - (W + W.t()) / 2
     # every entry of S is rounded twice, by at most a unit of |W_ij + W_ji|/2 and of |S_ij|
-    margin = least_eigenvalue_lower(S) - 2 * 2.0**-53 * float(W.norm() + S.norm())
+    margin = least_eigenvalue_lower(S) - 2 * 2.0**-53 * float(W.norm() + S.norm()) - slack
     hypothesis = Hypothesis.compare("the operator is strongly monotone", "sym(I - W) > 0", margin, ">", 0.0, refutes=False)
     return _judged("monotone", hypothesis, "PeacemanRachford() and DouglasRachford() converge to it for every step size.")
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from wellposed.certify import Certificate
 from wellposed.errors import InvalidArgument, RunError
-from wellposed.train._atomic import append_line, write_whole, writing
+from wellposed.train._atomic import append_line, is_temporary, write_whole, writing
 from wellposed.train._environment import environment
 from wellposed.train._lock import Lock
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from wellposed.train.config import Config
 
 __all__ = ["Run", "read_config", "read_metrics"]
+
+FOLDERS = ("certificates", "checkpoints", "figures")
 
 
 class Run:
@@ -56,18 +58,21 @@ class Run:
             config: Its `run.threads` must be resolved.
         """
         with writing(folder, begun=False):
-            for part in (folder, *(folder / name for name in ("certificates", "checkpoints", "figures"))):
-                part.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            foreign = sorted(part.name for part in folder.iterdir() if not _is_own(part.name))
+            if foreign and not (folder / "config.yaml").exists():
+                raise InvalidArgument(f"{folder} holds other files ({', '.join(foreign[:3])}); choose an empty folder.")
+            for name in FOLDERS:
+                (folder / name).mkdir(exist_ok=True)
         lock = Lock(folder)
         try:
             if (folder / "config.yaml").exists():
                 raise InvalidArgument(
                     f"{folder} holds a run already. Go on with it by --resume {folder}, or choose another folder by --out."
                 )
-            foreign = [part.name for part in folder.iterdir() if part.name not in _OWN]
-            if foreign:
-                raise InvalidArgument(f"{folder} holds other files ({', '.join(sorted(foreign)[:3])}); choose an empty folder.")
             run = cls(folder, config, lock)
+            run._sweep()
+            run.log("Begins.")
             run._begin_session()
             # last, because it is what makes the folder a run
             write_whole(folder / "config.yaml", config.to_yaml().encode())
@@ -87,6 +92,7 @@ class Run:
         lock = Lock(folder)
         try:
             run = cls(folder, config, lock)
+            run._sweep()
             if lock.left_by is not None:
                 run.log(f"Process {lock.left_by.get('pid')} ended without giving the directory free; it is taken over.")
             run._begin_session()
@@ -155,6 +161,13 @@ class Run:
         pyarrow.parquet.write_table(table, sink)
         write_whole(self.folder / "metrics.parquet", sink.getvalue().to_pybytes())
 
+    def _sweep(self) -> None:
+        """Removes what a process that was killed had not finished writing."""
+        for folder in (self.folder, *(self.folder / name for name in FOLDERS)):
+            for path in folder.glob(".*.tmp"):
+                if is_temporary(path.name):
+                    path.unlink(missing_ok=True)
+
     def _begin_session(self) -> None:
         path = self.folder / "environment.json"
         try:
@@ -167,8 +180,9 @@ class Run:
         write_whole(path, json.dumps({"sessions": [*sessions, now]}, indent=2).encode())
 
 
-#: What a run that was killed while it was created may have left.
-_OWN = {"lock", "log.txt", "environment.json", "certificates", "checkpoints", "figures"}
+def _is_own(name: str) -> bool:
+    """Whether a run that was killed while it was created may have left this."""
+    return name in ("lock", "log.txt", "environment.json", *FOLDERS) or is_temporary(name)
 
 
 def read_config(folder: Path) -> Config:

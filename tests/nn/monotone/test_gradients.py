@@ -124,7 +124,9 @@ class _Shifted(AbstractCell):
         return self.bind(x).tracked(z.flatten(1)).reshape(z.shape)
 
 
-@pytest.mark.parametrize("name", [*PARAMETRIZATIONS[:3], *(pytest.param(n, marks=pytest.mark.slow) for n in PARAMETRIZATIONS[3:])])
+@pytest.mark.parametrize(
+    "name", [*PARAMETRIZATIONS[:3], *(pytest.param(n, marks=pytest.mark.slow) for n in PARAMETRIZATIONS[3:])]
+)
 def test_second_derivatives(name: str) -> None:
     """They go the general way, whatever splitting solved the first."""
     cell, x = make(name, wp.nn.Tanh())

@@ -1,4 +1,4 @@
-"""Monotone convolutions: the margin really holds, and every product, transpose, resolvent and derivative against dense matrices."""
+"""Monotone convolutions: the margin really holds; products, transposes, resolvents and derivatives against dense matrices."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_operator_is_its_definition(channels, size, kernel, padding):
     seed=st.integers(0, 2**20),
 )
 def test_the_margin_holds(padding, shape, margin, scale, seed):
-    """Whatever the kernels: sym(I - W) >= m by a rigorous bound on the dense matrix, and the operator's own bounds are bounds."""
+    """Whatever the kernels: sym(I - W) >= m by a rigorous bound on the dense matrix; the operator's own bounds hold too."""
     channels, size, kernel = shape
     _, operator, W = make(channels, size, kernel, padding, margin=margin, scale=scale, seed=seed)
     F = torch.eye(W.shape[0], dtype=F64) - W
@@ -194,7 +194,9 @@ def test_lattices_transform_and_weigh(size, phases):
 
 
 @settings(deadline=None, max_examples=25)
-@given(batch=st.integers(1, 4), n=st.integers(1, 9), k=st.integers(1, 9), scale=st.floats(1e-30, 1e30), seed=st.integers(0, 999))
+@given(
+    batch=st.integers(1, 4), n=st.integers(1, 9), k=st.integers(1, 9), scale=st.floats(1e-30, 1e30), seed=st.integers(0, 999)
+)
 def test_norms_are_bounded_from_above_and_closely(batch, n, k, scale, seed):
     M = scale * torch.randn(batch, n, k, dtype=torch.complex128, generator=generator(seed))
     true = max(float(torch.linalg.matrix_norm(x, 2)) for x in M)

@@ -30,25 +30,47 @@ class Figure1(AbstractWidthStudy):
     title = "width, convergence, test loss and norm with a feature path"
     paper, parameter = "gao2022", "A"
     claims = (
-        Claim("faster", "A larger width gives better convergence rates.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"),
+        Claim(
+            "faster", "A larger width gives better convergence rates.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"
+        ),
         Claim("test", "A larger width achieves lower test loss.", _SECTION, f"test loss at the end: {_FALLS}"),
-        Claim("no_bell", "The bell curve of bias and variance does not appear.", _SECTION, "the widest network has the least mean test loss at the end"),
+        Claim(
+            "no_bell",
+            "The bell curve of bias and variance does not appear.",
+            _SECTION,
+            "the widest network has the least mean test loss at the end",
+        ),
         Claim(
             "norm_start",
             "Operator norms (gamma/sqrt m)|A(k)| stay approximately equal to the start.",
             _SECTION,
             f"the relative change is below {SAME_NORM:.0%} at every look of every run",
         ),
-        Claim("norm_wider", "Operator norms are slightly larger for larger width.", _SECTION, "the norm at the end rises: by its mean from each width to the next, and for every seed from the narrowest to the widest"),
-        Claim("well_posed", "The equilibrium stays well-posed: (gamma/sqrt m)|A(k)| < 1.", "[gao2022, Lemma 3.5]", "an upper bound at every step of every run is below 1"),
+        Claim(
+            "norm_wider",
+            "Operator norms are slightly larger for larger width.",
+            _SECTION,
+            "the norm at the end rises: its mean from each width to the next, and for every seed from narrowest to widest",
+        ),
+        Claim(
+            "well_posed",
+            "The equilibrium stays well-posed: (gamma/sqrt m)|A(k)| < 1.",
+            "[gao2022, Lemma 3.5]",
+            "an upper bound at every step of every run is below 1",
+        ),
     )
     departures = (
-        "The paper does not print its step size and gamma: the step is 1/lambda_max(H) of the widest network at its start, the same "
-        "for all widths; gamma = 0.1 is read from the figure, whose norms start near 0.199 = 2 gamma.",
+        "The paper does not print its step size and gamma: the step is 1/lambda_max(H) of the widest network at its start, the "
+        "same for all widths; gamma = 0.1 is read from the figure, whose norms start near 0.199 = 2 gamma.",
     )
     quick = WidthConfig(data=("mnist",), widths=(50, 200, 800), n=200, n_test=200, steps=200, points=20)
     full = WidthConfig(
-        data=("mnist", "fashion_mnist", "cifar10", "svhn"), widths=(500, 1000, 2000, 4000), n=1000, n_test=1000, steps=1000, points=20
+        data=("mnist", "fashion_mnist", "cifar10", "svhn"),
+        widths=(500, 1000, 2000, 4000),
+        n=1000,
+        n_test=1000,
+        steps=1000,
+        points=20,
     )
 
     def network(self, features: int, width: int, generator: torch.Generator) -> SkipDEQ:

@@ -33,17 +33,38 @@ class Figure1(AbstractWidthStudy):
     title = "training the implicit layer only"
     paper, parameter = "gao2023", "A"
     claims = (
-        Claim("to_zero", "The training loss is consistently decreased to 0.", _SECTION, f"in every run it falls from each look to the next, and ends below {ZERO:g} of its start"),
-        Claim("error", "The training error is decreased to 0.", _SECTION, "no training sample is misclassified at the end of any run"),
+        Claim(
+            "to_zero",
+            "The training loss is consistently decreased to 0.",
+            _SECTION,
+            f"in every run it falls from each look to the next, and ends below {ZERO:g} of its start",
+        ),
+        Claim(
+            "error",
+            "The training error is decreased to 0.",
+            _SECTION,
+            "no training sample is misclassified at the end of any run",
+        ),
         Claim("faster", "Wider implicit layers converge faster.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"),
-        Claim("test", "Test loss and test error are reduced consistently.", _SECTION, f"in every run the test loss never rises by more than {WOBBLE:g} of its start between two looks, and both end below their start"),
+        Claim(
+            "test",
+            "Test loss and test error are reduced consistently.",
+            _SECTION,
+            f"in every run the test loss never rises by more than {WOBBLE:g} of its start between two looks, and ends below it, "
+            "and the test error does not end above its start",
+        ),
         Claim("test_wider", "A wider network has better test performance.", _SECTION, f"test loss at the end: {_FALLS}"),
-        Claim("well_posed", "The equilibrium stays well-posed: gamma |A(t)| < 1.", "[gao2023, Theorem 3.1]", "an upper bound at every step of every run is below 1"),
+        Claim(
+            "well_posed",
+            "The equilibrium stays well-posed: gamma |A(t)| < 1.",
+            "[gao2023, Theorem 3.1]",
+            "an upper bound at every step of every run is below 1",
+        ),
     )
     departures = (
-        "The paper speaks of gradient flow and does not print a step; we take descent with the step 1/lambda_max(H) of the widest "
-        "network at its start, the same for all widths.",
-        f"A(0) is Gaussian with gamma0 = {GAMMA0:g}: its norm is about 2 sqrt(m) and not sqrt(m), so gamma0 must stay below 1/2.",
+        "The paper speaks of gradient flow and does not print a step; we take descent with the step 1/lambda_max(H) of the "
+        "widest network at its start, the same for all widths.",
+        f"A(0) is Gaussian with gamma0 = {GAMMA0:g}: its norm is about 2 sqrt(m) and not sqrt(m), so gamma0 must be below 1/2.",
     )
     quick = WidthConfig(data=("mnist",), widths=(50, 200, 800), n=200, n_test=200, steps=400, points=20)
     full = WidthConfig(data=("mnist",), widths=(500, 1000, 2000, 4000), n=1000, n_test=1000, steps=1000, points=20)
@@ -75,7 +96,7 @@ def _part_left(values: Values) -> float:
 
 
 def _test_rise(values: Values) -> float:
-    """The greatest rise of the test loss between two looks, in parts of its start; infinite if loss or error end above theirs."""
+    """The greatest rise of the test loss between two looks, in parts of its start; infinite if it, or the error, ends above."""
     loss, error = values["test_loss"], values["test_error"]
     if loss[-1] >= loss[0] or error[-1] > error[0]:
         return math.inf

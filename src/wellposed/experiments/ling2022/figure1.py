@@ -31,9 +31,21 @@ class Figure1(AbstractWidthStudy):
     title = "wider equilibrium networks converge faster"
     paper, parameter = "ling2022", "W"
     claims = (
-        Claim("faster", "Convergence becomes faster as the width grows.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"),
-        Claim("final", "The final training loss becomes smaller as the width grows.", _SECTION, f"log10 of the last loss: {_FALLS}"),
-        Claim("norm", "|W(t)| < 1 throughout the training.", _SECTION, "an upper bound of |W| at every step of every run is below 1"),
+        Claim(
+            "faster", "Convergence becomes faster as the width grows.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"
+        ),
+        Claim(
+            "final",
+            "The final training loss becomes smaller as the width grows.",
+            _SECTION,
+            f"log10 of the last loss: {_FALLS}",
+        ),
+        Claim(
+            "norm",
+            "|W(t)| < 1 throughout the training.",
+            _SECTION,
+            "an upper bound of |W| at every step of every run is below 1",
+        ),
         Claim("stable", "Gram matrices are more stable for wider networks.", _SECTION, f"|G(end) - G(0)|/|G(0)|: {_FALLS}"),
         Claim(
             "own_step",
@@ -43,16 +55,22 @@ class Figure1(AbstractWidthStudy):
         ),
     )
     departures = (
-        "The paper does not print its step size, widths and number of steps; the step is 1/lambda_max(H) of the widest network at "
-        "its start, the same for all widths.",
+        "The paper does not print its step size, widths and number of steps; the step is 1/lambda_max(H) of the widest network "
+        "at its start, the same for all widths.",
     )
     quick = WidthConfig(data=("sphere", "mnist"), widths=(50, 150, 450), n=100, n_test=100, steps=200, points=20)
     full = WidthConfig(
-        data=("sphere", "mnist", "cifar10"), widths=(500, 1000, 2000, 4000), n=1000, n_test=1000, steps=1000, points=20, seeds=(0, 1, 2)
+        data=("sphere", "mnist", "cifar10"),
+        widths=(500, 1000, 2000, 4000),
+        n=1000,
+        n_test=1000,
+        steps=1000,
+        points=20,
+        seeds=(0, 1, 2),
     )
 
     def network(self, features: int, width: int, generator: torch.Generator) -> GaussianDEQ:
-        policies = {"on_ill_posed": "ignore", "on_failure": "ignore"}
+        policies: dict[str, Any] = {"on_ill_posed": "ignore", "on_failure": "ignore"}
         return GaussianDEQ(features, width, weight_variance=WEIGHT_VARIANCE, generator=generator, **policies)
 
     def scale(self, width: int) -> float:
@@ -75,7 +93,9 @@ class Figure1(AbstractWidthStudy):
     def panels(self, config: WidthConfig, results: Sequence[Result]) -> list[dict[str, Any]]:
         of_own = [panel for panel in super().panels(config, _own(results)) if panel["y_label"].startswith("training")]
         own = [{**panel, "title": f"{panel['title']}, own steps"} for panel in of_own]
-        shared = [panel for panel in super().panels(config, _shared(config, results)) if not panel["y_label"].startswith("test")]
+        shared = [
+            panel for panel in super().panels(config, _shared(config, results)) if not panel["y_label"].startswith("test")
+        ]
         triples = zip(shared[::2], own, shared[1::2], strict=True)
         lines = [{"y": 1.0, "label": "limit"}]
         return [panel for loss, loss_own, norm in triples for panel in (loss, loss_own, {**norm, "lines": lines})]

@@ -88,9 +88,7 @@ class FourierOperator(AbstractOperator):
             results.append(_outer(lattice, p_parts[i], lattice, z_parts[i]) if needed[i] else None)
         for i in range(len(self._K)):
             wanted = needed[tiers + i]
-            results.append(
-                _outer(self._targets[i + 1], p_parts[i + 1], self._lattices[i], z_parts[i]) if wanted else None
-            )
+            results.append(_outer(self._targets[i + 1], p_parts[i + 1], self._lattices[i], z_parts[i]) if wanted else None)
         return tuple(results)
 
     def resolvent(self, v: Tensor, step_size: float, *, transpose: bool = False) -> Tensor:
@@ -172,4 +170,3 @@ def _outer(left: Lattice, p: Tensor, right: Lattice, z: Tensor) -> Tensor:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-

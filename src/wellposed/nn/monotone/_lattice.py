@@ -7,6 +7,7 @@ frequencies; sums over all of them count the others twice.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -91,8 +92,8 @@ def symbol(kernel: Tensor, size: tuple[int, int], phases: int = 1, *, strided: b
     """
     out, into, kh, kw = kernel.shape
     h, w = size
-    left = _exponentials(kernel, h, h, kh, phases, strided)
-    right = _exponentials(kernel, w, w // 2 + 1, kw, phases, strided)
+    left = _exponentials(h, h, kh, phases, strided, kernel.dtype, kernel.device)
+    right = _exponentials(w, w // 2 + 1, kw, phases, strided, kernel.dtype, kernel.device)
     # one axis after the other: (u, a, r, k) and (v, b, s, l)
     half = torch.einsum("oikl,vbsl->oikvbs", kernel.to(right.dtype), right)
     whole = torch.einsum("oikvbs,uark->uvaborsi", half, left)
@@ -100,9 +101,11 @@ def symbol(kernel: Tensor, size: tuple[int, int], phases: int = 1, *, strided: b
     return whole.reshape(h * (w // 2 + 1), outputs, into * phases**2)
 
 
-def _exponentials(kernel: Tensor, n: int, frequencies: int, taps: int, p: int, strided: bool) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _exponentials(
+    n: int, frequencies: int, taps: int, p: int, strided: bool, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """(frequencies, output phases, input phases, taps): exp(2 pi i f q/n) where the tap leads from r to a, else 0."""
-    complex_dtype = torch.complex128 if kernel.dtype == torch.float64 else torch.complex64
     f = torch.arange(frequencies, dtype=torch.float64)
     table = torch.zeros(frequencies, 1 if strided else p, p, taps, dtype=torch.complex128)
     for a in range(1 if strided else p):
@@ -110,4 +113,4 @@ def _exponentials(kernel: Tensor, n: int, frequencies: int, taps: int, p: int, s
             q, r = divmod(a + t - taps // 2, p)
             # q f modulo n first: the angle keeps all its digits
             table[:, a, r, t] = torch.exp(2j * math.pi * ((q * f) % n) / n)
-    return table.to(device=kernel.device, dtype=complex_dtype)
+    return table.to(device=device, dtype=torch.complex128 if dtype == torch.float64 else torch.complex64)

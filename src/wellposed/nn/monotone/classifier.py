@@ -73,10 +73,9 @@ class MonotoneClassifier(nn.Module):
         super().__init__()
         check_positive_integer("MonotoneClassifier", "classes", classes)
         check_positive_integer("MonotoneClassifier", "grid", grid)
-        dense = isinstance(cell, DenseCell)
-        if dense and not isinstance(cell.weight, Monotone):
+        if isinstance(cell, DenseCell) and not isinstance(cell.weight, Monotone):
             raise InvalidType(f"MonotoneClassifier needs a DenseCell with weight=Monotone(margin); got weight={cell.weight!r}.")
-        zeros = not dense and cell.weights.padding == "zeros"
+        zeros = not isinstance(cell, DenseCell) and cell.weights.padding == "zeros"
         default: AbstractSolver = ForwardBackward(TunedStep()) if zeros else PeacemanRachford(TunedStep())
         solver = default if solver is None else solver
         gradient = ImplicitGradient(default) if gradient is None else gradient
@@ -200,7 +199,9 @@ class MonotoneClassifier(nn.Module):
             return x.flatten(1)
         if not isinstance(x, Tensor) or tuple(x.shape[1:]) != self.image:
             seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise InvalidArgument(f"MonotoneClassifier expects x of shape (batch, {', '.join(map(str, self.image))}); got {seen}.")
+            raise InvalidArgument(
+                f"MonotoneClassifier expects x of shape (batch, {', '.join(map(str, self.image))}); got {seen}."
+            )
         return x
 
     def readout(self, z: Tensor) -> Tensor:

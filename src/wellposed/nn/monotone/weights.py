@@ -84,9 +84,7 @@ class TierWeights(nn.Module):
             raise InvalidArgument(
                 f"{tiers} tiers need a height and width divisible by {unit}; got {height} x {width}. Pad or crop the images."
             )
-        return tuple(
-            Lattice(c, height // 2**i, width // 2**i, 2 if i + 1 < tiers else 1) for i, c in enumerate(self.channels)
-        )
+        return tuple(Lattice(c, height // 2**i, width // 2**i, 2 if i + 1 < tiers else 1) for i, c in enumerate(self.channels))
 
     def operator(self, height: int, width: int, memory: Memory | None = None, *, lift: bool = False) -> AbstractOperator:
         """W for images of that size, with a graph to the kernels; in float32 at least if `lift`."""
@@ -110,6 +108,4 @@ class TierWeights(nn.Module):
         return FourierOperator(diagonal, coupling, lattices, margin=self.margin, memory=memory)
 
     def extra_repr(self) -> str:
-        return (
-            f"channels={self.channels}, kernel_size={self.kernel_size}, margin={self.margin}, padding={self.padding!r}"
-        )
+        return f"channels={self.channels}, kernel_size={self.kernel_size}, margin={self.margin}, padding={self.padding!r}"

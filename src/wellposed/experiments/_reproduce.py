@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import time
@@ -14,8 +15,9 @@ from wellposed.experiments._cache import TaskCache, program, write
 from wellposed.experiments._experiment import AbstractExperiment, Record, Result, Task
 from wellposed.experiments._parallel import run_tasks
 from wellposed.experiments.registry import find
+from wellposed.plot.experiments import experiment as picture_of
 
-__all__ = ["SIZES", "reproduce"]
+__all__ = ["SIZES", "draw", "reproduce"]
 
 SIZES = ("quick", "full")
 #: Is told of every result: how many are done, how many there are, and the latest.
@@ -73,22 +75,21 @@ def reproduce(
         seconds=time.perf_counter() - started,
     )
     if folder is not None:
-        write(folder / "record.json", record.to_json())
+        write(folder / "record.json", record.to_json().encode())
         if figure:
             draw(record, folder / "figure.png")
     return record
 
 
 def draw(record: Record, path: Path) -> None:
-    """The figure of a record."""
+    """The figure of a record, as a file."""
     try:
-        from wellposed.plot.experiments import panels
-    except ImportError as error:
-        raise MissingPackage(
-            f"The figure needs {error.name}; install it with: pip install 'wellposed[plot]', or go without (--no-figure). "
-            "All numbers are kept."
-        ) from error
-    panels(record.panels, path, title=f"{record.experiment}: {record.title}")
+        picture = picture_of(record)
+    except MissingPackage as error:
+        raise MissingPackage(f"{error} All numbers are kept; --no-figure goes without.") from error
+    content = io.BytesIO()
+    picture.savefig(content, format="png", dpi=130)
+    write(path, content.getvalue())
 
 
 def _results(

@@ -1,0 +1,176 @@
+"""What is in a run directory, as far as it can be read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from wellposed.certify import Certificate
+from wellposed.errors import InvalidArgument
+
+__all__ = ["RunFiles", "as_number", "read_run"]
+
+#: Lines of log.txt on the page.
+LOG_LINES = 200
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class RunFiles:
+    """The files of a run. A part that is missing or damaged is empty, and a sentence in `remarks` says so.
+
+    Attributes:
+        folder: Of the run.
+        name: Of the folder.
+        config: Sections with keys.
+        config_text: As it stands in the file.
+        sessions: Of environment.json.
+        rows: Of metrics.jsonl, in order.
+        seconds: All epochs together, of times.jsonl.
+        summary: Of summary.json, which a run that has not ended does not have.
+        certificates: (epoch, certificate), in order.
+        log: The last lines.
+        remarks: What could not be read, a sentence each.
+    """
+
+    folder: Path
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    certificates: list[tuple[int, Certificate]] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def column(self, name: str) -> list[tuple[float, float]]:
+        """(epoch, value) where a row has a finite number of this name."""
+        points = [(as_number(row.get("epoch")), as_number(row.get(name))) for row in self.rows]
+        return [(epoch, value) for epoch, value in points if epoch is not None and value is not None]
+
+    def last(self, name: str) -> Any:
+        """The last value of a column that is there."""
+        return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
+
+    def key(self, section: str, name: str) -> Any:
+        """A value of the configuration, or None."""
+        keys = self.config.get(section)
+        return keys.get(name) if isinstance(keys, dict) else None
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Reads a run directory.
+
+    Raises:
+        InvalidArgument: It is no directory, or holds nothing of a run.
+    """
+    if not folder.is_dir():
+        raise InvalidArgument(f"{folder} is not a run directory; give the folder that `wellposed train` printed.")
+    run = RunFiles(folder, folder.resolve().name)
+    text = _text(run, "config.yaml")
+    run.config_text = text or ""
+    run.config = _config(run, run.config_text)
+    run.rows = [row for row in _lines(run, "metrics.jsonl") if as_number(row.get("epoch")) is not None]
+    times = [as_number(row.get("seconds")) for row in _lines(run, "times.jsonl", optional=True)]
+    run.seconds = math.fsum(time for time in times if time is not None) if times else None
+    environment = _json(run, "environment.json")
+    sessions = environment.get("sessions") if isinstance(environment, dict) else None
+    run.sessions = [one for one in sessions if isinstance(one, dict)] if isinstance(sessions, list) else []
+    summary = _json(run, "summary.json", optional=True)
+    run.summary = summary if isinstance(summary, dict) else {}
+    run.certificates = _certificates(run)
+    run.log = (_text(run, "log.txt", optional=True) or "").splitlines()[-LOG_LINES:]
+    if not (text or run.rows or run.certificates):
+        raise InvalidArgument(f"{folder} holds no config.yaml, metrics.jsonl or certificates, so it is not a run directory.")
+    return run
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _text(run: RunFiles, name: str, *, optional: bool = False) -> str | None:
+    try:
+        return (run.folder / name).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        if not optional:
+            run.remarks.append(f"{name} is missing.")
+    except OSError as error:
+        run.remarks.append(f"{name} cannot be read: {error.strerror}.")
+    return None
+
+
+def _parsed(run: RunFiles, name: str, text: str, parse: Callable[[str], Value]) -> Value | None:
+    try:
+        return parse(text)
+    except (ValueError, RecursionError):
+        run.remarks.append(f"{name} is damaged and left out.")
+        return None
+
+
+def _json(run: RunFiles, name: str, *, optional: bool = False) -> Any:
+    text = _text(run, name, optional=optional)
+    return None if text is None else _parsed(run, name, text, json.loads)
+
+
+def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
+    """Rows of a JSON Lines file; lines that are not rows are counted and left out."""
+    rows, damaged = [], 0
+    for line in (_text(run, name, optional=optional) or "").split("\n"):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):
+            damaged += 1
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        elif row is not None:
+            damaged += 1
+    if damaged:
+        what = "1 line is cut off or damaged and is" if damaged == 1 else f"{damaged} lines are cut off or damaged and are"
+        run.remarks.append(f"{name}: {what} left out.")
+    return rows
+
+
+def _config(run: RunFiles, text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        import yaml
+    except ImportError:
+        run.remarks.append("config.yaml is shown as text, because pyyaml is not installed (pip install 'wellposed[cli]').")
+        return {}
+    try:
+        plain = yaml.safe_load(text)
+    except yaml.YAMLError:
+        plain = None
+    if not isinstance(plain, dict):
+        run.remarks.append("config.yaml is not a YAML file with sections; it is shown as text.")
+        return {}
+    return {str(section): keys for section, keys in plain.items()}
+
+
+def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
+    found = []
+    for path in sorted((run.folder / "certificates").glob("epoch-*.json")):
+        name = f"certificates/{path.name}"
+        plain, epoch = _json(run, name), path.stem.removeprefix("epoch-")
+        if plain is None:
+            continue
+        try:
+            certificate = Certificate.from_dict(plain)
+            certificate.to_json()  # computes the margins, which foreign values do not survive
+            found.append((int(epoch), certificate))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            run.remarks.append(f"{name} is no certificate and is left out.")
+    return sorted(found, key=lambda pair: pair[0])

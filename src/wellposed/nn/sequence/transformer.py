@@ -1,0 +1,170 @@
+"""A transformer block whose depth is an equilibrium."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.implicit import AbstractGradient
+from wellposed.nn.layer import EquilibriumLayer
+from wellposed.solve import AbstractSolver, Solution, check_interval, check_positive_integer
+
+__all__ = ["TransformerCell", "TransformerDEQ"]
+
+
+class TransformerCell(nn.Module):
+    r"""One post-norm transformer block with its input injected [bai2019, Section 3.1, on vaswani2017's block].
+
+        u = norm(x + z + W_o attention(W_qkv z + U x)),   f(z, x) = norm(u + W_2 relu(W_1 u))
+
+    Attention is causal: position t sees positions up to t, so that z_t depends on x_1, ..., x_t alone. Nothing bounds its
+    Jacobian; weights start small (`init_std`) so that equilibria are found at first. A departure: x also enters the sum before
+    the first norm. Without it small weights leave norm(z + little), close to the identity, with no preferred point.
+
+    Args:
+        width: Features of a position.
+        heads: Must divide the width.
+        hidden: Rows of W_1; four times the width if not given.
+        init_std: Standard deviation of the entries of W_qkv, W_o, W_1, W_2.
+        generator, device, dtype: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int | None = None,
+        *,
+        init_std: float = 0.02,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        hidden = 4 * width if hidden is None else hidden
+        for name, value in (("width", width), ("heads", heads), ("hidden", hidden)):
+            check_positive_integer("TransformerCell", name, value)
+        if width % heads:
+            raise InvalidArgument(f"The 'heads' parameter of TransformerCell must divide width={width}. Got {heads} instead.")
+        check_interval("TransformerCell", "init_std", init_std, low=0.0, closed="neither")
+        self.width, self.heads, self.hidden = width, heads, hidden
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+
+        def drawn(rows: int, columns: int, std: float) -> nn.Parameter:
+            return nn.Parameter(torch.empty(rows, columns, **made).normal_(0.0, std, generator=generator))
+
+        self.W_qkv, self.W_o = drawn(3 * width, width, init_std), drawn(width, width, init_std)
+        self.U = drawn(3 * width, width, 1 / math.sqrt(width))
+        self.W_1, self.W_2 = drawn(hidden, width, init_std), drawn(width, hidden, init_std)
+        self.b_1, self.b_2 = nn.Parameter(torch.zeros(hidden, **made)), nn.Parameter(torch.zeros(width, **made))
+        self.norm1, self.norm2 = nn.LayerNorm(width, **made), nn.LayerNorm(width, **made)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        """(batch, length, width) -> the same.
+
+        Args:
+            z: The state. x: The input, of the same shape.
+        """
+        qkv = z @ self.W_qkv.mT + x @ self.U.mT
+        q, k, v = (self._split(part) for part in qkv.chunk(3, dim=-1))
+        scores = (q @ k.mT) / math.sqrt(self.width // self.heads)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=z.device).triu(1)
+        seen = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1) @ v
+        joined = seen.transpose(1, 2).reshape(z.shape)
+        u = self.norm1(x + z + joined @ self.W_o.mT)
+        z_next: Tensor = self.norm2(u + torch.relu(u @ self.W_1.mT + self.b_1) @ self.W_2.mT + self.b_2)
+        return z_next
+
+    def _split(self, part: Tensor) -> Tensor:
+        """(batch, length, width) -> (batch, heads, length, width of a head)."""
+        return part.reshape(*part.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, heads={self.heads}, hidden={self.hidden}"
+
+
+class TransformerDEQ(nn.Module):
+    r"""Next-token logits from the equilibrium of a `TransformerCell` on embedded tokens.
+
+        x_t = E[token_t] + P[t],   z = f(z, x),   logits_t = E z_t + b
+
+    Read-out and embedding share E. Memory of training does not grow with the number of solver steps.
+
+        >>> import torch, wellposed as wp
+        >>> model = wp.nn.TransformerDEQ(50, 16, 2, length=10, generator=torch.Generator().manual_seed(0))
+        >>> model(torch.zeros(3, 7, dtype=torch.int64)).shape
+        torch.Size([3, 7, 50])
+
+    Args:
+        vocabulary: Number of tokens.
+        width, heads, hidden, init_std: As in `TransformerCell`.
+        length: The longest sequence.
+        solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`.
+        generator, device, dtype: Of the parameters.
+
+    Attributes:
+        layer: The `EquilibriumLayer`; a sample is a sequence.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        *,
+        length: int,
+        hidden: int | None = None,
+        init_std: float = 0.02,
+        solver: AbstractSolver | None = None,
+        gradient: AbstractGradient | None = None,
+        on_failure: str = "warn",
+        rtol: float | None = None,
+        max_steps: int = 200,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive_integer("TransformerDEQ", "vocabulary", vocabulary)
+        check_positive_integer("TransformerDEQ", "length", length)
+        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
+        cell = TransformerCell(width, heads, hidden, init_std=init_std, **made)
+        self.layer = EquilibriumLayer(cell, solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
+        placed = {"device": device, "dtype": dtype}
+        self.E = nn.Parameter(torch.empty(vocabulary, width, **placed).normal_(0.0, width**-0.5, generator=generator))  # type: ignore[arg-type]
+        self.P = nn.Parameter(torch.empty(length, width, **placed).normal_(0.0, width**-0.5, generator=generator))  # type: ignore[arg-type]
+        self.b = nn.Parameter(torch.zeros(vocabulary, **placed))  # type: ignore[arg-type]
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """(batch, t) of integers -> (batch, t, width): x."""
+        if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64:
+            seen = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise InvalidType(f"TransformerDEQ expects an int64 tensor of tokens; got {seen}.")
+        if tokens.dim() != 2 or not 0 < tokens.shape[1] <= len(self.P):
+            raise InvalidArgument(
+                f"TransformerDEQ expects tokens of shape (batch, t) with t from 1 to {len(self.P)}; got {tuple(tokens.shape)}."
+            )
+        return nn.functional.embedding(tokens, self.E) + self.P[: tokens.shape[1]]
+
+    def equilibrium(self, tokens: Tensor, z0: Tensor | None = None) -> Tensor:
+        """(batch, t) -> (batch, t, width), differentiable.
+
+        Args:
+            tokens: Integers below the vocabulary.
+            z0: The start; zeros if not given.
+        """
+        z: Tensor = self.layer(self.embedded(tokens), z0)
+        return z
+
+    def solve(self, tokens: Tensor, z0: Tensor | None = None, *, record: bool = False) -> Solution:
+        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`."""
+        with torch.no_grad():
+            return self.layer.solve(self.embedded(tokens), z0, record=record)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, t) -> (batch, t, vocabulary) logits of the next token."""
+        return self.equilibrium(tokens) @ self.E.mT + self.b

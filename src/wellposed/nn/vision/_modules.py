@@ -1,0 +1,60 @@
+"""Convolutions and linear maps that are drawn from a generator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, skip_init
+
+__all__ = ["conv", "linear", "norm"]
+
+
+def conv(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    std: float | None,
+    generator: torch.Generator | None,
+    stride: int = 1,
+    weight_norm: bool = False,
+    **made: Any,
+) -> nn.Module:
+    """A convolution without bias that keeps the size (up to the stride), with normal weights.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride: As in torch.
+        std: Of the weights; None takes 1/sqrt(fan-in), which keeps the size of the values.
+        generator: Draws them.
+        weight_norm: Whether the weight is g v/|v|, filter by filter [salimans2016]. It is a function of parameters only, so
+            that it is the same at every evaluation of a solve.
+        made: device, dtype.
+    """
+    shape = (in_channels, out_channels, kernel_size)
+    module = skip_init(nn.Conv2d, *shape, stride=stride, padding=kernel_size // 2, bias=False, **_placed(made))
+    std = 1 / math.sqrt(in_channels * kernel_size**2) if std is None else std
+    with torch.no_grad():
+        module.weight.normal_(0.0, std, generator=generator)
+    return parametrizations.weight_norm(module) if weight_norm else module
+
+
+def linear(in_features: int, out_features: int, *, generator: torch.Generator | None, **made: Any) -> nn.Linear:
+    """A linear read-out with weights of variance 1/fan-in and zero bias."""
+    module: nn.Linear = skip_init(nn.Linear, in_features, out_features, **_placed(made))
+    with torch.no_grad():
+        module.weight.normal_(0.0, 1 / math.sqrt(in_features), generator=generator)
+        module.bias.zero_()
+    return module
+
+
+def norm(channels: int, groups: int, **made: Any) -> nn.GroupNorm:
+    """Group normalization: over the pixels and channels of a group of one sample, so it never mixes samples."""
+    return nn.GroupNorm(math.gcd(groups, channels), channels, **made)
+
+
+def _placed(made: dict[str, Any]) -> dict[str, Any]:
+    """For `skip_init`, which takes a device of None for one that holds no values."""
+    return {**made, "device": torch.get_default_device() if made.get("device") is None else made["device"]}

@@ -1,0 +1,164 @@
+"""What the two estimators share: parameters, the loop over epochs, and warnings that say what went wrong."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from wellposed.certify import Certificate
+from wellposed.errors import InvalidArgument
+from wellposed.nn import EquilibriumLayer
+from wellposed.sklearn._certificate import certificate_after_fit
+from wellposed.sklearn._families import build
+from wellposed.sklearn._training import Ball, epoch, unconverged
+
+__all__ = ["AbstractEstimator"]
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+class AbstractEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """An equilibrium network trained by Adam on minibatches; see `EquilibriumRegressor` for the parameters."""
+
+    model_: nn.Module
+    certificate_: Certificate | None
+    certificate_reason_: str
+
+    def __init__(
+        self,
+        family: Any = "gaussian",
+        width: int = 64,
+        *,
+        family_options: dict[str, Any] | None = None,
+        learning_rate: float = 0.01,
+        max_iter: int = 200,
+        batch_size: int = 200,
+        tol: float = 1e-4,
+        n_iter_no_change: int = 10,
+        weight_decay: float = 0.0,
+        rtol: float = 1e-9,
+        dtype: str = "float64",
+        certify: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.family = family
+        self.width = width
+        self.family_options = family_options
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.weight_decay = weight_decay
+        self.rtol = rtol
+        self.dtype = dtype
+        self.certify = certify
+        self.random_state = random_state
+
+    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _check_parameters(self) -> None:
+        for name in ("width", "max_iter", "batch_size", "n_iter_no_change"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise InvalidArgument(f"{name} must be a positive integer; got {value!r}.")
+        for name, least in (("learning_rate", "positive"), ("rtol", "positive"), ("tol", ""), ("weight_decay", "")):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float, np.number)) or not value >= 0 or (least and value == 0):
+                raise InvalidArgument(f"{name} must be a {least or 'non-negative'} number; got {value!r}.")
+        if self.dtype not in DTYPES:
+            raise InvalidArgument(f"dtype must be 'float64' or 'float32'; got {self.dtype!r}.")
+
+    def _begin(self, in_features: int, outputs: int | None) -> None:
+        """A new network and optimizer, all randomness from `random_state`."""
+        self._check_parameters()
+        self._random = check_random_state(self.random_state)
+        if isinstance(self.random_state, (np.random.RandomState, type(None))):  # a stream of its own, which pickles
+            self._random = np.random.RandomState(self._random.randint(2**31 - 1))
+        generator = torch.Generator().manual_seed(int(self._random.randint(2**31 - 1)))
+        self.model_ = build(
+            self.family,
+            (in_features, int(self.width)),
+            outputs,
+            options=dict(self.family_options or {}),
+            generator=generator,
+            dtype=DTYPES[self.dtype],
+        )
+        for module in self.model_.modules():
+            if isinstance(module, EquilibriumLayer) and module.rtol is None:
+                module.rtol = max(float(self.rtol), 1e-6) if self.dtype == "float32" else float(self.rtol)
+        Ball(self.model_).keep()
+        trained = [p for p in self.model_.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.Adam(trained, lr=float(self.learning_rate), weight_decay=float(self.weight_decay))
+        self.loss_curve_: list[float] = []
+        self.n_iter_ = 0
+
+    def _train(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
+        """Trains; what went wrong, or None. Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
+        best, since, failed = np.inf, 0, 0
+        for _ in range(epochs):
+            account = epoch(
+                self.model_, self._optimizer, self._loss, (X, y), batch_size=int(self.batch_size), random=self._random
+            )
+            self.n_iter_ += 1
+            failed = account.failed
+            if not account.finite:
+                return f"the loss or a gradient was not finite in epoch {self.n_iter_}; take a smaller learning_rate"
+            self.loss_curve_.append(account.loss)
+            since = 0 if account.loss < best - float(self.tol) else since + 1
+            best = min(best, account.loss)
+            if since >= self.n_iter_no_change:
+                break
+        else:
+            if epochs > 1 or self.max_iter == 1:
+                return f"the loss still fell after max_iter={self.max_iter} epochs (now {account.loss:.3g}); raise max_iter"
+        if failed:
+            return (
+                f"{failed} equilibria or adjoints of the last epoch did not converge to rtol={self.rtol}, so the gradients "
+                "were not exact; loosen rtol or take another family"
+            )
+        return None
+
+    def _fit(self, X: Tensor, y: Tensor) -> None:
+        said = self._train(X, y, int(self.max_iter))
+        if said is not None:
+            warnings.warn(f"{type(self).__name__}: {said}.", ConvergenceWarning, stacklevel=3)
+        if self.certify:
+            self.certificate_, self.certificate_reason_ = certificate_after_fit(self.model_.eval(), X, y)
+        else:
+            self.certificate_, self.certificate_reason_ = None, "certify=False"
+
+    def _partial_fit(self, X: Tensor, y: Tensor) -> None:
+        said = self._train(X, y, 1)
+        if said is not None:
+            warnings.warn(f"{type(self).__name__}: {said}.", ConvergenceWarning, stacklevel=3)
+        self.certificate_, self.certificate_reason_ = None, "partial_fit sees a part of the data; a certificate is about all"
+
+    def _tensor(self, X: np.ndarray) -> Tensor:
+        return torch.tensor(X, dtype=DTYPES[self.dtype])  # a copy: X may be read-only memory
+
+    def _output(self, X: Any) -> Tensor:
+        """(n, k) or (n,) what the network says, with a warning if some equilibrium was not found."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        self.model_.eval()
+        with torch.no_grad():
+            output: Tensor = self.model_(self._tensor(X))
+        failed = unconverged(self.model_)
+        if failed:
+            warnings.warn(
+                f"{type(self).__name__}: {failed} of {len(X)} equilibria did not converge to rtol={self.rtol}; the "
+                "predictions of those samples are not those of the network.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return output

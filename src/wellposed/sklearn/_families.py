@@ -1,0 +1,137 @@
+"""From a family, by name or object, to a network with as many outputs as an estimator needs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.convex import AbstractOptEq, OptEq
+from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
+from wellposed.nn import (
+    AbstractContraction,
+    AbstractNetwork,
+    DenseCell,
+    EquilibriumLayer,
+    GaussianDEQ,
+    ImplicitOnlyDEQ,
+    MonotoneDEQ,
+    SkipDEQ,
+    Spectral,
+)
+
+__all__ = ["FAMILIES", "Headed", "build", "contracting"]
+
+
+def _dense(in_features: int, width: int, *, bound: float = 0.9, **made: Any) -> EquilibriumLayer:
+    """z = relu(W z + U x + b) with |W| <= bound."""
+    return EquilibriumLayer(DenseCell(in_features, width, weight=Spectral(bound), **made))
+
+
+FAMILIES: dict[str, Callable[..., nn.Module]] = {
+    "gaussian": GaussianDEQ,
+    "skip": SkipDEQ,
+    "implicit_only": ImplicitOnlyDEQ,
+    "monotone": MonotoneDEQ,
+    "dense": _dense,
+    "opteq": OptEq,
+}
+
+
+class Headed(nn.Module):
+    """V z + v on equilibria z.
+
+    Args:
+        features: Its `equilibrium(X)`, if it has one, else itself: (n, d) -> (n, m).
+        width: m. outputs: k.
+        generator: Of V_ij ~ N(0, 1/m); v starts at 0.
+        dtype: Of the read-out.
+    """
+
+    def __init__(
+        self, features: nn.Module, width: int, outputs: int, *, generator: torch.Generator, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.weight = nn.Parameter(torch.randn(outputs, width, generator=generator, dtype=dtype) / math.sqrt(width))
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=dtype))
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(n, d) -> (n, k)."""
+        return nn.functional.linear(_features(self.features, X), self.weight, self.bias)
+
+
+def build(
+    family: Any,
+    shape: tuple[int, int],
+    outputs: int | None,
+    *,
+    options: dict[str, Any],
+    generator: torch.Generator,
+    dtype: torch.dtype,
+) -> nn.Module:
+    """The network of an estimator.
+
+    Args:
+        family: A name of `FAMILIES`; a class or function of (in_features, width, *, generator, dtype); or a module, of which a
+            copy is trained from where it is.
+        shape: (in_features, width).
+        outputs: How many numbers a sample; None for one, as a vector (n,), which theory networks give by themselves.
+        options: Further keywords of the family.
+        generator: Of the initialization.
+        dtype: Of the parameters.
+    """
+    base = _base(family, shape, options, generator, dtype)
+    for module in base.modules():
+        if isinstance(module, EquilibriumLayer) and module.on_failure == "warn":
+            module.on_failure = "ignore"  # the estimator counts failures and warns once
+    probe = torch.zeros(1, shape[0], dtype=dtype)
+    with torch.no_grad():
+        if outputs is None and isinstance(base, (AbstractNetwork, AbstractOptEq)):
+            return base
+        features = _features(base, probe)
+    if features.dim() != 2:
+        raise InvalidArgument(
+            f"The family must map (n, {shape[0]}) to (n, m) features; got the shape {tuple(features.shape)} for one sample."
+        )
+    return Headed(base, features.shape[1], outputs or 1, generator=generator, dtype=dtype)
+
+
+def contracting(model: nn.Module) -> list[tuple[AbstractContraction, nn.Parameter]]:
+    """The contractions among the networks, each with the parameter that its recurrent matrix is a multiple of."""
+    found = [module for module in model.modules() if isinstance(module, AbstractContraction)]
+    return [(network, network.W if isinstance(network, GaussianDEQ) else network.A) for network in found]  # type: ignore[misc]
+
+
+def _base(
+    family: Any, shape: tuple[int, int], options: dict[str, Any], generator: torch.Generator, dtype: torch.dtype
+) -> nn.Module:
+    if isinstance(family, nn.Module):
+        if options:
+            raise InvalidArgument(f"family_options={options!r} has no effect on a module, which is taken as it is.")
+        expected = getattr(family, "in_features", getattr(getattr(family, "cell", None), "in_features", shape[0]))
+        if expected != shape[0]:
+            raise InvalidArgument(
+                f"The family is a module for {expected} features, and X has {shape[0]}; give a name or a class instead."
+            )
+        return copy.deepcopy(family).to(dtype)
+    if isinstance(family, str):
+        if family not in FAMILIES:
+            raise InvalidArgument(f"Unknown family {family!r}; known are {', '.join(FAMILIES)}.{did_you_mean(family, FAMILIES)}")
+        family = FAMILIES[family]
+    if not callable(family):
+        raise InvalidType(f"family must be a name such as 'gaussian', a class, a function or a module; got {family!r}.")
+    made = family(*shape, generator=generator, dtype=dtype, **options)
+    if not isinstance(made, nn.Module):
+        raise InvalidType(f"family must make a torch.nn.Module; it made {type(made).__name__}.")
+    return made
+
+
+def _features(module: nn.Module, X: Tensor) -> Tensor:
+    equilibrium = getattr(module, "equilibrium", module)
+    z: Tensor = equilibrium(X)
+    return z

@@ -1,0 +1,153 @@
+"""Runs that are killed, locked out, interrupted or short of space go on to the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = [
+    "data.name=sphere", "data.classes=null", "data.features=6", "data.n=12", "data.n_test=6", "model.width=12", "model.rtol=1e-6", "run.epochs=3", "run.batch_size=5", "run.threads=1",
+    "run.tensorboard=false", "run.certify_every=2", "run.theorem=contraction",
+]  # fmt: skip
+
+
+def train(folder: Path, *more: str) -> list[str]:
+    """Goes on if there is a run, else starts it: what a person would type after a crash."""
+    if (folder / "config.yaml").exists():
+        return ["train", "-q", "--no-report", "--resume", str(folder)]
+    changes = [word for change in [*SMALL, *more] for word in ("--set", change)]
+    return ["train", "-q", "--no-report", "--out", str(folder), *changes]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """What must not depend on how often a run was killed: metrics, certificates, and the last checkpoint."""
+    files = [folder / "metrics.jsonl", *folder.glob("certificates/*.json"), *folder.glob("checkpoints/*")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(files)}
+
+
+@pytest.fixture(scope="module")
+def whole(cli: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert cli.run(*train(folder)) == 0, cli.output
+    return content(folder)
+
+
+def writes(cli: Any, folder: Path) -> int:
+    """After how many syncs and renames a run is complete."""
+    low, high = 1, 1000
+    while low < high:  # the first count at which it is not killed any more
+        middle = (low + high) // 2
+        killed = cli.run(*train(folder / str(middle)), kill_at=[middle, False]) == -signal.SIGKILL
+        low, high = (middle + 1, high) if killed else (low, middle)
+    return low - 1
+
+
+def check_killed_at(cli: Any, folder: Path, whole: dict[str, bytes], point: list[Any]) -> None:
+    assert cli.run(*train(folder), kill_at=point) == -signal.SIGKILL
+    assert cli.run(*train(folder)) == 0, cli.output
+    assert content(folder) == whole, f"killed at {point}"
+    assert not list(folder.rglob(".*.tmp"))
+
+
+def test_killed_at_some_writes(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for count in sorted(rng.sample(range(1, 45), 7)):
+        check_killed_at(cli, tmp_path / f"run{count}", whole, [count, rng.random() < 0.5])
+
+
+@pytest.mark.slow
+def test_killed_at_every_write(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
+    total = writes(cli, tmp_path)
+    assert total > 40
+    for count in range(1, total + 1):
+        for after in (False, True):
+            check_killed_at(cli, tmp_path / f"run{count}{after}", whole, [count, after])
+
+
+def test_killed_again_and_again(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
+    rng = random.Random(1)
+    began = time.monotonic()
+    assert cli.run(*train(tmp_path / "timed")) == 0
+    duration = time.monotonic() - began
+    folder = tmp_path / "run"
+    ends = []
+    for attempt in range(9):
+        process = cli.start(*train(folder))
+        if attempt < 8:
+            time.sleep(rng.uniform(0.2, 0.9) * duration)
+            os.kill(process, signal.SIGKILL)  # a zombie, if it has ended already
+        ends.append(cli.wait(process))
+    assert set(ends[:-1]) <= {0, -signal.SIGKILL} and -signal.SIGKILL in ends and ends[-1] == 0
+    assert content(folder) == whole
+
+
+def wait_for(condition: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(cli: Any, tmp_path: Path) -> None:
+    long = ["run.epochs=12", "run.certify_every=0", "run.checkpoint_every=5"]
+    parts, one = tmp_path / "parts", tmp_path / "one"
+    process = cli.start(*train(parts, *long))
+    wait_for(lambda: (parts / "metrics.jsonl").exists() and len((parts / "metrics.jsonl").read_text().splitlines()) > 1)
+    os.kill(process, signal.SIGINT)
+    assert cli.wait(process) == 130
+    assert f"wellposed train --resume {parts}" in cli.output and "Traceback" not in cli.output
+    assert len((parts / "metrics.jsonl").read_text().splitlines()) < 13
+    assert cli.run(*train(parts)) == 0
+    assert cli.run(*train(one, *long)) == 0
+    assert content(parts) == content(one)
+
+
+def test_two_processes_on_one_run(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = cli.start(*train(folder, "run.epochs=400"))
+    wait_for(lambda: (folder / "metrics.jsonl").exists())
+    assert cli.run("train", "--resume", folder) == 3
+    assert f"in use by process {first}" in cli.output and "Traceback" not in cli.output
+    os.kill(first, signal.SIGKILL)
+    cli.wait(first)
+    # the dead do not hold it
+    process = cli.start("train", "-q", "--resume", folder)
+    wait_for(lambda: f"Process {first} ended without" in (folder / "log.txt").read_text())
+    os.kill(process, signal.SIGKILL)
+    cli.wait(process)
+
+
+def test_no_space_left(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    # room for the small files, and none for a checkpoint
+    assert cli.run(*train(folder), file_size=9000) == 3
+    assert "Cannot write" in cli.output and "ulimit" in cli.output and "Traceback" not in cli.output
+    assert cli.run(*train(folder)) == 0, cli.output
+    assert content(folder) == whole
+
+
+def test_a_damaged_checkpoint_costs_time_and_nothing_else(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert cli.run(*train(folder)) == 0
+    newest = sorted(folder.glob("checkpoints/*.safetensors"))[-1]
+    os.truncate(newest, 200)
+    assert cli.run(*train(folder)) == 0, cli.output
+    assert "A checkpoint is refused" in (folder / "log.txt").read_text()
+    assert content(folder) == whole
+
+
+def test_when_all_checkpoints_are_foreign_the_run_is_left_alone(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert cli.run(*train(folder)) == 0
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.0005", "lr: 0.0004"))
+    before = content(folder)
+    assert cli.run(*train(folder)) == 3
+    assert "made with another configuration" in cli.output
+    assert content(folder) == before
