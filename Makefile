@@ -51,11 +51,11 @@ $(VENV)/.created $(PEERS)/.created $(KERNEL_PEERS)/.created:
 	@touch $@
 
 $(VENV)/.installed-run: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) -e '.[cli,data]'
+	$(PIP) -e '.[cli,data,report]'
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) -e '.[cli,data,tests,dev]'
+	$(PIP) -e '.[cli,data,report,tests,dev]'
 	@touch $@
 
 $(PEERS)/.installed: benchmarks/peers-constraints.txt | $(PEERS)/.created

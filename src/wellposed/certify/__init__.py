@@ -12,7 +12,6 @@ from torch import Tensor
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._dispatch import certify
 from wellposed.certify._measure import Measurement
-from wellposed.certify._sensitivity import AbstractSensitivity, DescentBounds
 from wellposed.certify.gao2022 import gao2022
 from wellposed.certify.gao2023 import gao2023
 from wellposed.certify.generalization import GeneralizationBound, generalization_bound
@@ -24,7 +23,8 @@ from wellposed.certify.radius import radius
 from wellposed.certify.robustness import Robustness, robustness
 from wellposed.certify.suggest import Suggestion, suggest
 from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
-from wellposed.nn import AbstractNetwork
+from wellposed.convex import AbstractDenseOptEq
+from wellposed.nn import AbstractNetwork, AbstractSensitivity, DescentBounds
 
 __all__ = [
     "AbstractSensitivity",
@@ -58,7 +58,9 @@ __all__ = [
 class _CallablePackage(types.ModuleType):
     """So that `wp.certify(model, X, y)` and `wp.certify.suggest` both work."""
 
-    def __call__(self, model: AbstractNetwork, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any) -> Certificate:
+    def __call__(
+        self, model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any
+    ) -> Certificate:
         return certify(model, X, y, theorem=theorem, **options)
 
 

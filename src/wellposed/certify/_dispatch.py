@@ -17,6 +17,7 @@ from wellposed.certify.ling2022 import ling2022
 from wellposed.certify.nguyen2022 import nguyen2022
 from wellposed.certify.radius import radius, radius_at
 from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
+from wellposed.convex import AbstractDenseOptEq
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 
@@ -36,7 +37,9 @@ WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
 }
 
 
-def certify(model: AbstractNetwork, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any) -> Certificate:
+def certify(
+    model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any
+) -> Certificate:
     r"""Checks a theorem on a model and data, at the present parameters.
 
         >>> import torch, wellposed as wp
@@ -81,7 +84,11 @@ def _check_options(theorem: str, options: dict[str, Any], known: tuple[str, ...]
             raise InvalidArgument(f"theorem={theorem!r} {takes}; got {name!r}.{did_you_mean(name, known)}")
 
 
-def _auto(model: AbstractNetwork, X: Tensor, y: Tensor) -> Certificate:
+def _auto(model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor) -> Certificate:
+    if isinstance(model, AbstractDenseOptEq):
+        flow, descent = radius(model, X, y), radius(model, X, y, dynamics="descent")
+        strongest, other = (descent, flow) if descent.certified and not flow.certified else (flow, descent)
+        return replace(strongest, others=(other,))
     at = measure(model, *check_data(model, X, y))
     tried = [radius_at(at, "flow", 1.0), radius_at(at, "descent", "largest")]
     if isinstance(model, GaussianDEQ):

@@ -20,9 +20,9 @@ _LOSS = 0.05
 class IncrementalMeasure:
     r"""Rigorous bounds with a singular value decomposition only now and then.
 
-    By Weyl's inequality sigma_min(F) >= sigma_min(F_0) - |F - F_0|_F and |F| <= |F_0| + |F - F_0|_F, where F_0 are the features that were last
-    decomposed; likewise for the recurrent matrix. The equilibria are those that training has found anyway; how far they may
-    be from the exact ones is measured and bounded.
+    By Weyl's inequality sigma_min(F) >= sigma_min(F_0) - |F - F_0|_F and |F| <= |F_0| + |F - F_0|_F, where F_0 are the features
+    that were last decomposed; likewise for the recurrent matrix. The equilibria are those that training has found anyway; how
+    far they may be from the exact ones is measured and bounded.
 
     Args:
         X: (n, d). y: (n,).

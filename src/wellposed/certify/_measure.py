@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.convex import AbstractDenseOptEq
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ, SkipDEQ
@@ -35,9 +36,10 @@ def down(value: float) -> float:
 
 def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
     """(n, d) and (n,) in float64 on the CPU, or one sentence about what is wrong."""
-    if not isinstance(model, AbstractNetwork):
+    if not isinstance(model, (AbstractNetwork, AbstractDenseOptEq)):
         raise InvalidType(
-            f"certify knows GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ and their relatives; got {type(model).__name__}."
+            "certify knows GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ, OptEq, DeepOptEq and their relatives; "
+            f"got {type(model).__name__}."
         )
     if not isinstance(X, Tensor) or not isinstance(y, Tensor):
         raise InvalidType(f"X and y must be tensors; got {type(X).__name__} and {type(y).__name__}.")
@@ -147,6 +149,10 @@ class Measurement:
     def residual(self) -> float:
         """e, upper bound of |r*|."""
         return up(float(torch.linalg.vector_norm(self.r)) + self.r_error)
+
+    def errors(self) -> dict[str, float]:
+        """The numerical errors that the bounds contain."""
+        return {"|Z - Z*|_F": self.z_error_F, "|r - r*|": self.r_error, "pre-activations": self.v_error}
 
     @cached_property
     def loss(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellposed.certify._measure import down, up
-from wellposed.certify._sensitivity import AbstractSensitivity, DescentBounds
+from wellposed.nn import AbstractSensitivity, DescentBounds
 
 __all__ = ["DescentResult", "FlowResult", "descent_at", "descent_radii", "flow_radius", "largest_descent", "largest_flow"]
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import torch
 
 from wellposed.certify._measure import Measurement, down, up
-from wellposed.certify._sensitivity import AbstractSensitivity, DescentBounds
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import MonotoneDEQ
+from wellposed.nn import AbstractSensitivity, DescentBounds, MonotoneDEQ
 
 __all__ = ["MonotoneSensitivity"]
 
@@ -69,3 +68,6 @@ class MonotoneSensitivity(AbstractSensitivity):
         at = self._at
         numbers = {"loss": at.loss, "|r|": at.residual, "margin": self._m, "|A|": self._A, "|u|": self._u}
         return numbers | {"sigma_min(Z)": at.Z_least, "|Z|": at.Z_norm, "|X|": at.X_norm}
+
+    def errors(self) -> dict[str, float]:
+        return self._at.errors()

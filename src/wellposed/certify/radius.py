@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._radius import descent_at, flow_radius, largest_descent, largest_flow
-from wellposed.certify._sensitivity import SHARPENINGS, AbstractSensitivity, Contractive
+from wellposed.certify._sensitivity import SHARPENINGS, Contractive
 from wellposed.certify._sensitivity_monotone import MonotoneSensitivity
+from wellposed.convex import AbstractDenseOptEq, OptEqSensitivity
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.nn import AbstractNetwork, AbstractSensitivity, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 
 __all__ = ["radius", "radius_at", "sensitivity_of"]
 
@@ -21,7 +23,7 @@ DYNAMICS = ("flow", "descent")
 
 
 def radius(
-    model: AbstractNetwork,
+    model: AbstractNetwork | AbstractDenseOptEq,
     X: Tensor,
     y: Tensor,
     *,
@@ -40,8 +42,8 @@ def radius(
     recurrent matrix on active units.
 
     Args:
-        model: A theory network, or any network with a `sensitivity(measurement)` method that returns an
-            `AbstractSensitivity`.
+        model: A theory network, a dense OptEq network, or any `AbstractNetwork` with a `sensitivity(measurement)` method that
+            returns an `AbstractSensitivity`.
         X: (n, d) inputs.
         y: (n,) targets.
         dynamics: "flow" or "descent".
@@ -59,8 +61,9 @@ def radius(
     if hidden_rate != "largest" and not (numeric and 0 < float(hidden_rate) <= 1):
         raise InvalidArgument(f"hidden_rate must be a number in (0, 1] or 'largest'; got {hidden_rate!r}.")
     X64, y64 = check_data(model, X, y)
-    at = measure(model, X64, y64)
-    return radius_at(at, dynamics, hidden_rate, sharpen)
+    if isinstance(model, AbstractDenseOptEq):
+        return _judged(OptEqSensitivity(copy.deepcopy(model).double().cpu(), X64, y64), model, dynamics, hidden_rate)
+    return radius_at(measure(model, X64, y64), dynamics, hidden_rate, sharpen)
 
 
 def radius_at(
@@ -70,10 +73,13 @@ def radius_at(
     if isinstance(at, str):
         well_posed = Hypothesis("exactly one equilibrium", "docs/certificates.md", None, None, "<", None, at)
         return Certificate("radius", Verdict.UNDECIDED, (well_posed,), dynamics, note=at)
-    sensitivity = sensitivity_of(at, sharpen)
-    if other := _trained_otherwise(sensitivity, at):
+    return _judged(sensitivity_of(at, sharpen), at.model, dynamics, hidden_rate)
+
+
+def _judged(sensitivity: AbstractSensitivity, model: nn.Module, dynamics: str, hidden_rate: float | str) -> Certificate:
+    if other := _trained_otherwise(sensitivity, model):
         return Certificate("radius", Verdict.UNDECIDED, (), dynamics, measured=sensitivity.measured(), note=other)
-    return _flow(sensitivity, at, hidden_rate) if dynamics == "flow" else _descent(sensitivity, at, hidden_rate)
+    return _flow(sensitivity, hidden_rate) if dynamics == "flow" else _descent(sensitivity, hidden_rate)
 
 
 def sensitivity_of(at: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> AbstractSensitivity:
@@ -108,24 +114,24 @@ def sensitivity_of(at: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> A
     )
 
 
-def _trained_otherwise(sensitivity: AbstractSensitivity, at: Measurement) -> str:
+def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> str:
     """The proof moves all of the family's parameters and no others: frozen or re-parametrized ones are another flow."""
-    trained = {name for name, parameter in at.model.named_parameters() if parameter.requires_grad}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     meant = {*sensitivity.readout, *sensitivity.hidden}
     if trained == meant:
         return ""
     return (
-        f"The theorem trains {', '.join(sorted(meant))}; of this {type(at.model).__name__} "
+        f"The theorem trains {', '.join(sorted(meant))}; of this {type(model).__name__} "
         f"{', '.join(sorted(trained)) or 'nothing'} would be trained (requires_grad), which it does not cover."
     )
 
 
-def _flow(sensitivity: AbstractSensitivity, at: Measurement, hidden_rate: float | str) -> Certificate:
+def _flow(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certificate:
     e = sensitivity.residual
     if not sensitivity.readout:
         hidden_rate = 1.0  # nothing to be slower than
     result = largest_flow(sensitivity) if hidden_rate == "largest" else flow_radius(sensitivity, float(hidden_rate))
-    errors = _errors(at)
+    errors = sensitivity.errors()
     h = 1.0 if hidden_rate == "largest" else float(hidden_rate)
     if result is None:
         sensitivity.prepare(math.inf)
@@ -156,8 +162,8 @@ def _flow(sensitivity: AbstractSensitivity, at: Measurement, hidden_rate: float 
     )
 
 
-def _descent(sensitivity: AbstractSensitivity, at: Measurement, hidden_rate: float | str) -> Certificate:
-    errors = _errors(at)
+def _descent(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certificate:
+    errors = sensitivity.errors()
     if not sensitivity.readout:
         note = "The read-out is fixed: descent is not covered (a step across a kink has no bound here); try dynamics='flow'."
         return Certificate(
@@ -225,7 +231,3 @@ def _reason(s0: float) -> str:
         "The residual is too large for the radius: train on and certify again, or ask for layer-wise rates "
         "(hidden_rate='largest')."
     )
-
-
-def _errors(at: Measurement) -> dict[str, float]:
-    return {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error, "pre-activations": at.v_error}

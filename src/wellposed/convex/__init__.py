@@ -23,7 +23,7 @@ from wellposed.convex.prior import AbstractPrior, GradientStep, ProxStep
 from wellposed.convex.prox import primitive_conjugate, value_range
 from wellposed.convex.regularizers import L1, AbstractRegularizer, Box, Decorrelation, GroupL1, InverseNorm, SquaredL2
 from wellposed.convex.selection import Schedule, Selection, select_equilibrium, sequential_averaging
-from wellposed.convex.sensitivity import OptEqSensitivity, StepBounds
+from wellposed.convex.sensitivity import OptEqSensitivity
 
 __all__ = [
     "AbstractBlock",
@@ -48,7 +48,6 @@ __all__ = [
     "Schedule",
     "Selection",
     "SquaredL2",
-    "StepBounds",
     "UnitBlock",
     "WideObjective",
     "blocks",

@@ -23,7 +23,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,32 +30,16 @@ from torch import Tensor
 from wellposed.convex._dense import AbstractDenseOptEq
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
+from wellposed.nn import AbstractSensitivity, DescentBounds
 
-__all__ = ["OptEqSensitivity", "StepBounds"]
+__all__ = ["OptEqSensitivity"]
 
 _UNIT = 2.0**-53
 #: Relative rounding of the scalar arithmetic below, generously.
 _SLACK = 1.0 + 2.0**-40
 
 
-@dataclass(frozen=True)
-class StepBounds:
-    """What holds everywhere within given radii, for gradient descent.
-
-    Attributes:
-        least: Lower bound of sigma_min(Z).
-        largest: Upper bound of |Z|.
-        gradients: By hidden parameter, g with |gradient|_F <= g |r|.
-        steps: E with |(Z_next - Z) w_next| <= h eta E |r|, for hidden steps of at most h eta g |r|.
-    """
-
-    least: float
-    largest: float
-    gradients: Mapping[str, float]
-    steps: float
-
-
-class OptEqSensitivity:
+class OptEqSensitivity(AbstractSensitivity):
     r"""The bounds (1) and (2) around the present parameters of a network, from data (X, y), loss |r|^2/2.
 
     Holds for a contraction without a prior, as long as the norm bound is not active anywhere in the ball (the parametrization
@@ -133,9 +116,6 @@ class OptEqSensitivity:
         spread = gamma * (self._w * float(torch.linalg.vector_norm(Z)) + float(torch.linalg.vector_norm(y)))
         self.residual = (float(torch.linalg.vector_norm(r)) + self._w * self._z_error + spread) * _SLACK
 
-    def prepare(self, hidden: float) -> None:
-        """Nothing to prepare: the bounds hold for every radius."""
-
     def least(self, R: float, h: float) -> float:
         """Lower bound of sigma_min(Z) while the read-out moves by R and the hidden parameters, together, by sqrt(h) R.
 
@@ -152,7 +132,7 @@ class OptEqSensitivity:
             later *= factors[index]
         return self._s0 - hidden * math.sqrt(total) / (1 - later) * _SLACK
 
-    def descent(self, radii: Mapping[str, float], h: float) -> StepBounds | None:
+    def descent(self, radii: Mapping[str, float], h: float) -> DescentBounds | None:
         """Bounds within the given radii (Frobenius norms, by name); None if nothing is known."""
         moved = [tuple(radii[name] for name in unit.names) for unit in self._raw]
         factors = self._factors([move[0] for move in moved])
@@ -182,12 +162,16 @@ class OptEqSensitivity:
             steps[i] = sum(c * v for c, v in zip(self._coefficients(i, moved[i][0], S[i], Z[i]), g, strict=True))
             q *= factors[i]
         E = w * self._through(steps, factors) / (1 - rate) * _SLACK
-        return StepBounds(self._s0 - drift, (self._Z[0] + drift) * _SLACK, gradients, E)
+        return DescentBounds(self._s0 - drift, (self._Z[0] + drift) * _SLACK, gradients, E)
 
     def measured(self) -> dict[str, float]:
         """The numbers that went in."""
         numbers = {"|r|": self.residual, "contraction": self._rate, "sigma_min(Z)": self._s0, "|Z|": self._Z[0]}
-        return numbers | {"|X|": self._X, "|w|": self._w, "|Z - Z*|_F": self._z_error}
+        return numbers | {"|X|": self._X, "|w|": self._w}
+
+    def errors(self) -> dict[str, float]:
+        """How wrong the equilibria may be."""
+        return {"|Z - Z*|_F": self._z_error}
 
     def _factors(self, hidden: float | list[float]) -> list[float] | None:
         """k_1, ..., k_L while |dW_l| <= hidden; None if no contraction, or if the norm bound might become active."""

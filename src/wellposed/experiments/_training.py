@@ -84,9 +84,9 @@ def train(
         movement: (name, factor): the recurrent matrix moves by `factor` times the way of this parameter.
 
     Returns:
-        Columns `step`, `loss` (|r|^2/(2n)), `train_error`, `test_loss` (|r|^2/(2 n_test)), `test_error`, `norm` (upper
-        bounds of the contraction factor); `norm_throughout`, an upper bound at *every* step; `unsolved`, equilibria and adjoints that did
-        not converge; `gram_change`, |G(end) - G(0)|_F/|G(0)|_F of G = Z Z^T; `step_size`, `eigenvalue`, `stop`.
+        Columns `step`, `loss` (|r|^2/(2n)), `train_error`, `test_loss` (|r|^2/(2 n_test)), `test_error`, `norm` (upper bounds
+        of the contraction factor); `norm_throughout`, an upper bound at *every* step; `unsolved`, equilibria and adjoints
+        that did not converge; `gram_change`, |G(end) - G(0)|_F/|G(0)|_F of G = Z Z^T; `step_size`, `eigenvalue`, `stop`.
     """
     largest = largest_eigenvalue(make(reference), data.X)
     model = make(width)

@@ -17,6 +17,7 @@ from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.models import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell, TierWeights
 from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spectral, conv_norm_upper
+from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds
 from wellposed.nn.sequence import TransformerCell, TransformerDEQ
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 from wellposed.nn.vision import (
@@ -39,9 +40,11 @@ __all__ = [
     "AbstractCell",
     "AbstractContraction",
     "AbstractNetwork",
+    "AbstractSensitivity",
     "ClassificationHead",
     "ConvNormBall",
     "DenseCell",
+    "DescentBounds",
     "EquilibriumLayer",
     "ExplicitTwin",
     "GaussianDEQ",

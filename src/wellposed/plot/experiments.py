@@ -43,17 +43,17 @@ def _draw(ax: Any, panel: Mapping[str, Any]) -> None:
         x, y, color = array(curve["x"]), np.atleast_2d(array(curve["y"])), COLORS[i % len(COLORS)]
         if panel.get("y_scale") == "log":
             y = np.where(y > 0, y, np.nan)
-        known = np.isfinite(y).any(axis=0)
+        known = np.isfinite(y).all(axis=0)  # a run that ended early would bend the mean
         x, y = x[known], y[:, known]
         if not len(x):
             continue
         # on a log axis the middle is the geometric mean
         log = panel.get("y_scale") == "log"
-        middle = np.exp(np.nanmean(np.log(y), axis=0)) if log else np.nanmean(y, axis=0)
+        middle = np.exp(np.mean(np.log(y), axis=0)) if log else np.mean(y, axis=0)
         style = {"marker": "o", "markersize": 3} if len(x) <= 12 else {}
         ax.plot(x, middle, color=color, linewidth=1.6, label=curve["label"], linestyle=curve.get("style", "-"), **style)
         if len(y) > 1:
-            ax.fill_between(x, np.nanmin(y, axis=0), np.nanmax(y, axis=0), color=color, alpha=0.18, linewidth=0)
+            ax.fill_between(x, np.min(y, axis=0), np.max(y, axis=0), color=color, alpha=0.18, linewidth=0)
     for line in panel.get("lines", ()):
         ax.axhline(line["y"], color="0.35", linestyle=":", linewidth=1.2, label=line["label"])
     ax.set(xlabel=panel["x_label"], ylabel=panel["y_label"], title=panel["title"])

@@ -35,16 +35,16 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn sh
     def __init__(
         self,
         family: Any = "gaussian",
-        width: int = 64,
+        width: int = 32,
         *,
         family_options: dict[str, Any] | None = None,
-        learning_rate: float = 0.01,
-        max_iter: int = 200,
+        learning_rate: float = 0.02,
+        max_iter: int = 100,
         batch_size: int = 200,
-        tol: float = 1e-4,
+        tol: float = 1e-3,
         n_iter_no_change: int = 10,
         weight_decay: float = 0.0,
-        rtol: float = 1e-9,
+        rtol: float = 1e-6,
         dtype: str = "float64",
         certify: bool = True,
         random_state: Any = None,
@@ -93,9 +93,6 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn sh
             generator=generator,
             dtype=DTYPES[self.dtype],
         )
-        for module in self.model_.modules():
-            if isinstance(module, EquilibriumLayer) and module.rtol is None:
-                module.rtol = max(float(self.rtol), 1e-6) if self.dtype == "float32" else float(self.rtol)
         Ball(self.model_).keep()
         trained = [p for p in self.model_.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(trained, lr=float(self.learning_rate), weight_decay=float(self.weight_decay))
@@ -103,7 +100,18 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn sh
         self.n_iter_ = 0
 
     def _train(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
-        """Trains; what went wrong, or None. Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
+        """Trains with equilibria to `rtol`; what went wrong, or None."""
+        layers = [module for module in self.model_.modules() if isinstance(module, EquilibriumLayer) and module.rtol is None]
+        for layer in layers:
+            layer.rtol = float(self.rtol)
+        try:
+            return self._epochs(X, y, epochs)
+        finally:
+            for layer in layers:
+                layer.rtol = None  # predictions have the default tolerance of the dtype
+
+    def _epochs(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
+        """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
         best, since, failed = np.inf, 0, 0
         for _ in range(epochs):
             account = epoch(
@@ -156,8 +164,8 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn sh
         failed = unconverged(self.model_)
         if failed:
             warnings.warn(
-                f"{type(self).__name__}: {failed} of {len(X)} equilibria did not converge to rtol={self.rtol}; the "
-                "predictions of those samples are not those of the network.",
+                f"{type(self).__name__}: {failed} of {len(X)} equilibria did not converge; the predictions of those "
+                "samples are not those of the network.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

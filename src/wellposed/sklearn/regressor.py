@@ -38,7 +38,8 @@ class EquilibriumRegressor(RegressorMixin, AbstractEstimator):  # type: ignore[m
         batch_size: Samples a step.
         tol, n_iter_no_change: Training ends when the best loss has not fallen by `tol` for so many epochs.
         weight_decay: Of Adam.
-        rtol: Tolerance of the equilibria, for a family that does not bring its own; at least 1e-6 is used in float32.
+        rtol: Tolerance of the equilibria in training, if the family does not bring its own; predictions are solved to 1e-12 in
+            float64 and 1e-6 in float32.
         dtype: "float64" or "float32".
         certify: Whether `fit` looks for a certificate.
         random_state: Of the initialization and the order of the samples.

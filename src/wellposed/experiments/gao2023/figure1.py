@@ -50,7 +50,7 @@ class Figure1(AbstractWidthStudy):
             "test",
             "Test loss and test error are reduced consistently.",
             _SECTION,
-            f"in every run the test loss never rises by more than {WOBBLE:g} of its start between two looks, and ends below it, "
+            f"in every run the test loss never rises by more than {WOBBLE:g} of its start between two looks and ends below it, "
             "and the test error does not end above its start",
         ),
         Claim("test_wider", "A wider network has better test performance.", _SECTION, f"test loss at the end: {_FALLS}"),

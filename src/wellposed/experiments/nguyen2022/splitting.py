@@ -152,7 +152,7 @@ def network(task: Task) -> tuple[MonotoneDEQ, Tensor]:
     draw: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     model = MonotoneDEQ(task["features"], task["width"], margin=task["margin"], on_failure="ignore", **draw)
     with torch.no_grad():
-        model.B *= task.get("skew", 1.0)
+        model.B.mul_(task.get("skew", 1.0))
     X = torch.randn(task["n"], task["features"], **draw)
     return model, X / X.norm(dim=1, keepdim=True) * math.sqrt(task["features"])
 

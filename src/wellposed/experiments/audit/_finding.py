@@ -1,0 +1,188 @@
+"""A claim of a paper, what we found about it, and the numbers that a run of the check gives."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Evidence", "Fact", "Finding", "Paper", "Row", "gap"]
+
+RELATIONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One comparison of numbers that were computed in this run.
+
+    Attributes:
+        role: "printed" (it contradicts the printed form), "corrected" (it agrees with the corrected form), or "given" (a
+            premise of the check).
+        what: The quantity, in words.
+        value, relation, bound: The comparison.
+    """
+
+    role: str
+    what: str
+    value: float
+    relation: str
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the comparison is true."""
+        return RELATIONS[self.relation](self.value, self.bound)
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {self.value:.4g} {self.relation} {self.bound:.4g}"
+        return text if self.holds else f"FALSE: {text}"
+
+
+@dataclass
+class Evidence:
+    """The facts of a check, as it finds them. A check is confirmed if there are some and all are true."""
+
+    facts: list[Fact] = field(default_factory=list)
+
+    def printed(self, what: str, value: Any, relation: str, bound: Any) -> None:
+        """A comparison that would be false if the printed form were right."""
+        self.facts.append(Fact("printed", what, float(value), relation, float(bound)))
+
+    def corrected(self, what: str, value: Any, relation: str, bound: Any) -> None:
+        """A comparison that the corrected form asks for."""
+        self.facts.append(Fact("corrected", what, float(value), relation, float(bound)))
+
+    def given(self, what: str, value: Any, relation: str, bound: Any) -> None:
+        """A comparison without which the check would say nothing."""
+        self.facts.append(Fact("given", what, float(value), relation, float(bound)))
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether every fact is true."""
+        return bool(self.facts) and all(fact.holds for fact in self.facts)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.facts))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the audit before it is run.
+
+    Attributes:
+        paper: A key of docs/references.bib.
+        claim, printed, verdict, corrected: As on the page of findings.
+        check: Fills in the evidence; None if there is nothing to measure, and then `by` says how it was found.
+        by: E.g. "by counting".
+    """
+
+    paper: str
+    claim: str
+    printed: str
+    verdict: str
+    corrected: str
+    check: Callable[[Evidence], None] | None
+    by: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the page and the tests call the check: `test_...`, or how it was found."""
+        return self.by if self.check is None else self.check.__name__.replace("check_", "test_", 1)
+
+    def run(self) -> Row:
+        """Computes the evidence now."""
+        began, evidence = time.perf_counter(), Evidence()
+        if self.check is not None:
+            self.check(evidence)
+        return Row(self, evidence, time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the audit, run.
+
+    Attributes:
+        finding: The claim and the verdict.
+        evidence: The facts of this run.
+        seconds: Of the check.
+    """
+
+    finding: Finding
+    evidence: Evidence
+    seconds: float
+
+    @property
+    def confirmed(self) -> bool | None:
+        """Whether the numbers of this run bear the verdict out; None if there is nothing to measure."""
+        return None if self.finding.check is None else self.evidence.confirmed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python, for JSON."""
+        finding = self.finding
+        return {
+            "paper": finding.paper,
+            "claim": finding.claim,
+            "printed": finding.printed,
+            "verdict": finding.verdict,
+            "corrected": finding.corrected,
+            "check": finding.name,
+            "confirmed": self.confirmed,
+            "seconds": self.seconds,
+            "evidence": [
+                {
+                    "role": fact.role,
+                    "what": fact.what,
+                    "value": fact.value if math.isfinite(fact.value) else str(fact.value),
+                    "relation": fact.relation,
+                    "bound": fact.bound if math.isfinite(fact.bound) else str(fact.bound),
+                    "holds": fact.holds,
+                }
+                for fact in self.evidence.facts
+            ],
+        }
+
+
+class Paper:
+    """The findings about one paper, in order.
+
+    Args:
+        key: Of docs/references.bib.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.findings: list[Finding] = []
+
+    def finding(
+        self, claim: str, printed: str, verdict: str, *, corrected: str
+    ) -> Callable[[Callable[[Evidence], None]], Callable[[Evidence], None]]:
+        """A decorator that makes a check the evidence of a row."""
+
+        def register(check: Callable[[Evidence], None]) -> Callable[[Evidence], None]:
+            self.findings.append(Finding(self.key, claim, printed, verdict, corrected, check))
+            return check
+
+        return register
+
+    def remark(self, claim: str, printed: str, verdict: str, *, corrected: str, by: str) -> None:
+        """A row without numbers."""
+        self.findings.append(Finding(self.key, claim, printed, verdict, corrected, None, by))
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """|a - b|_F relative to |b|_F; infinite if the shapes differ."""
+    if a.shape != b.shape:
+        return math.inf
+    return float((a - b).norm() / b.norm().clamp(min=1e-300))

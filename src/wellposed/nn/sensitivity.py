@@ -1,0 +1,73 @@
+r"""How much the features and the kernel of a network can change in a ball of parameters: what the radius certificate asks for.
+
+The ball has radius R in the norm |d readout|^2 + |d hidden|^2/h, where h is the speed of the hidden parameters relative to
+the read-out. So the read-out moves by at most R and the hidden parameters, together and in Frobenius norm, by sqrt(h) R.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["AbstractSensitivity", "DescentBounds"]
+
+
+@dataclass(frozen=True)
+class DescentBounds:
+    """What holds everywhere within given radii, for gradient descent.
+
+    Attributes:
+        least: Lower bound of sigma_min of the features.
+        largest: Upper bound of their norm.
+        gradients: By hidden parameter, g with |gradient|_F <= g |r|.
+        steps: E with |(F_next - F) w_next| <= h eta E |r|, for hidden steps of at most h eta g |r|.
+    """
+
+    least: float
+    largest: float
+    gradients: Mapping[str, float]
+    steps: float
+
+
+class AbstractSensitivity(abc.ABC):
+    """A family's bounds in a ball around the present parameters. Values are one-sided: proofs rest on them.
+
+    Attributes:
+        residual: e, upper bound of |r|.
+        readout: Names of the parameters that read out; empty if the read-out is fixed.
+        hidden: Names of the others.
+    """
+
+    residual: float
+    readout: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+    def prepare(self, hidden: float) -> None:
+        """Makes what is valid while the hidden parameters move by at most `hidden`; beyond that nothing is known then.
+
+        `inf` goes back to what is valid everywhere.
+        """
+        return  # a family whose bounds hold everywhere has nothing to make
+
+    @abc.abstractmethod
+    def least(self, R: float, h: float) -> float:
+        """Lower bound of s = sqrt(lambda_min(K)) in the ball; not positive if nothing is known.
+
+        K = F F^T + h (kernel of the hidden parameters), so that the flow has |theta'| >= s |r|.
+        """
+
+    @abc.abstractmethod
+    def descent(self, radii: Mapping[str, float], h: float) -> DescentBounds | None:
+        """Bounds within the given radii, for hidden steps h times that of the read-out; None if nothing is known.
+
+        All read-out parameters together move by at most the radius of each of them.
+        """
+
+    @abc.abstractmethod
+    def measured(self) -> dict[str, float]:
+        """The numbers that went in."""
+
+    @abc.abstractmethod
+    def errors(self) -> dict[str, float]:
+        """The numerical errors that were taken into account."""

@@ -1,0 +1,245 @@
+"""The commands, in this process: output, JSON, exit codes, sentences about mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import wellposed as wp
+from wellposed.cli import app
+from wellposed.train.config import Config
+
+SMALL = [
+    "data.n=12", "data.n_test=10", "model.width=40", "run.epochs=2", "run.batch_size=5", "run.tensorboard=false",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def changes(*more: str) -> list[str]:
+    return [word for change in [*SMALL, *more] for word in ("--set", change)]
+
+
+def failed(result: Any, code: int, *says: str) -> None:
+    """One sentence on stderr, nothing on stdout, no traceback."""
+    assert result.exit_code == code, result.output
+    for part in says:
+        assert part in result.stderr
+    assert "Traceback" not in result.output and result.stdout == ""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    result = call("train", "-q", "--no-report", "--out", folder, *changes())
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["certify"], ["data"], ["data", "show"], ["data", "list"], ["bench"]])
+def test_help_has_an_example(command: list[str]) -> None:
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert ("Exit codes" if not command else f"wellposed {' '.join(command)}") in result.output
+
+
+def test_version() -> None:
+    assert call("--version").stdout.strip() == wp.__version__
+
+
+def test_train_prints_a_table_and_the_directory(tmp_path: Path) -> None:
+    result = call("train", "--no-report", *changes("run.certify_every=2"))
+    assert result.exit_code == 0, result.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"runs/{folder.name}" in result.stdout
+    for words in ("gaussian on digits", "12 train, 10 test", "2 epochs, 6 steps", "certificate", "all found"):
+        assert words in result.stdout
+    assert folder.name.endswith("-gaussian-digits")
+    assert (folder / "metrics.parquet").exists() and (folder / "summary.json").exists()
+
+
+def test_train_as_json(tmp_path: Path) -> None:
+    result = call("train", "-q", "--no-report", "--json", "--out", tmp_path / "run", *changes("run.certify_every=0"))
+    summary = json.loads(result.stdout)
+    assert summary["run"] == str(tmp_path / "run") and summary["stop"] == "epochs" and summary["steps"] == 6
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["last"]["train_loss"] == rows[-1]["train_loss"] and len(rows) == 3
+
+
+def test_the_configuration_printed_is_the_configuration_used(tmp_path: Path) -> None:
+    shown = call("train", "--show-config", "--set", "model.width=7")
+    (tmp_path / "config.yaml").write_text(shown.stdout)
+    again = call("train", tmp_path / "config.yaml", "--show-config")
+    assert again.stdout == shown.stdout and yaml.safe_load(shown.stdout)["model"]["width"] == 7
+    assert set(yaml.safe_load(shown.stdout)) == set(Config.model_fields)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resume_of_a_finished_run_changes_nothing(run: Path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    result = call("train", "-q", "--no-report", "--resume", run)
+    assert result.exit_code == 0 and "2 epochs, 6 steps" in result.stdout
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_for_more_epochs_is_the_longer_run(tmp_path: Path) -> None:
+    constant = "optimizer.schedule=constant"
+    quiet = ["train", "-q", "--no-report"]
+    assert call(*quiet, "--out", tmp_path / "a", *changes(constant, "run.certify_every=0")).exit_code == 0
+    assert call(*quiet, "--resume", tmp_path / "a", "--set", "run.epochs=4").exit_code == 0
+    assert call(*quiet, "--out", tmp_path / "b", *changes(constant, "run.certify_every=0", "run.epochs=4")).exit_code == 0
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (tmp_path / "b" / "metrics.jsonl").read_bytes()
+    assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["run"]["epochs"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "--set", "optimizer.lrr=3"], ["Unknown key 'optimizer.lrr'", "Did you mean 'lr'?"]),
+        (["train", "--set", "model.name=gausian"], ["Unknown model.name 'gausian'", "Did you mean 'gaussian'?"]),
+        (["train", "--set", "model.gamma=0.2"], ["model.gamma is not for 'gaussian', which has weight_variance"]),
+        (["train", "--set", "data.name=digit"], ["Unknown data set 'digit'", "Did you mean 'digits'?"]),
+        (["train", "--set", "data.classes=null"], ["is for regression", "dense, monotone_classifier", "data.classes=[0, 1]"]),
+        (["train", "--set", "model.name=dense"], ["is for classification", "or more than two classes"]),
+        (["train", "--set", "run.device=gpu"], ["run.device='gpu' cannot be used"]),
+        (["train", "--set", "run.patience=3"], ["data.validation=0.2"]),
+        (["train", "--set", "data.validation=0.001"], ["leaves a part empty"]),
+        (["train", "nothing.yaml"], ["nothing.yaml cannot be read"]),
+        (["train", "--resume", "nowhere"], ["nowhere does not exist"]),
+        (["train", "a.yaml", "--resume", "b"], ["leave CONFIG and --out away"]),
+        (["certify", "nowhere"], ["nowhere does not exist"]),
+        (["data", "show", "digts"], ["Did you mean 'digits'?"]),
+        (["data", "show", "digits", "--classes", "a,b"], ["such as 0,1; got 'a,b'"]),
+        (["data", "check", "minst"], ["Did you mean 'mnist'?"]),
+    ],
+)
+def test_mistakes(words: list[str], says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
+    failed(call(*words), 2, *says)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["trian"], "Did you mean 'train'?"), (["train", "--sett", "a=b"], "--set"), (["data", "lst"], "Did you mean 'list'?")],
+)
+def test_commands_and_options_that_are_not(words: list[str], says: str) -> None:
+    failed(call(*words), 2, says)
+
+
+def test_resume_may_not_change_numbers(run: Path) -> None:
+    failed(call("train", "--resume", run, "--set", "optimizer.lr=1"), 2, "may not change what they depend on", "cosine")
+
+
+def test_a_run_is_not_overwritten(run: Path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    failed(call("train", "-q", "--out", run, *changes()), 2, "holds a run already", f"--resume {run}")
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_an_ill_posed_run_ends_with_one_sentence(tmp_path: Path) -> None:
+    result = call("train", "-q", "--out", tmp_path / "run", *changes("optimizer.lr=10", "run.certify_every=0"))
+    failed(result, 1, "the contraction factor is only known to be at most")
+    assert "Ended by an error" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_debug_shows_the_error_itself() -> None:
+    assert isinstance(call("--debug", "train", "nothing.yaml").exception, wp.InvalidArgument)
+
+
+def test_an_unforeseen_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("wellposed.cli.data.load", broken)
+    failed(call("data", "show", "digits"), 4, "Unforeseen ZeroDivisionError: by zero", "--debug")
+
+
+def test_certify_a_run_is_what_the_library_says(run: Path) -> None:
+    from wellposed.experiments.training import load_run
+
+    result = call("certify", run, "--theorem", "contraction", "--json")
+    said = json.loads(result.stdout)
+    assert said.pop("at") == "after epoch 2" and result.exit_code == 0
+    _, problem, _ = load_run(run)
+    assert wp.Certificate.from_dict(said) == wp.certify.contraction(problem.model)
+    saved = sorted((run / "certificates").glob("*.json"))[-1]
+    again = call("certify", run, "--json")
+    assert json.loads(again.stdout)["verdict"] == json.loads(saved.read_text())["verdict"]
+    assert again.exit_code == (0 if json.loads(saved.read_text())["verdict"] == "certified" else 1)
+
+
+def test_certify_a_configuration_and_exit_codes(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("data: {n: 12}\nmodel: {width: 20}\n")
+    result = call("certify", "c.yaml", "--theorem", "contraction")
+    assert result.exit_code == 0 and "contraction: CERTIFIED" in result.stdout and "at the start" in result.stdout
+    result = call("certify", "c.yaml", "--theorem", "ling2022")
+    assert result.exit_code == 1 and "ling2022 (descent): VIOLATED" in result.stdout
+    failed(call("certify", "c.yaml", "--theorem", "radus"), 2, "Did you mean 'radius'?")
+    failed(call("certify", "c.yaml", "--at", "first"), 2, "--at must be last or best")
+
+
+def test_data_list_and_show() -> None:
+    names = {row["name"]: row for row in json.loads(call("data", "list", "--json").stdout)}
+    assert names["digits"]["at_hand"] and {"sphere", "mnist", "camvid"} <= names.keys()
+    assert "digits" in call("data", "list").stdout
+    facts = json.loads(call("data", "show", "digits", "--n", 20, "--classes", "3,8", "--json").stdout)
+    assert facts["parts"]["train"] == {"X": [20, 64], "least": 0.0, "largest": 1.0, "targets": "-1, 1"}
+    assert "targets -1, 1" in call("data", "show", "digits", "--n", 20, "--classes", "3,8").stdout
+
+
+def test_data_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WELLPOSED_DATA", raising=False)
+    failed(call("data", "check"), 2, "WELLPOSED_DATA is not set")
+    monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
+    failed(call("data", "check"), 2, "holds none of mnist.npz")
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (30, 28, 28), dtype=np.uint8), np.arange(30, dtype=np.uint8) % 10
+    np.savez(tmp_path / "mnist.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    good = call("data", "check")
+    assert good.exit_code == 0 and "mnist: good" in good.stdout and "checksum unknown" in good.stdout
+    (tmp_path / "svhn.npz").write_bytes((tmp_path / "mnist.npz").read_bytes()[:500])
+    bad = call("data", "check", "--json")
+    rows = {row["name"]: row for row in json.loads(bad.stdout)}
+    assert bad.exit_code == 1 and rows["mnist"]["good"] and not rows["svhn"]["good"]
+
+
+def test_bench_calls_the_script_or_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+
+    class Done:
+        returncode = 0
+
+    monkeypatch.setattr("wellposed.cli.bench.subprocess.run", lambda words, **_: called.append(words) or Done())
+    assert call("bench").exit_code == 0 and called[0][1].endswith("run.py") and called[0][2:] == ["--quick"]
+    assert call("bench", "--full", "--", "--rounds", "5").exit_code == 0 and called[1][2:] == ["--rounds", "5"]
+    monkeypatch.setattr("wellposed.cli.bench.__file__", str(tmp_path / "a" / "b" / "c" / "d" / "bench.py"))
+    failed(call("bench"), 2, "get the source checkout")
+
+
+def test_a_report_that_fails_does_not_spoil_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Page:
+        @staticmethod
+        def write(folder: Path) -> Path:
+            raise RuntimeError("no ink")
+
+    monkeypatch.setattr("wellposed.cli.train.importlib.util.find_spec", lambda name: True)
+    monkeypatch.setattr("wellposed.cli.train.importlib.import_module", lambda name: Page)
+    result = call("train", "-q", "--out", tmp_path / "run", *changes("run.certify_every=0"))
+    assert result.exit_code == 0 and "The report could not be made (RuntimeError: no ink)." in result.stderr
+    Page.write = staticmethod(lambda folder: (folder / "page.html").write_text("x") and folder / "page.html")  # type: ignore
+    result = call("train", "-q", "--out", tmp_path / "other", *changes("run.certify_every=0"))
+    assert str(tmp_path / "other" / "page.html") in result.stdout

@@ -1,0 +1,70 @@
+"""Two processes under torchrun give what one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this build of torch has no torch.distributed with gloo",
+)
+
+#: Sums are added in another order, in float64; training multiplies what that changes.
+TOLERANCE = 1e-9
+# batches of 5, 5 and 1: in the last one a process has nothing to do
+SMALL = [
+    "data.name=sphere", "data.classes=null", "data.features=6", "data.n=14", "data.n_test=1", "data.validation=0.2",
+    "model.width=12", "run.epochs=3", "run.batch_size=5", "run.threads=1", "run.tensorboard=false", "run.certify_every=3",
+    "run.theorem=contraction", "optimizer.lr=1e-3",
+]  # fmt: skip
+
+
+def words(folder: Path) -> list[str]:
+    return ["train", "-q", "--no-report", "--out", str(folder), *(w for change in SMALL for w in ("--set", change))]
+
+
+def torchrun(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "wellposed"]
+    return subprocess.run([*launcher, *command], capture_output=True, text=True, env=environment, timeout=240)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_give_what_one_gives(cli: Any, tmp_path: Path) -> None:
+    assert cli.run(*words(tmp_path / "one")) == 0, cli.output
+    done = torchrun(*words(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("gaussian on sphere") == 1  # only one of them prints
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert len(one) == len(two) == 4
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert b[key] == (pytest.approx(value, rel=TOLERANCE) if isinstance(value, float) else value), key
+    session = json.loads((tmp_path / "two" / "environment.json").read_text())["sessions"][0]
+    assert session["processes"] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_where_one_stopped_and_errors_end_both(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert cli.run(*words(folder), "--set", "optimizer.schedule=constant") == 0
+    more = torchrun("train", "-q", "--no-report", "--resume", str(folder), "--set", "run.epochs=5")
+    assert more.returncode == 0, more.stderr
+    whole = tmp_path / "whole"
+    assert cli.run(*words(whole), "--set", "optimizer.schedule=constant", "--set", "run.epochs=5") == 0
+    for a, b in zip(metrics(whole), metrics(folder), strict=True):
+        assert b["train_loss"] == pytest.approx(a["train_loss"], rel=TOLERANCE)
+    again = torchrun(*words(folder))
+    assert again.returncode != 0 and "holds a run already" in again.stderr
