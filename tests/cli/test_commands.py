@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +164,7 @@ def test_debug_shows_the_error_itself() -> None:
 
 
 def test_an_unforeseen_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr("wellposed.cli.data.load", broken)
@@ -231,15 +234,20 @@ def test_bench_calls_the_script_or_says_where_it_is(tmp_path: Path, monkeypatch:
 
 
 def test_a_report_that_fails_does_not_spoil_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Page:
-        @staticmethod
-        def write(folder: Path) -> Path:
-            raise RuntimeError("no ink")
+    def fails(folder: Path) -> Path:
+        raise RuntimeError("no ink")
 
-    monkeypatch.setattr("wellposed.cli.train.importlib.util.find_spec", lambda name: True)
-    monkeypatch.setattr("wellposed.cli.train.importlib.import_module", lambda name: Page)
+    def writes(folder: Path) -> Path:
+        (folder / "page.html").write_text("x")
+        return folder / "page.html"
+
+    name = "wellposed.experiments.report"
+    page: Any = types.ModuleType(name)
+    page.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    monkeypatch.setitem(sys.modules, name, page)
+    page.write = fails
     result = call("train", "-q", "--out", tmp_path / "run", *changes("run.certify_every=0"))
     assert result.exit_code == 0 and "The report could not be made (RuntimeError: no ink)." in result.stderr
-    Page.write = staticmethod(lambda folder: (folder / "page.html").write_text("x") and folder / "page.html")  # type: ignore
+    page.write = writes
     result = call("train", "-q", "--out", tmp_path / "other", *changes("run.certify_every=0"))
     assert str(tmp_path / "other" / "page.html") in result.stdout

@@ -59,17 +59,22 @@ def say() -> Console:
     return Console(stderr=True, soft_wrap=True)
 
 
-@app.callback()
-def _root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    _Settings.debug = debug
-    if version:
+def _show_version(asked: bool) -> None:
+    if asked:
         import wellposed
 
         typer.echo(wellposed.__version__)
         raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    _Settings.debug = debug
 
 
 def guarded(command: Command) -> Command:

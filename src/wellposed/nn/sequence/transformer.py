@@ -17,7 +17,7 @@ __all__ = ["TransformerCell", "TransformerDEQ"]
 
 
 class TransformerCell(nn.Module):
-    r"""One post-norm transformer block with its input injected [bai2019, Section 3.1, on vaswani2017's block].
+    r"""One post-norm transformer block with its input injected [bai2019], the block being that of [vaswani2017].
 
         u = norm(x + z + W_o attention(W_qkv z + U x)),   f(z, x) = norm(u + W_2 relu(W_1 u))
 
@@ -90,9 +90,9 @@ class TransformerCell(nn.Module):
 class TransformerDEQ(nn.Module):
     r"""Next-token logits from the equilibrium of a `TransformerCell` on embedded tokens.
 
-        x_t = E[token_t] + P[t],   z = f(z, x),   logits_t = E z_t + b
+        x_t = sqrt(width) (E[token_t] + P[t]),   z = f(z, x),   logits_t = E z_t + b
 
-    Read-out and embedding share E. Memory of training does not grow with the number of solver steps.
+    Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which also helps f to contract. Memory of training does not grow with the number of solver steps.
 
         >>> import torch, wellposed as wp
         >>> model = wp.nn.TransformerDEQ(50, 16, 2, length=10, generator=torch.Generator().manual_seed(0))
@@ -148,7 +148,8 @@ class TransformerDEQ(nn.Module):
             raise InvalidArgument(
                 f"TransformerDEQ expects tokens of shape (batch, t) with t from 1 to {len(self.P)}; got {tuple(tokens.shape)}."
             )
-        return nn.functional.embedding(tokens, self.E) + self.P[: tokens.shape[1]]
+        x: Tensor = math.sqrt(self.E.shape[1]) * (nn.functional.embedding(tokens, self.E) + self.P[: tokens.shape[1]])
+        return x
 
     def equilibrium(self, tokens: Tensor, z0: Tensor | None = None) -> Tensor:
         """(batch, t) -> (batch, t, width), differentiable.
