@@ -20,7 +20,7 @@ test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto $(ARGS)
 
 test-all: ARGS += -m "slow or not slow"
 test-all: test  ## The same with the slow tests.

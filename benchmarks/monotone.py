@@ -315,6 +315,7 @@ def step_sizes(width: int = 200) -> dict[str, object]:
             x = torch.randn(16, 20, generator=generator, dtype=torch.float64)
             f = cell.bind(x)
             for kind in (wp.ForwardBackward, wp.PeacemanRachford, wp.DouglasRachford):
+
                 def steps_of(step_size: object, kind: type = kind, f: object = f) -> float:
                     zero = torch.zeros(16, width, dtype=torch.float64)
                     sol = wp.fixed_point(f, zero, kind(step_size), rtol=RTOL, max_steps=600, on_failure="ignore")  # type: ignore[arg-type]

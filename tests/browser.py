@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +32,8 @@ class Browser:
         events: What it told without being asked, in order: {"method": ..., "params": ...}.
     """
 
-    def __init__(self, read: int, write: int) -> None:
+    def __init__(self, read: int, write: int, log: Path) -> None:
+        self._log = log
         self._read, self._write, self._rest, self._count = read, write, b"", 0
         self.session: str | None = None
         self.events: list[dict[str, Any]] = []
@@ -98,7 +101,7 @@ class Browser:
             ready, _, _ = select.select([self._read], [], [], SECONDS)
             assert ready, "the browser does not answer"
             part = os.read(self._read, 1 << 20)
-            assert part, "the browser ended"
+            assert part, f"the browser ended: {self._log.read_text(errors='replace')[-2000:]}"
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
@@ -115,25 +118,24 @@ def running(program: str, profile: Path) -> Iterator[Browser]:
     """
     to_browser, from_browser = os.pipe(), os.pipe()
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    options += [
-        "--disable-extensions",
-        "--disable-background-networking",
-        "--remote-debugging-pipe",
-        f"--user-data-dir={profile}",
-    ]
-    # it reads from 3 and writes to 4
-    plumbing = f'exec "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}'
-    process = subprocess.Popen(
-        ["sh", "-c", plumbing, "sh", program, *options, "about:blank"],
-        pass_fds=(to_browser[0], from_browser[1]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(to_browser[0])
-    os.close(from_browser[1])
+    options += ["--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe"]
+    options += [f"--user-data-dir={profile}", "about:blank"]
+    # above 9, so that neither is 3 or 4 already, which is where the browser reads and writes
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (to_browser[0], from_browser[1])]
+    plumbing = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+    log = profile / "stderr.txt"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", plumbing, *map(str, ends), program, *options],
+            pass_fds=ends,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )
+    for end in (*ends, to_browser[0], from_browser[1]):
+        os.close(end)
     try:
-        browser = Browser(from_browser[0], to_browser[1])
+        browser = Browser(from_browser[0], to_browser[1], log)
         target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
         browser.session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):

@@ -20,6 +20,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 def test_python_blocks_run(page: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert blocks, f"{page.name} shows no Python; if that is meant, leave it out of PAGES"
+    for package in re.findall(r"^<!-- needs: (\w+) -->$", page.read_text(), flags=re.MULTILINE):
+        pytest.importorskip(package, reason=f"{page.name} needs {package}, which is optional and not installed")
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(page), "exec"), namespace)

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {layer: set(CORE[:rank]) for rank, layer in enume
 ALLOWED |= {"convex": set(CORE), "kernel": set(CORE)}
 ALLOWED["certify"] = {*CORE, "convex", "kernel"}
 ALLOWED["train"] = ALLOWED["certify"] | {"certify"}
+ALLOWED["sklearn"] = ALLOWED["train"] | {"train"}
 ALLOWED["landscape"] = ALLOWED["train"] | {"train"} | LEAVES
 ALLOWED["experiments"] = ALLOWED["landscape"] | {"landscape"}
 ALLOWED["cli"] = ALLOWED["experiments"] | {"experiments"}

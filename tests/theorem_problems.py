@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import wellposed as wp
+from wellposed.experiments.audit import Evidence
+from wellposed.experiments.audit._problems import commutation, gaussian, generator, literal_counterexample, sphere, vec
+
+__all__ = [
+    "commutation",
+    "confirm",
+    "gaussian",
+    "generator",
+    "literal_counterexample",
+    "monotone",
+    "sphere",
+    "steps",
+    "vec",
+]
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def sphere(n: int, d: int, seed: int, radius: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Samples on a sphere, labels +1 and -1."""
-    g = generator(seed)
-    X = torch.randn(n, d, generator=g, dtype=torch.float64)
-    y = torch.randint(0, 2, (n,), generator=g).double() * 2 - 1
-    return X / X.norm(dim=1, keepdim=True) * radius, y
-
-
-def gaussian(n: int, d: int, m: int, seed: int, scale: float) -> tuple[Any, Tensor, Tensor]:
-    """A GaussianDEQ with a(0) = 0 and U scaled up, and data of norm sqrt(d)."""
-    X, y = sphere(n, d, seed, math.sqrt(d))
-    model = wp.GaussianDEQ(d, m, weight_variance=0.01, generator=generator(seed + 1), dtype=torch.float64)
-    with torch.no_grad():
-        model.U *= scale
-        model.a.zero_()
-    return model, X, y
+def confirm(check: Callable[[Evidence], None]) -> None:
+    """Every number that a check of the audit finds must bear its verdict out."""
+    evidence = Evidence()
+    check(evidence)
+    assert evidence.facts
+    assert [str(fact) for fact in evidence.facts if not fact.holds] == []
 
 
 def monotone(n: int, d: int, m: int, seed: int, scale: float, margin: float = 0.9) -> tuple[Any, Tensor, Tensor]:
@@ -55,32 +54,3 @@ def steps(model: Any, X: Tensor, y: Tensor, step: float, count: int) -> Iterator
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter -= step * gradient
-
-
-def literal_counterexample() -> tuple[Any, Tensor, Tensor, dict[str, float]]:
-    """A = B = 0, u = 0, two samples, margin 1e-5: meets [nguyen2022, (3.16)-(3.18)] as printed with these radii, and diverges.
-
-    W = (1 - m) I, so z = relu(U x)/m: the powers of 1/m that the thesis lost make sigma_min(Z) as large as one likes.
-    """
-    X = torch.eye(2, dtype=torch.float64)
-    y = torch.tensor([0.8, -0.6], dtype=torch.float64)
-    model = wp.MonotoneDEQ(2, 3, margin=1e-5, solver=wp.PeacemanRachford(step_size=1e5), dtype=torch.float64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.U.copy_(torch.tensor([[1.0, 0.2], [0.2, 1.0], [0.3, 0.3]]))
-    return model, X, y, {"A": 1e-3, "B": 0.1, "U": 1e-3, "u": 1e-3}
-
-
-def vec(M: Tensor) -> Tensor:
-    """The columns of M on top of each other, as the papers write it."""
-    return M.t().reshape(-1)
-
-
-def commutation(rows: int, columns: int) -> Tensor:
-    """K with K vec(M) = vec(M^T) for M of that shape."""
-    K = torch.zeros(rows * columns, rows * columns, dtype=torch.float64)
-    for i in range(rows):
-        for j in range(columns):
-            K[i * columns + j, j * rows + i] = 1.0
-    return K

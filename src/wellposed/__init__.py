@@ -1,5 +1,8 @@
 """wellposed: equilibrium networks that never lie to you."""
 
+import importlib as _importlib
+from typing import Any as _Any
+
 from wellposed import certify, convex, data, errors, experiments, implicit, kernel, landscape, linalg, nn, plot, solve, train
 from wellposed.certify import Certificate, CertificateMonitor, Verdict, generalization_bound, suggest
 from wellposed.convex import DeepOptEq, OptEq
@@ -38,6 +41,9 @@ from wellposed.status import Status
 from wellposed.train import History, descend, flow
 
 __version__ = "0.1.0.dev0"
+
+#: Public too, but loaded when asked for: they need scikit-learn, and `from wellposed import *` must not.
+_ESTIMATORS = ("EquilibriumClassifier", "EquilibriumRegressor")
 
 __all__ = [
     "AdjointNotConverged",
@@ -104,3 +110,14 @@ __all__ = [
     "tangent_kernel",
     "train",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "sklearn" or name in _ESTIMATORS:
+        estimators = _importlib.import_module("wellposed.sklearn")
+        return estimators if name == "sklearn" else getattr(estimators, name)
+    raise AttributeError(f"module 'wellposed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ESTIMATORS, "sklearn"})

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 SMALL = [
-    "data.name=sphere", "data.classes=null", "data.features=6", "data.n=12", "data.n_test=6", "model.width=12", "model.rtol=1e-6", "run.epochs=3", "run.batch_size=5", "run.threads=1",
-    "run.tensorboard=false", "run.certify_every=2", "run.theorem=contraction",
+    "data.name=sphere", "data.classes=null", "data.features=6", "data.n=12", "data.n_test=6", "model.width=12",
+    "model.rtol=1e-6", "run.epochs=3", "run.batch_size=5", "run.threads=1", "run.tensorboard=false", "run.certify_every=2",
+    "run.theorem=contraction",
 ]  # fmt: skip
 
 
@@ -27,7 +28,12 @@ def train(folder: Path, *more: str) -> list[str]:
 
 def content(folder: Path) -> dict[str, bytes]:
     """What must not depend on how often a run was killed: metrics, certificates, and the last checkpoint."""
-    files = [folder / "metrics.jsonl", *folder.glob("certificates/*.json"), *folder.glob("checkpoints/*")]
+    files = [
+        folder / "metrics.jsonl",
+        *folder.glob("certificates/*.json"),
+        *folder.glob("checkpoints/*.json"),
+        *folder.glob("checkpoints/*.safetensors"),
+    ]
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(files)}
 
 
@@ -139,6 +145,7 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(cli: Any, whole: dict[
     os.truncate(newest, 200)
     assert cli.run(*train(folder)) == 0, cli.output
     assert "A checkpoint is refused" in (folder / "log.txt").read_text()
+    assert newest.with_name(f"{newest.name}.refused").stat().st_size == 200
     assert content(folder) == whole
 
 

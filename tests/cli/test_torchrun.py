@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,11 +42,23 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def together(cli: Any, *command: str) -> list[int]:
+    """Two processes with the environment that torchrun makes; their exit codes."""
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [cli.start(*command, environment=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+    return [cli.wait(process) for process in processes]
+
+
 def test_two_processes_give_what_one_gives(cli: Any, tmp_path: Path) -> None:
     assert cli.run(*words(tmp_path / "one")) == 0, cli.output
-    done = torchrun(*words(tmp_path / "two"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("gaussian on sphere") == 1  # only one of them prints
+    assert together(cli, *words(tmp_path / "two")) == [0, 0], cli.output
+    assert cli.output.count("gaussian on sphere") == 1  # only one of them prints
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert len(one) == len(two) == 4
     for a, b in zip(one, two, strict=True):
@@ -56,8 +69,14 @@ def test_two_processes_give_what_one_gives(cli: Any, tmp_path: Path) -> None:
     assert session["processes"] == 2
 
 
+def test_an_error_of_the_first_process_ends_both(cli: Any, tmp_path: Path) -> None:
+    assert cli.run(*words(tmp_path / "run")) == 0
+    assert together(cli, *words(tmp_path / "run")) == [2, 3]
+    assert "holds a run already" in cli.output and "Traceback" not in cli.output
+
+
 @pytest.mark.slow
-def test_two_processes_go_on_where_one_stopped_and_errors_end_both(cli: Any, tmp_path: Path) -> None:
+def test_torchrun_goes_on_where_one_process_stopped(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert cli.run(*words(folder), "--set", "optimizer.schedule=constant") == 0
     more = torchrun("train", "-q", "--no-report", "--resume", str(folder), "--set", "run.epochs=5")
@@ -66,5 +85,3 @@ def test_two_processes_go_on_where_one_stopped_and_errors_end_both(cli: Any, tmp
     assert cli.run(*words(whole), "--set", "optimizer.schedule=constant", "--set", "run.epochs=5") == 0
     for a, b in zip(metrics(whole), metrics(folder), strict=True):
         assert b["train_loss"] == pytest.approx(a["train_loss"], rel=TOLERANCE)
-    again = torchrun(*words(folder))
-    assert again.returncode != 0 and "holds a run already" in again.stderr

@@ -1,7 +1,7 @@
 """A process that has imported everything and forks: commands start in milliseconds, in real processes that can be killed.
 
-Reads lines of JSON. {"run": [words], "log": path, ...} starts `wellposed words` and answers its process id; {"wait": id} answers
-its exit code (minus the signal). `kill_at` ends the process by SIGKILL at its k-th sync or rename, before or after it;
+Reads lines of JSON. {"run": [words], "log": path, ...} starts `wellposed words` and answers its process id; {"wait": id}
+answers its exit code (minus the signal). `kill_at` ends the process by SIGKILL at its k-th sync or rename, before or after it;
 `file_size` limits the size of files, as a full disk does.
 """
 
@@ -48,6 +48,7 @@ def child(task: dict[str, Any]) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(task.get("environment", {}))
     if "kill_at" in task:
         kill_at(*task["kill_at"])
     if "file_size" in task:

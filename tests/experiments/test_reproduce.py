@@ -32,6 +32,8 @@ def test_a_claim_that_fails_is_reported_as_such(toy: Toy) -> None:
     assert reproduce(toy.name, changes={"numbers": (2, 4)}).outcome("even") is Outcome.REPRODUCED
     text = str(record)
     assert "NOT REPRODUCED" in text and "6 of 9 are odd" in text and "no square is odd" in text and "Only integers." in text
+    assert "the verdicts are about these sizes; --full has numbers [1, 2, 3, 4, 5, 6, 7, 8, 9]" in record.notes
+    assert not any("these sizes" in note for note in reproduce(toy.name, "full").notes)
     with pytest.raises(InvalidArgument, match="no claim 'odd'"):
         record.outcome("odd")
 
@@ -128,7 +130,10 @@ def test_unknown_names() -> None:
         ({"draws": "many"}, "draws must be of type int, such as 40; got 'many'"),
         ({"draws": 2.5}, "draws must be of type int"),
         ({"draws": True}, "draws must be of type int"),
-        ({"draws": -1}, "draws must not be negative"),
+        ({"draws": -1}, "draws must be positive and finite; got -1"),
+        ({"draws": 0}, "draws must be positive"),
+        ({"seeds": (0, -1)}, "seeds must be positive"),
+        ({"seeds": (1, 2, 1)}, r"seeds must not have a value twice; got \(1, 2, 1\)"),
         ({"widths": ()}, "widths must not be empty"),
         ({"widths": (1, "a")}, "widths must be of type int"),
     ],

@@ -56,4 +56,12 @@ class Toy(AbstractExperiment):
     def panels(self, config: ToyConfig, results: Sequence[Result]) -> list[dict[str, Any]]:
         x = list(config.numbers)
         y = [[r.values["square"] for r in results if r.task["seed"] == seed] for seed in config.seeds]
-        return [{"title": "squares", "x_label": "k", "y_label": "k^2", "y_scale": "log", "curves": [{"label": "k^2", "x": x, "y": y}]}]
+        return [
+            {
+                "title": "squares",
+                "x_label": "k",
+                "y_label": "k^2",
+                "y_scale": "log",
+                "curves": [{"label": "k^2", "x": x, "y": y}],
+            }
+        ]

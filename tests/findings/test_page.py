@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from wellposed.experiments.audit import FINDINGS
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 SECTIONS = {key: body for key, body in re.findall(r"^## \[(\w+)\].*?\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)}
@@ -34,3 +36,11 @@ def test_rows_are_complete(paper: str) -> None:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert len(cells) == 5, row
         assert cells[0] and cells[2] and cells[3] and cells[4], row
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_audit_says_what_the_page_says(paper: str) -> None:
+    rows = [line for line in SECTIONS[paper].splitlines() if line.startswith("| ")][1:]
+    page = [tuple(cell.strip().strip("`") for cell in row.strip("|").split("|")) for row in rows]
+    audited = [f for f in FINDINGS if f.paper == paper and f.verdict != "holds"]
+    assert page == [(f.claim, f.printed, f.verdict, f.corrected, f.name) for f in audited]

@@ -319,6 +319,12 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         surface(gaussian(), mse, X, y, **options)
 
 
+@pytest.mark.parametrize("X", [(torch.zeros(2, 3),), torch.zeros(0, 3), 3.0])
+def test_inputs_that_are_no_samples_are_refused(X: Any) -> None:
+    with pytest.raises(wp.InvalidType, match="one row for each sample"):
+        surface(gaussian(), mse, X, None)
+
+
 def test_a_loss_with_many_numbers_is_refused() -> None:
     X, y = data()
     with pytest.raises(wp.InvalidArgument, match="must be one number"):

@@ -14,10 +14,10 @@ import torch
 
 import wellposed as wp
 from wellposed.errors import CheckpointRefused, RunError
-from wellposed.train.checkpoint import Progress, capture, find, load, newest, prune, restore, save
+from wellposed.train.checkpoint import Progress, capture, find, load, newest, prune, restore, save, tidy
 
 KINDS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
 }
@@ -43,6 +43,7 @@ def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int) 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_going_on_gives_the_same_bits(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
     model, optimizer = setup(kind)
     steps(model, optimizer, 3)
     progress = Progress(epoch=2, step=3, batch=1, order=torch.tensor([2, 0, 1]), totals=[0.1, 5.0], best=1 / 3, best_epoch=1)
@@ -150,3 +151,13 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     prune(tmp_path, 1)
     assert find(tmp_path) == [newer]
     assert sorted(path.name for path in tmp_path.iterdir()) == [newer.name, newer.with_suffix(".safetensors").name]
+
+
+def test_tidy_never_removes_the_one_in_use(tmp_path: Path) -> None:
+    older, newer = two(tmp_path)
+    os.truncate(newer.with_suffix(".safetensors"), 10)
+    good = newest(tmp_path, fingerprint="f", say=lambda text: None)
+    assert good is not None
+    tidy(tmp_path, good, 1)
+    assert find(tmp_path) == [older]
+    assert newer.with_name(f"{newer.name}.refused").exists()  # for whoever wants to know

@@ -70,7 +70,7 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
         x: (n, ...) inputs.
         y: (n,) classes.
         local: Whether to sharpen radii sample by sample through the active set; needs a dense ReLU cell, costs some
-            factorizations of the active part of M per sample.
+            factorizations of the active part of M, and norms of matrices of the size of the input, per sample.
     """
     if not isinstance(model, MonotoneClassifier):
         raise InvalidType(f"robustness needs a MonotoneClassifier; got {type(model).__name__}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib.metadata
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -61,9 +62,7 @@ def say() -> Console:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        import wellposed
-
-        typer.echo(wellposed.__version__)
+        typer.echo(importlib.metadata.version("wellposed"))
         raise typer.Exit()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -65,12 +66,14 @@ def _like(key: str, default: Any, value: Any) -> Any:
         parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
         if not parts:
             raise InvalidArgument(f"{key} must not be empty.")
+        if len(set(parts)) != len(parts):
+            raise InvalidArgument(f"{key} must not have a value twice; got {parts!r}.")
         return tuple(_like(key, default[0], part) for part in parts)
     kind = type(default)
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
         raise InvalidArgument(f"{key} must be of type {kind.__name__}, such as {default!r}; got {value!r}.")
-    if kind in (int, float) and value < 0:
-        raise InvalidArgument(f"{key} must not be negative; got {value!r}.")
+    if kind in (int, float) and not (0 < value < math.inf or key == "seeds" and value == 0):
+        raise InvalidArgument(f"{key} must be positive and finite; got {value!r}.")
     return value

@@ -78,6 +78,10 @@ class AbstractExperiment(abc.ABC):
     def panels(self, config: Any, results: Sequence[Result]) -> list[dict[str, Any]]:
         """What `wellposed.plot.panels` draws."""
 
+    def remarks(self, results: Sequence[Result]) -> list[str]:
+        """What a reader of the verdicts must know about how the tasks went, one sentence each."""
+        return []
+
     def checks(self, config: Any, results: Sequence[Result]) -> list[Check]:
         """Every claim with its finding, in order."""
         findings = dict(self.judge(config, results))

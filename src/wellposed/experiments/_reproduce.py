@@ -12,6 +12,7 @@ from typing import Any
 
 from wellposed.errors import InvalidArgument, MissingPackage, did_you_mean
 from wellposed.experiments._cache import TaskCache, program, write
+from wellposed.experiments._config import Config
 from wellposed.experiments._experiment import AbstractExperiment, Record, Result, Task
 from wellposed.experiments._parallel import run_tasks
 from wellposed.experiments.registry import find
@@ -70,7 +71,7 @@ def reproduce(
         checks=experiment.checks(config, results),
         results=results,
         panels=experiment.panels(config, results),
-        notes=[*notes, *experiment.departures],
+        notes=[*notes, *experiment.remarks(results), *_about_sizes(config, experiment), *experiment.departures],
         environment={"program": program(), "python": platform.python_version(), "machine": platform.machine()},
         seconds=time.perf_counter() - started,
     )
@@ -79,6 +80,13 @@ def reproduce(
         if figure:
             draw(record, folder / "figure.png")
     return record
+
+
+def _about_sizes(config: Config, experiment: AbstractExperiment) -> list[str]:
+    """Verdicts are about the sizes that were run."""
+    full = experiment.full.to_dict()
+    other = [f"{key} {full[key]}" for key, value in config.to_dict().items() if value != full[key]]
+    return [f"the verdicts are about these sizes; --full has {', '.join(other)}"] if other else []
 
 
 def draw(record: Record, path: Path) -> None:

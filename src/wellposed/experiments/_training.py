@@ -13,7 +13,8 @@ from wellposed.data import Dataset
 from wellposed.errors import DivergedWarning
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractContraction
-from wellposed.train import History, State, Stop, descend
+from wellposed.nn.models import NormBound
+from wellposed.train import State, Stop, descend
 
 __all__ = ["largest_eigenvalue", "train"]
 
@@ -34,7 +35,7 @@ class Watch:
 
     def __init__(self, data: Dataset, every: int, last: int) -> None:
         self.data, self.every, self.last = data, every, last
-        self.unsolved = 0
+        self.unsolved, self.norm_throughout, self._bound = 0, 0.0, NormBound()
         self.columns: dict[str, list[Any]] = {
             name: [] for name in ("step", "loss", "train_error", "test_loss", "test_error", "norm")
         }
@@ -44,9 +45,12 @@ class Watch:
         assert state.at is not None
         solved = state.at.solution.converged & state.at.adjoint_solution.converged
         self.unsolved += int((~solved).sum())
+        assert isinstance(state.model, AbstractContraction)
+        # cheap while it is below 1, and sharp as soon as it would not be: so 1 or more is no fault of the bound
+        self.norm_throughout = max(self.norm_throughout, self._bound(state.model.recurrent(), below=1.0))
         if state.step % self.every and state.step != self.last:
             return
-        assert isinstance(state.model, AbstractContraction) and self.data.X_test is not None and self.data.y_test is not None
+        assert self.data.X_test is not None and self.data.y_test is not None
         prediction = state.model(self.data.X_test)
         row = {
             "step": state.step,
@@ -69,7 +73,6 @@ def train(
     step: float,
     steps: int,
     points: int,
-    movement: tuple[str, float],
 ) -> dict[str, Any]:
     """Full-batch descent with one fixed step.
 
@@ -81,12 +84,12 @@ def train(
         step: In units of 1/lambda_max.
         steps: How many.
         points: About how many times to look.
-        movement: (name, factor): the recurrent matrix moves by `factor` times the way of this parameter.
 
     Returns:
         Columns `step`, `loss` (|r|^2/(2n)), `train_error`, `test_loss` (|r|^2/(2 n_test)), `test_error`, `norm` (upper bounds
-        of the contraction factor); `norm_throughout`, an upper bound at *every* step; `unsolved`, equilibria and adjoints
-        that did not converge; `gram_change`, |G(end) - G(0)|_F/|G(0)|_F of G = Z Z^T; `step_size`, `eigenvalue`, `stop`.
+        of the contraction factor); `norm_throughout`, an upper bound over *all* steps, None if it did not go to its end;
+        `unsolved`, equilibria and adjoints that did not converge; `gram_change`, |G(end) - G(0)|_F/|G(0)|_F of G = Z Z^T;
+        `step_size`, `eigenvalue`, `stop`.
     """
     largest = largest_eigenvalue(make(reference), data.X)
     model = make(width)
@@ -98,7 +101,7 @@ def train(
         history = descend(model, data.X, data.y, step_size=size, steps=steps, callbacks=[watch])
     return {
         **watch.columns,
-        "norm_throughout": _throughout(history, watch, movement),
+        "norm_throughout": watch.norm_throughout if history.stop is Stop.STEPS else None,
         "gram_change": float(torch.linalg.norm(_gram(model, data.X) - before) / torch.linalg.norm(before)),
         "unsolved": watch.unsolved,
         "step_size": size,
@@ -106,20 +109,6 @@ def train(
         "stop": None if history.stop is None else history.stop.value,
         "data": list(data.steps),
     }
-
-
-def _throughout(history: History, watch: Watch, movement: tuple[str, float]) -> float | None:
-    """|R(t)| <= |R(s)| + the way from s to t, for every t up to the next point where the norm is known.
-
-    None for a descent that did not go to its end.
-    """
-    if history.stop is not Stop.STEPS:
-        return None
-    name, factor = movement
-    way = dict(zip(history["step"].tolist(), history["path_length"][name].tolist(), strict=True))
-    known = list(zip(watch.columns["step"], watch.columns["norm"], strict=True))
-    ends = [step for step, _ in known[1:]] + [int(history["step"][-1])]
-    return max(norm + factor * (way[end] - way[step]) for (step, norm), end in zip(known, ends, strict=True))
 
 
 def _gram(model: AbstractContraction, X: Tensor) -> Tensor:

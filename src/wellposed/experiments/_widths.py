@@ -38,8 +38,8 @@ class WidthConfig(Config):
     """
 
     data: tuple[str, ...] = ("mnist",)
-    widths: tuple[int, ...] = (50, 200, 800)
-    n: int = 200
+    widths: tuple[int, ...] = (50, 150, 450)
+    n: int = 100
     n_test: int = 200
     steps: int = 300
     points: int = 30
@@ -98,11 +98,9 @@ class AbstractWidthStudy(AbstractExperiment):
 
     Attributes:
         paper: Whose preprocessing.
-        parameter: The one that the recurrent matrix is made of.
     """
 
     paper: ClassVar[str]
-    parameter: ClassVar[str]
     quick: ClassVar[WidthConfig]
     full: ClassVar[WidthConfig]
 
@@ -110,13 +108,8 @@ class AbstractWidthStudy(AbstractExperiment):
     def network(self, features: int, width: int, generator: torch.Generator) -> AbstractContraction:
         """The network at its start. Its policies must be to go on, so that what happens is measured and not prevented."""
 
-    @abc.abstractmethod
-    def scale(self, width: int) -> float:
-        """The recurrent matrix is this times the parameter."""
-
     def available(self, config: WidthConfig) -> tuple[WidthConfig, list[str]]:
         data, n, n_test, notes = at_hand(config.data, config.n, config.n_test, paper=self.paper)
-        notes += [f"not tested on {name}, which --full has" for name in self.full.data if name not in config.data]
         return dataclasses.replace(config, data=data, n=n, n_test=n_test), notes
 
     def tasks(self, config: WidthConfig) -> list[Task]:
@@ -136,7 +129,16 @@ class AbstractWidthStudy(AbstractExperiment):
             return self.network(data.X.shape[1], width, torch.Generator().manual_seed(task["seed"]))
 
         options = {key: task[key] for key in ("width", "reference", "step", "steps", "points")}
-        return train(make, data, **options, movement=(self.parameter, self.scale(task["width"])))
+        return train(make, data, **options)
+
+    def remarks(self, results: Sequence[Result]) -> list[str]:
+        unsolved = sum(result.values["unsolved"] for result in results)
+        if not unsolved:
+            return []
+        runs = sum(result.values["unsolved"] > 0 for result in results)
+        return [
+            f"{unsolved} equilibria or adjoints in {runs} of {len(results)} runs did not converge; their numbers are not exact"
+        ]
 
     def panels(self, config: WidthConfig, results: Sequence[Result]) -> list[dict[str, Any]]:
         of = WidthResults(results)

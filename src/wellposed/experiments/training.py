@@ -16,7 +16,7 @@ from wellposed.errors import RunError, WellposedError
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.train._distributed import World, joined
 from wellposed.train._random_state import seed_everything
-from wellposed.train.checkpoint import Checkpoint, load, newest, restore
+from wellposed.train.checkpoint import Checkpoint, load, newest, restore, tidy
 from wellposed.train.loop import fit
 from wellposed.train.outcome import STOPS, Listener, Outcome
 from wellposed.train.run import Run, read_config, read_metrics
@@ -137,10 +137,12 @@ def _opened(world: World, config: Config, folder: Path, resume: bool) -> Iterato
 def _where_to_go_on(world: World, config: Config, folder: Path, run: Run | None) -> Checkpoint | None:
     say = run.log if run is not None else lambda text: None
     checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), say=say)
+    world.wait()  # nobody removes checkpoints before all have read them
     if run is not None:
         run.rewind(-1 if checkpoint is None else checkpoint.epoch)
+        if checkpoint is not None:
+            tidy(folder / "checkpoints", checkpoint, config.run.keep)
         run.log("Starts again." if checkpoint is None else f"Goes on after epoch {checkpoint.epoch}.")
-    world.agree(0)  # nobody prunes checkpoints before all have read them
     return checkpoint
 
 

@@ -28,7 +28,7 @@ __all__ = ["surface"]
 def surface(
     model: nn.Module,
     loss: Callable[[Any, Any], Tensor],
-    X: Any,
+    X: Tensor,
     y: Any,
     *,
     directions: Sequence[Direction] | None = None,
@@ -85,6 +85,11 @@ def surface(
         directions = [filter_normalized(model, random_direction(model, generator=generator)) for _ in range(2)]
     directions = _checked_directions(directions, model)
     _check_options(num_starts, probes, agreement, batch_size, loss)
+    if not isinstance(X, Tensor) or X.dim() == 0 or len(X) == 0:
+        seen = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
+        raise InvalidType(
+            f"X must be a tensor with one row for each sample, at least one; got {seen}. Wrap a model of other inputs."
+        )
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     record = _new(len(directions), num, radius)
     record.info = _info(model, loss, X, y, directions, warm_start, num_starts, probes, agreement, seed)

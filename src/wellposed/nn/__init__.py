@@ -14,6 +14,7 @@ from wellposed.nn.activations import (
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions import UnrolledNetwork, WeightTiedCell, unrolled, weight_tied
 from wellposed.nn.layer import EquilibriumLayer, Linearised
+from wellposed.nn.learned import AndersonWeights, LearnedAnderson, train_learned
 from wellposed.nn.models import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell, TierWeights
 from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spectral, conv_norm_upper
@@ -41,6 +42,7 @@ __all__ = [
     "AbstractContraction",
     "AbstractNetwork",
     "AbstractSensitivity",
+    "AndersonWeights",
     "ClassificationHead",
     "ConvNormBall",
     "DenseCell",
@@ -52,6 +54,7 @@ __all__ = [
     "Identity",
     "ImplicitOnlyDEQ",
     "LeakyReLU",
+    "LearnedAnderson",
     "Linearised",
     "Monotone",
     "MonotoneClassifier",
@@ -82,6 +85,7 @@ __all__ = [
     "conv_norm_upper",
     "equilibrium_spectral_radius",
     "jacobian_penalty",
+    "train_learned",
     "unrolled",
     "weight_tied",
 ]

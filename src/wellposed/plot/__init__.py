@@ -4,9 +4,10 @@ Every function takes a record (what a `to_dict()` gave, also after JSON, or the 
 `Figure` that no window holds: `figure.savefig("picture.png")`.
 """
 
+from wellposed.plot.experiments import experiment
 from wellposed.plot.spectra import spectrum
 from wellposed.plot.surfaces import contour, line, surface
 from wellposed.plot.training import losses
 from wellposed.plot.trajectories import residuals, trajectories
 
-__all__ = ["contour", "line", "losses", "residuals", "spectrum", "surface", "trajectories"]
+__all__ = ["contour", "experiment", "line", "losses", "residuals", "spectrum", "surface", "trajectories"]

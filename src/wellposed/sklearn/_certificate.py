@@ -20,7 +20,9 @@ def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certi
         X: (n, d) inputs. y: (n,) the targets that it was trained on.
     """
     if isinstance(model, AbstractNetwork):
-        return certify(model, X, y), "about training: descent or flow on |r|^2/2 from the fitted parameters, standardized targets"
+        return certify(
+            model, X, y
+        ), "about training: descent or flow on |r|^2/2 from the fitted parameters, standardized targets"
     inner = model.features if isinstance(model, Headed) else model
     if isinstance(inner, AbstractNetwork):
         found = monotone(inner) if isinstance(inner, MonotoneDEQ) else contraction(inner)

@@ -25,7 +25,7 @@ __all__ = ["AbstractEstimator"]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-class AbstractEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+class AbstractEstimator(BaseEstimator):
     """An equilibrium network trained by Adam on minibatches; see `EquilibriumRegressor` for the parameters."""
 
     model_: nn.Module

@@ -121,7 +121,9 @@ def _base(
         return copy.deepcopy(family).to(dtype)
     if isinstance(family, str):
         if family not in FAMILIES:
-            raise InvalidArgument(f"Unknown family {family!r}; known are {', '.join(FAMILIES)}.{did_you_mean(family, FAMILIES)}")
+            raise InvalidArgument(
+                f"Unknown family {family!r}; known are {', '.join(FAMILIES)}.{did_you_mean(family, FAMILIES)}"
+            )
         family = FAMILIES[family]
     if not callable(family):
         raise InvalidType(f"family must be a name such as 'gaussian', a class, a function or a module; got {family!r}.")

@@ -55,7 +55,7 @@ class Ball:
                 continue
             upper = network.contraction_upper()
             if upper > BOUND:
-                parameter *= BOUND / upper
+                parameter.mul_(BOUND / upper)
                 upper = BOUND
             self._known[index] = (network.recurrent().clone(), upper)
 

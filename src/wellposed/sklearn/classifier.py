@@ -17,7 +17,7 @@ from wellposed.sklearn._estimator import AbstractEstimator
 __all__ = ["EquilibriumClassifier"]
 
 
-class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
     r"""An equilibrium network for classification: softmax(V z + v) with z = f(z, x), trained on cross-entropy.
 
         >>> import numpy as np, wellposed as wp
@@ -84,7 +84,8 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):  # type: ignore
 
     def predict(self, X: Any) -> np.ndarray:
         """(n, d) -> (n,) labels."""
-        return np.asarray(self.classes_[self._output(X).argmax(dim=1).numpy()])
+        winners = self._output(X).argmax(dim=1).numpy()
+        return np.asarray(self.classes_[winners])
 
     def _target(self, y: np.ndarray) -> Tensor:
         unknown = sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()))

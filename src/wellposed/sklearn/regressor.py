@@ -14,12 +14,12 @@ from wellposed.sklearn._estimator import AbstractEstimator
 __all__ = ["EquilibriumRegressor"]
 
 
-class EquilibriumRegressor(RegressorMixin, AbstractEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+class EquilibriumRegressor(RegressorMixin, AbstractEstimator):
     r"""An equilibrium network for regression: y = v . z with z = f(z, x), trained on |y_hat - y|^2/2.
 
     Targets are shifted and scaled to mean 0 and variance 1 for the training; inputs are taken as they are, so put a
-    `StandardScaler` before it. Trained by Adam on minibatches in float64. A network that is well-posed because it contracts is kept
-    at |R| <= 0.95 after each step. When training or an equilibrium fails there is a `ConvergenceWarning` that says so.
+    `StandardScaler` before it. Trained by Adam on minibatches in float64. A network that is well-posed because it contracts
+    is kept at |R| <= 0.95 after each step. When training or an equilibrium fails there is a `ConvergenceWarning` that says so.
 
         >>> import numpy as np, wellposed as wp
         >>> X = np.linspace(-1, 1, 20)[:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 from wellposed.train._events import Events
@@ -24,7 +25,7 @@ class Books:
         self.options, self.progress = trainee.config.run, outcome.progress
         self.events = Events(self.run, enabled=self.options.tensorboard, after=self.progress.epoch)
 
-    def close_epoch(self, *, rate: float, seconds: float = 0.0) -> None:
+    def close_epoch(self, *, rate: float, began: float) -> None:
         """A row, a certificate if one is due, the decision to stop, a checkpoint: in this order, so that none runs ahead."""
         progress, options = self.progress, self.options
         last = progress.epoch == options.epochs
@@ -43,7 +44,7 @@ class Books:
         progress.totals = []
         self.outcome.rows.append(row)
         if self.run is not None:
-            self.run.append(row, seconds)
+            self.run.append(row, time.perf_counter() - began)
             self.events.add(row)
             if better and options.patience is not None:
                 save(self._captured(), self.run.folder / "checkpoints", "best")

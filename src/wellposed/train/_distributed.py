@@ -54,6 +54,10 @@ class World:
             torch.distributed.all_reduce(numbers, op=ReduceOp.SUM)
         return numbers
 
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.add(torch.zeros(1))
+
     def agree(self, code: int) -> int:
         """What the first process says, for all."""
         if self.size == 1:

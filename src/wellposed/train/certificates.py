@@ -48,7 +48,7 @@ def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "au
     if cell is None:
         raise InvalidArgument(f"There is no certificate for {type(model).__name__}.")
     with torch.no_grad():
-        used = cell.recurrent()
+        used = cell.recurrent().detach()
     W = used.double().cpu()  # exact: from float32, or float64 already
     slack = len(W) * torch.finfo(used.dtype).eps * float(W.norm())
     if theorem == "monotone" or (theorem == "auto" and isinstance(cell.weight, Monotone)):

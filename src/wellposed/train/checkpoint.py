@@ -17,7 +17,7 @@ from wellposed.nn.operator import Memory
 from wellposed.train._atomic import write_whole
 from wellposed.train._random_state import capture_random_state, restore_random_state
 
-__all__ = ["Checkpoint", "Progress", "capture", "find", "load", "newest", "prune", "restore", "save"]
+__all__ = ["Checkpoint", "Progress", "capture", "find", "load", "newest", "prune", "restore", "save", "tidy"]
 
 FORMAT, VERSION = "wellposed-checkpoint", 1
 
@@ -136,7 +136,7 @@ def save(checkpoint: Checkpoint, folder: Path, name: str | None = None) -> Path:
         folder: Where.
         name: By default made of the step.
     """
-    name = f"step-{checkpoint.record['progress']['step']:09d}" if name is None else name
+    name = _name(checkpoint) if name is None else name
     content = _safetensors().save(checkpoint.tensors)
     path = folder / f"{name}.json"
     write_whole(folder / f"{name}.safetensors", content)
@@ -208,6 +208,20 @@ def prune(folder: Path, keep: int) -> None:
     for path in find(folder)[keep:]:
         path.unlink(missing_ok=True)
         path.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Before training goes on from a checkpoint: newer ones, which were refused, are set aside, and too old ones removed."""
+    for path in find(folder):
+        if path.stem > _name(checkpoint):
+            for part in (path, path.with_suffix(".safetensors")):
+                if part.exists():
+                    part.replace(part.with_name(f"{part.name}.refused"))
+    prune(folder, keep)
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    return f"step-{checkpoint.record['progress']['step']:09d}"
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def fit(
 
     with Interruption() as interruption, books.events:
         if checkpoint is None:
-            books.close_epoch(rate=learning_rate(config.optimizer, 0, batches, options.epochs))
+            books.close_epoch(rate=learning_rate(config.optimizer, 0, batches, options.epochs), began=time.perf_counter())
         while progress.stop is None and progress.epoch < options.epochs:
             began, interrupted = time.perf_counter(), False
             if progress.batch == 0:
@@ -93,7 +93,7 @@ def fit(
             if progress.stop is not None:
                 break
             progress.epoch, progress.batch, progress.order = progress.epoch + 1, 0, progress.order[:0]
-            books.close_epoch(rate=rate, seconds=time.perf_counter() - began)
+            books.close_epoch(rate=rate, began=began)
             if interrupted and progress.stop is None and progress.epoch < options.epochs:
                 return books.interrupted()
     outcome.stop = progress.stop or "epochs"

@@ -157,3 +157,19 @@ def test_bad_arguments() -> None:
         WeightTied(ResidualCell(4), 0)
     with pytest.raises(wp.InvalidType, match="callable"):
         WeightTied(3, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (4, 1), (8, 2), (12, 3), (16, 4), (30, 6), (48, 8), (7, 1)])
+def test_default_groups_leave_four_channels_in_each(channels: int, groups: int) -> None:
+    cell = ResidualCell(channels, generator=seeded())
+    assert cell.norm3.num_groups == groups
+
+
+def test_means_over_the_image_tell_images_apart_unless_every_channel_is_a_group() -> None:
+    x = noise(2, 8, 6, 6)
+    blind, seeing = (
+        ResidualCell(8, groups=g, generator=seeded(), dtype=torch.float64)(torch.zeros_like(x), x).mean(dim=(2, 3))
+        for g in (8, None)
+    )
+    torch.testing.assert_close(blind, torch.zeros_like(blind))
+    assert float((seeing[0] - seeing[1]).detach().abs().max()) > 0.1

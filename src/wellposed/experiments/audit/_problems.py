@@ -34,7 +34,7 @@ def gaussian(n: int, d: int, m: int, seed: int, scale: float) -> tuple[GaussianD
     X, y = sphere(n, d, seed, math.sqrt(d))
     model = GaussianDEQ(d, m, weight_variance=0.01, generator=generator(seed + 1), dtype=F64)
     with torch.no_grad():
-        model.U *= scale
+        model.U.mul_(scale)
         model.a.zero_()
     return model, X, y
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +27,7 @@ class Figure1(AbstractWidthStudy):
 
     name = "gao2022/figure1"
     title = "width, convergence, test loss and norm with a feature path"
-    paper, parameter = "gao2022", "A"
+    paper = "gao2022"
     claims = (
         Claim(
             "faster", "A larger width gives better convergence rates.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"
@@ -63,7 +62,7 @@ class Figure1(AbstractWidthStudy):
         "The paper does not print its step size and gamma: the step is 1/lambda_max(H) of the widest network at its start, the "
         "same for all widths; gamma = 0.1 is read from the figure, whose norms start near 0.199 = 2 gamma.",
     )
-    quick = WidthConfig(data=("mnist",), widths=(50, 200, 800), n=200, n_test=200, steps=200, points=20)
+    quick = WidthConfig(data=("mnist",), widths=(50, 150, 450), n=100, n_test=200, steps=200, points=20)
     full = WidthConfig(
         data=("mnist", "fashion_mnist", "cifar10", "svhn"),
         widths=(500, 1000, 2000, 4000),
@@ -75,9 +74,6 @@ class Figure1(AbstractWidthStudy):
 
     def network(self, features: int, width: int, generator: torch.Generator) -> SkipDEQ:
         return SkipDEQ(features, width, gamma=GAMMA, generator=generator, on_ill_posed="ignore", on_failure="ignore")
-
-    def scale(self, width: int) -> float:
-        return GAMMA / math.sqrt(width)
 
     def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
         of = WidthResults(results)

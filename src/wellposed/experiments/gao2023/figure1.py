@@ -31,7 +31,7 @@ class Figure1(AbstractWidthStudy):
 
     name = "gao2023/figure1"
     title = "training the implicit layer only"
-    paper, parameter = "gao2023", "A"
+    paper = "gao2023"
     claims = (
         Claim(
             "to_zero",
@@ -66,15 +66,12 @@ class Figure1(AbstractWidthStudy):
         "widest network at its start, the same for all widths.",
         f"A(0) is Gaussian with gamma0 = {GAMMA0:g}: its norm is about 2 sqrt(m) and not sqrt(m), so gamma0 must be below 1/2.",
     )
-    quick = WidthConfig(data=("mnist",), widths=(50, 200, 800), n=200, n_test=200, steps=400, points=20)
+    quick = WidthConfig(data=("mnist",), widths=(50, 150, 450), n=100, n_test=200, steps=300, points=20)
     full = WidthConfig(data=("mnist",), widths=(500, 1000, 2000, 4000), n=1000, n_test=1000, steps=1000, points=20)
 
     def network(self, features: int, width: int, generator: torch.Generator) -> ImplicitOnlyDEQ:
         policies: dict[str, Any] = {"on_ill_posed": "ignore", "on_failure": "ignore"}
         return ImplicitOnlyDEQ(features, width, gamma0=GAMMA0, generator=generator, **policies)
-
-    def scale(self, width: int) -> float:
-        return GAMMA0 / math.sqrt(width)
 
     def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
         of = WidthResults(results)

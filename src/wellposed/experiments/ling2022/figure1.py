@@ -29,7 +29,7 @@ class Figure1(AbstractWidthStudy):
 
     name = "ling2022/figure1"
     title = "wider equilibrium networks converge faster"
-    paper, parameter = "ling2022", "W"
+    paper = "ling2022"
     claims = (
         Claim(
             "faster", "Convergence becomes faster as the width grows.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"
@@ -72,9 +72,6 @@ class Figure1(AbstractWidthStudy):
     def network(self, features: int, width: int, generator: torch.Generator) -> GaussianDEQ:
         policies: dict[str, Any] = {"on_ill_posed": "ignore", "on_failure": "ignore"}
         return GaussianDEQ(features, width, weight_variance=WEIGHT_VARIANCE, generator=generator, **policies)
-
-    def scale(self, width: int) -> float:
-        return 1.0
 
     def tasks(self, config: WidthConfig) -> list[Task]:
         shared = super().tasks(config)

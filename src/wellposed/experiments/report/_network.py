@@ -88,7 +88,7 @@ def _histogram(state: NetworkState) -> Figure:
                     "marker": {"color": COLOURS[0 if target > 0 else 1], "pattern": pattern},
                     "opacity": 0.75,
                     "visible": True if part == "test" or len(state.predictions) == 1 else "legendonly",
-                    "hovertemplate": "%{y} near %{x:.3g}",
+                    "hovertemplate": "%{fullData.name}: %{y} near %{x:.3g}<extra></extra>",
                 }
             )
             sentences.append(f"{name}: {wrong} of {len(chosen)} on the wrong side of zero.")
@@ -106,7 +106,8 @@ def _scatter(state: NetworkState) -> Figure:
     traces.append(line("equal", list(zip(ends, ends, strict=True)), 7, mode="lines", line={"dash": "dot"}))
     for index, (part, (y_hat, y)) in enumerate(state.predictions.items()):
         pairs = list(zip(y, y_hat, strict=True))
-        traces.append(line(part, pairs, index, mode="markers", marker={"opacity": 0.7}))
+        hover = "%{fullData.name}: target %{x:.4g}, prediction %{y:.4g}<extra></extra>"
+        traces.append(line(part, pairs, index, mode="markers", marker={"opacity": 0.7}, hovertemplate=hover))
         error = float(np.sqrt(np.mean([(a - b) ** 2 for a, b in pairs])))
         sentences.append(f"{part}: root mean square error {number(error)} on {len(pairs)} samples.")
         rows += [(part, a, b) for a, b in thinned(pairs, 20)]
@@ -128,16 +129,15 @@ def _confusion(part: str, matrix: list[list[int]]) -> Figure:
         "y": labels,
         "text": [[str(count) for count in row] for row in matrix],
         "texttemplate": "%{text}",
-        "hovertemplate": "true %{y}, predicted %{x}: %{text}",
-        "name": "",
+        "hovertemplate": "true %{y}, predicted %{x}: %{text}<extra></extra>",
         "colorscale": [[0, "rgba(59,130,246,0.04)"], [1, "rgba(59,130,246,0.85)"]],
         "zmin": 0,
         "zmax": 1,
         "colorbar": {"title": {"text": "share of row"}, "thickness": 12},
     }
     layout = axes("predicted class", "true class", height=460)
-    layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
-    layout["xaxis"] |= {"type": "category"}
+    layout["yaxis"] |= {"autorange": "reversed", "type": "category", "showgrid": False}
+    layout["xaxis"] |= {"type": "category", "showgrid": False}
     alt = f"{right} of {total} are right."
     header = ("true class", *(f"predicted {label}" for label in labels))
     rows = [(label, *row) for label, row in zip(labels, matrix, strict=True)]

@@ -138,8 +138,9 @@ def norm_lines(runs: Sequence[RunFiles]) -> Figure | str:
         traces,
         axes("epoch", "norm", log=True, hovermode="x unified", showlegend=True),
         " ".join(sentences),
-        "As they went into the certificates, in the letters of the theorems: W or R is the recurrent matrix, U the input "
-        "matrix, a or v the read-out, X the inputs, Z the equilibria, r the residuals. Spectral norms; Frobenius where F stands.",
+        "As they went into the certificates, in the letters of the theorems: for example W or R is the recurrent matrix, U the "
+        "input matrix, a or v the read-out, X the inputs, Z the equilibria, r the residuals. Spectral norms; Frobenius where F "
+        "stands.",
         ("norm", "epoch", "value"),
         rows,
         toggles=True,

@@ -13,9 +13,9 @@ from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.nn.activations import Identity, LeakyReLU, ReLU, SoftThreshold
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions.weight_tied import WeightTiedCell
-from wellposed.nn.dense_map import DenseMap
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.models import AbstractNetwork, MonotoneDEQ
+from wellposed.nn.operator_map import OperatorMap
 from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["UnrolledNetwork", "unrolled"]
@@ -117,9 +117,10 @@ class UnrolledNetwork(nn.Module):
             cell = _cell_of(self.network)
             shape = cell.state_shape(x)
             f = cell.bind(x)
-            assert isinstance(f, DenseMap)
-            W, c = f.inputs()
-            W, c, a = self._relaxed(W), c * self.step_size, self.step_size
+            assert isinstance(f, OperatorMap)
+            c = f.inputs()[-1]
+            W = self._relaxed(_recurrent(self.network).to(c.dtype))
+            c, a = c * self.step_size, self.step_size
             if z0 is None:
                 z = f.prox(c, a)
             elif z0.shape != shape:

@@ -18,6 +18,7 @@ from wellposed.nn.cell import AbstractCell
 from wellposed.nn.dense_map import DenseMap
 from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.models._norm_bound import NormBound
+from wellposed.nn.operator_map import OperatorMap
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active, user_level
 from wellposed.status import Status
@@ -74,6 +75,11 @@ class AbstractNetwork(nn.Module, abc.ABC):
     @abc.abstractmethod
     def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
         """The closed form of the kernel, given injections, equilibria and masked adjoints, all in rows."""
+
+    def bind(self, C: Tensor) -> OperatorMap:
+        """The map z -> relu(R z + c) for injections (n, m), with a graph to them and to the parameters."""
+        R = self.recurrent()
+        return DenseMap(R.float(), C.float(), ReLU()) if C.dtype in LOW_PRECISION else DenseMap(R, C, ReLU())
 
     def check_well_posed(self) -> None:
         """Applies the network's policy if nothing proves that it has exactly one equilibrium."""
@@ -270,9 +276,8 @@ class _Cell(AbstractCell):
         super().__init__()
         self._network = (network,)  # in a tuple, or the network would be a submodule of itself
 
-    def bind(self, x: Tensor) -> DenseMap:
-        R = self._network[0].recurrent()
-        return DenseMap(R.float(), x.float(), ReLU()) if x.dtype in LOW_PRECISION else DenseMap(R, x, ReLU())
+    def bind(self, x: Tensor) -> OperatorMap:
+        return self._network[0].bind(x)
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         return tuple(x.shape)

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._tree import LOW_PRECISION
+from wellposed.implicit import AbstractGradient, ImplicitGradient
+from wellposed.nn.activations import ReLU
+from wellposed.nn.dense_map import MonotoneOperator
 from wellposed.nn.models._network import AbstractNetwork, gram, outer
+from wellposed.nn.operator import Memory
+from wellposed.nn.operator_map import OperatorMap
 from wellposed.nn.parametrizations.monotone import Monotone
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 from wellposed.solve import AbstractSolver, PeacemanRachford
@@ -33,10 +39,13 @@ class MonotoneDEQ(AbstractNetwork):
         in_features: d.
         width: Number of units (the letter m is the margin here).
         margin: m, positive.
-        solver: `PeacemanRachford()` if not given.
+        solver: `PeacemanRachford(step_size=None)` if not given: the step 1/|I - W|, bounded rigorously.
+        gradient: `ImplicitGradient` with the solver if neither is given: one factorization per value of A and B serves every
+            sample, forward and backward.
         generator: Of the initialization.
         device, dtype: Of the parameters.
-        options: `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`.
+        max_steps: As in `EquilibriumLayer`; splittings take more steps than a contraction.
+        options: `on_failure`, `rtol` as in `EquilibriumLayer`.
 
     Attributes:
         A: (width, width). B: (width, width). U: (width, d). u: (width,).
@@ -49,12 +58,18 @@ class MonotoneDEQ(AbstractNetwork):
         *,
         margin: float = 0.1,
         solver: AbstractSolver | None = None,
+        gradient: AbstractGradient | None = None,
+        max_steps: int = 1000,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(in_features, width, solver=PeacemanRachford() if solver is None else solver, **options)
+        if solver is None:
+            solver = PeacemanRachford(step_size=None)
+            gradient = ImplicitGradient(solver) if gradient is None else gradient
+        super().__init__(in_features, width, solver=solver, gradient=gradient, max_steps=max_steps, **options)
+        self._memory = Memory()
         self.parametrization = Monotone(margin)
         self.margin = margin
         draw: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
@@ -66,6 +81,11 @@ class MonotoneDEQ(AbstractNetwork):
     def recurrent(self) -> Tensor:
         W: Tensor = self.parametrization(self.A, self.B)
         return W
+
+    def bind(self, C: Tensor) -> OperatorMap:
+        low = C.dtype in LOW_PRECISION
+        A, B, C = (self.A.float(), self.B.float(), C.float()) if low else (self.A, self.B, C)
+        return OperatorMap(MonotoneOperator(A, B, self.margin, self._memory), C, ReLU())
 
     def injection(self, X: Tensor) -> Tensor:
         return X @ self.U.t()

@@ -50,8 +50,18 @@ def linear(in_features: int, out_features: int, *, generator: torch.Generator | 
     return module
 
 
-def norm(channels: int, groups: int, **made: Any) -> nn.GroupNorm:
-    """Group normalization: over the pixels and channels of a group of one sample, so it never mixes samples."""
+def norm(channels: int, groups: int | None, **made: Any) -> nn.GroupNorm:
+    """Group normalization: over the pixels and channels of a group of one sample, so it never mixes samples.
+
+    Args:
+        channels: How many.
+        groups: How many (their greatest common divisor with the channels is used); None takes as many as leave four channels
+            or more in each, at most eight. A group of one channel would fix the mean of that channel over the image, and
+            with it all that a head sees that averages over images.
+        made: device, dtype.
+    """
+    if groups is None:
+        groups = max(k for k in range(1, 9) if channels % k == 0 and (channels // k >= 4 or k == 1))
     return nn.GroupNorm(math.gcd(groups, channels), channels, **made)
 
 

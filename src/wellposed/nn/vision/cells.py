@@ -27,7 +27,8 @@ class ResidualCell(nn.Module):
     Args:
         channels: Of z and x.
         inner: Channels between W1 and W2; as many as `channels` if not given.
-        groups: Of the norms (their greatest common divisor with the channels is used).
+        groups: Of the norms; None takes as many as leave four channels or more in each, at most eight. With one channel in a
+            group the mean of that channel over the image is fixed, and a head that averages over the image is blind.
         kernel_size: Of W1 and W2, odd.
         init_std: Standard deviation of their entries.
         weight_norm: Whether W1 and W2 are weight-normalized [salimans2016].
@@ -40,7 +41,7 @@ class ResidualCell(nn.Module):
         channels: int,
         inner: int | None = None,
         *,
-        groups: int = 8,
+        groups: int | None = None,
         kernel_size: int = 3,
         init_std: float = 0.01,
         weight_norm: bool = False,
@@ -50,7 +51,7 @@ class ResidualCell(nn.Module):
     ) -> None:
         super().__init__()
         inner = channels if inner is None else inner
-        for name, value in (("channels", channels), ("inner", inner), ("groups", groups), ("kernel_size", kernel_size)):
+        for name, value in (("channels", channels), ("inner", inner), ("groups", groups or 1), ("kernel_size", kernel_size)):
             check_positive_integer("ResidualCell", name, value)
         if kernel_size % 2 == 0:
             raise InvalidArgument(f"The 'kernel_size' parameter of ResidualCell must be odd. Got {kernel_size} instead.")
@@ -109,7 +110,7 @@ class MultiscaleCell(nn.Module):
         self,
         channels: Sequence[int],
         *,
-        groups: int = 8,
+        groups: int | None = None,
         init_std: float = 0.01,
         weight_norm: bool = False,
         generator: torch.Generator | None = None,

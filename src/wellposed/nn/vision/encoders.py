@@ -30,7 +30,7 @@ class ImageEncoder(nn.Module):
         channels: int,
         *,
         stride: int = 1,
-        groups: int = 8,
+        groups: int | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -1,4 +1,4 @@
-"""Image networks with an equilibrium inside: encoder, cell, head."""
+"""Image networks with an equilibrium inside, for classes of images or of pixels."""
 
 from __future__ import annotations
 
@@ -7,134 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from wellposed._tree import leaves, map_leaves
-from wellposed.errors import InvalidArgument
 from wellposed.implicit import AbstractGradient
 from wellposed.nn.layer import EquilibriumLayer
+from wellposed.nn.vision._network import EquilibriumNetwork
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
 from wellposed.nn.vision.dropout import VariationalDropout
 from wellposed.nn.vision.encoders import ImageEncoder, PyramidEncoder
 from wellposed.nn.vision.heads import ClassificationHead, SegmentationHead
-from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
-from wellposed.nn.vision.weight_tied import WeightTied
-from wellposed.solve import AbstractSolver, Solution
+from wellposed.solve import AbstractSolver
 
-__all__ = ["AbstractImageNetwork", "ExplicitTwin", "MultiscaleDEQ", "ResidualDEQ"]
+__all__ = ["MultiscaleDEQ", "ResidualDEQ"]
 
 
-class AbstractImageNetwork(nn.Module):
-    """head(body(encoder(X))), where the body takes features, with the masks of dropout if there are any, to a state.
-
-    Attributes:
-        encoder: (batch, C, H, W) -> features. head: (state, (H, W)) -> predictions. dropout: Draws the masks.
-    """
-
-    encoder: nn.Module
-    head: nn.Module
-    dropout: VariationalDropout
-
-    @property
-    def cell(self) -> Any:
-        """The map f(z, x)."""
-        raise NotImplementedError
-
-    def inputs(self, X: Tensor) -> Any:
-        """What the cell is given: features, or a tuple of features and masks; masks are drawn at every call."""
-        _check_images(self, X)
-        x = self.encoder(X)
-        masks = map_leaves(self.dropout, self.cell.mask_like(x))
-        return x if None in leaves(masks) else (x, masks)
-
-
-class _EquilibriumNetwork(AbstractImageNetwork):
-    """What ResidualDEQ and MultiscaleDEQ share."""
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        layer: EquilibriumLayer,
-        head: nn.Module,
-        dropout: VariationalDropout,
-    ) -> None:
-        super().__init__()
-        self.encoder, self.layer, self.head, self.dropout = encoder, layer, head, dropout
-
-    @property
-    def cell(self) -> Any:
-        return self.layer.cell
-
-    def forward(self, X: Tensor) -> Tensor:
-        """(batch, C, H, W) -> predictions."""
-        prediction: Tensor = self.head(self.equilibrium(X), tuple(X.shape[2:]))
-        return prediction
-
-    def equilibrium(self, X: Tensor, z0: Any = None) -> Any:
-        """The state at equilibrium, differentiable.
-
-        Args:
-            X: (batch, C, H, W).
-            z0: The start; zeros if not given.
-        """
-        x = self.inputs(X)
-        return self.layer(x, self.cell.initial(x) if z0 is None else z0)
-
-    def solve(self, X: Tensor, z0: Any = None, *, record: bool = False) -> Solution:
-        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`."""
-        with torch.no_grad():
-            x = self.inputs(X)
-        return self.layer.solve(x, self.cell.initial(x) if z0 is None else z0, record=record)
-
-    def penalized(self, X: Tensor, *, probes: int = 1, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Predictions and the `jacobian_penalty` at their equilibria (held fixed), from one solve.
-
-        Args:
-            X: (batch, C, H, W).
-            probes, generator: Of the penalty.
-        """
-        x = self.inputs(X)
-        z = self.layer(x, self.cell.initial(x))
-        assert self.layer.last_solution is not None
-        held = self.layer.last_solution.value
-        penalty = jacobian_penalty(self.cell, held, x, probes=probes, generator=generator)
-        return self.head(z, tuple(X.shape[2:])), penalty
-
-    def spectral_radius(self, X: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """(batch,) estimates of the spectral radius of df/dz at the equilibria; see `equilibrium_spectral_radius`."""
-        with torch.no_grad():
-            x = self.inputs(X)
-        z = self.layer.solve(x, self.cell.initial(x)).value
-        return equilibrium_spectral_radius(self.cell, z, x, generator=generator)
-
-    def twin(self, repeats: int) -> ExplicitTwin:
-        """The explicit network with copies of the same parameters that repeats the cell so many times.
-
-        Args:
-            repeats: 6, 11 and 18 in [nguyen2022, Fig. 4.4].
-        """
-        parts = copy.deepcopy((self.encoder, self.cell, self.head, self.dropout))
-        return ExplicitTwin(parts[0], WeightTied(parts[1], repeats), parts[2], parts[3])
-
-
-class ExplicitTwin(AbstractImageNetwork):
-    """An image network whose body is a cell repeated; see `ResidualDEQ.twin`."""
-
-    def __init__(self, encoder: nn.Module, body: WeightTied, head: nn.Module, dropout: VariationalDropout) -> None:
-        super().__init__()
-        self.encoder, self.body, self.head, self.dropout = encoder, body, head, dropout
-
-    @property
-    def cell(self) -> Any:
-        return self.body.cell
-
-    def forward(self, X: Tensor) -> Tensor:
-        """(batch, C, H, W) -> predictions."""
-        prediction: Tensor = self.head(self.body(self.inputs(X)), tuple(X.shape[2:]))
-        return prediction
-
-
-class ResidualDEQ(_EquilibriumNetwork):
+class ResidualDEQ(EquilibriumNetwork):
     r"""Images to classes through the equilibrium of a `ResidualCell` [nguyen2022, Section 2.2].
 
         >>> import torch, wellposed as wp
@@ -165,7 +52,7 @@ class ResidualDEQ(_EquilibriumNetwork):
         classes: int,
         *,
         inner: int | None = None,
-        groups: int = 8,
+        groups: int | None = None,
         kernel_size: int = 3,
         init_std: float = 0.01,
         weight_norm: bool = False,
@@ -199,7 +86,7 @@ class ResidualDEQ(_EquilibriumNetwork):
         )
 
 
-class MultiscaleDEQ(_EquilibriumNetwork):
+class MultiscaleDEQ(EquilibriumNetwork):
     r"""Several resolutions of an image as one equilibrium [bai2020], for classes of images or of pixels.
 
     Made by `classifier` or `segmenter`; `with_head` gives the same body another task.
@@ -227,7 +114,7 @@ class MultiscaleDEQ(_EquilibriumNetwork):
         channels: Sequence[int],
         head: nn.Module,
         *,
-        groups: int = 8,
+        groups: int | None = None,
         init_std: float = 0.01,
         weight_norm: bool = False,
         stride: int = 1,
@@ -273,9 +160,3 @@ class MultiscaleDEQ(_EquilibriumNetwork):
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
         return other
-
-
-def _check_images(model: AbstractImageNetwork, X: Any) -> None:
-    if not isinstance(X, Tensor) or X.dim() != 4:
-        seen = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
-        raise InvalidArgument(f"{type(model).__name__} expects images of shape (batch, channels, height, width); got {seen}.")

@@ -1,0 +1,50 @@
+"""All findings, in the order of the page, and the run over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.experiments.audit import gao2022, gao2023, holding, ling2022, nguyen2022_kernel, nguyen2022_training, xie2021
+from wellposed.experiments.audit._finding import Finding, Row
+
+__all__ = ["FINDINGS", "PAPERS", "audit"]
+
+#: What differs from the print comes first, then what holds.
+FINDINGS: tuple[Finding, ...] = tuple(
+    finding
+    for paper in (
+        nguyen2022_kernel.PAPER,
+        nguyen2022_training.PAPER,
+        xie2021.PAPER,
+        ling2022.PAPER,
+        gao2022.PAPER,
+        gao2023.PAPER,
+        *holding.PAPERS,
+    )
+    for finding in paper.findings
+)
+PAPERS = ("nguyen2022", "xie2021", "ling2022", "gao2022", "gao2023")
+
+
+def audit(
+    papers: Iterable[str] = (), *, listener: Callable[[Finding], None] | None = None, differing: bool = False
+) -> list[Row]:
+    """Runs the checks and gives the rows of the table, paper by paper.
+
+    Args:
+        papers: Keys; all if none is given.
+        listener: Is told each finding before its check runs.
+        differing: Leave out what holds as printed.
+    """
+    chosen = tuple(papers) or PAPERS
+    for key in chosen:
+        if key not in PAPERS:
+            raise InvalidArgument(f"Unknown paper {key!r}; known are {', '.join(PAPERS)}.{did_you_mean(key, PAPERS)}")
+    rows = []
+    for finding in sorted(FINDINGS, key=lambda finding: PAPERS.index(finding.paper)):
+        if finding.paper in chosen and not (differing and finding.verdict == "holds"):
+            if listener is not None:
+                listener(finding)
+            rows.append(finding.run())
+    return rows

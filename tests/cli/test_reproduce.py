@@ -1,0 +1,66 @@
+"""`wellposed reproduce`, in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from wellposed.cli import app
+from wellposed.experiments import EXPERIMENTS
+
+TINY = ["--set", "widths=10,40", "--set", "draws=5", "--set", "seeds=0,1", "--jobs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, ["reproduce", *words])
+
+
+def test_verdicts_files_and_cache(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    result = call("ling2022/lemma1", *TINY)
+    folder = tmp_path / "reproduced" / "ling2022" / "lemma1"
+    record = json.loads((folder / "record.json").read_text())
+    negative = any(check["outcome"] == "not reproduced" for check in record["checks"])
+    assert result.exit_code == (1 if negative else 0), result.output
+    for check in record["checks"]:
+        assert check["text"] in result.stdout and check["measured"] in result.stdout and check["decided_by"] in result.stdout
+        assert check["outcome"] in result.stdout
+    assert (folder / "figure.png").is_file() and str(Path("reproduced/ling2022/lemma1/figure.png")) in result.stdout
+    again = call("ling2022/lemma1", *TINY)
+    assert "4 of them kept from before" in again.stdout
+
+
+def test_a_claim_that_holds_exits_with_zero(tmp_path: Path) -> None:
+    words = ["--set", "directions=5", "--set", "width=4", "--set", "n=2", "--set", "seeds=0", "--jobs", "1", "--no-figure"]
+    result = call("xie2021/theorems", *words, "--json", "--out", str(tmp_path / "here"))
+    assert result.exit_code == 0, result.output
+    assert {check["outcome"] for check in json.loads(result.stdout)["checks"]} == {"reproduced"}
+    assert not (tmp_path / "here" / "xie2021" / "theorems" / "figure.png").exists()
+
+
+def test_mistakes_are_one_sentence() -> None:
+    for words, says in [
+        (["ling2022/figur1"], "Did you mean 'ling2022/figure1'"),
+        ([], "--list"),
+        (["ling2022/lemma1", "--set", "width=3"], "Did you mean 'widths'"),
+        (["ling2022/lemma1", "--jobs", "0"], "jobs must be"),
+    ]:
+        result = call(*words)
+        assert result.exit_code == 2 and says in result.stderr and "Traceback" not in result.stderr
+
+
+def test_listing_and_help() -> None:
+    text, plain = call("--list").stdout, json.loads(call("--list", "--json").stdout)
+    assert [row["name"] for row in plain] == list(EXPERIMENTS)
+    assert all(claim.text in text for experiment in EXPERIMENTS.values() for claim in experiment.claims)
+    assert "--dask" in call("--help").stdout and "Examples" in call("--help").stdout

@@ -1,0 +1,97 @@
+"""From configurations to problems: parts, losses, segmentation from a file, and runs read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from wellposed.errors import CheckpointRefused, InvalidArgument
+from wellposed.experiments.setup import prepare
+from wellposed.experiments.training import load_run, train
+from wellposed.train.config import resolve
+from wellposed.train.losses import CrossEntropy, Segmentation, Squared
+from wellposed.train.run import read_metrics
+
+QUICK = ["run.tensorboard=false", "run.certify_every=0", "run.threads=1"]
+
+
+def test_validation_is_a_part_of_the_training_samples() -> None:
+    whole = prepare(resolve({}, ["data.n=30"])).parts
+    split = prepare(resolve({}, ["data.n=30", "data.validation=0.2"])).parts
+    assert split.validation is not None and whole.validation is None
+    assert len(split.validation[0]) == 6 and len(split.train[0]) == 24
+    together = torch.cat([split.train[0], split.validation[0]])
+    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, whole.train[0].tolist()))
+    again = prepare(resolve({}, ["data.n=30", "data.validation=0.2"])).parts
+    assert again.validation is not None and torch.equal(again.validation[0], split.validation[0])
+
+
+def test_the_loss_follows_the_targets() -> None:
+    two = prepare(resolve({}, ["data.n=10"])).loss
+    numbers = prepare(resolve({}, ["data.name=sphere", "data.classes=null", "data.n=10"])).loss
+    many = prepare(resolve({}, ["data.classes=[4, 5, 6]", "data.n=9", "model.name=dense"])).loss
+    assert isinstance(two, Squared) and two.signs
+    assert isinstance(numbers, Squared) and not numbers.signs
+    assert isinstance(many, CrossEntropy)
+    with pytest.raises(InvalidArgument, match="loss.name is 'cross_entropy'"):
+        prepare(resolve({}, ["data.n=10", "loss.name=cross_entropy"]))
+
+
+def test_the_same_seed_gives_the_same_network() -> None:
+    a, b, c = (prepare(resolve({}, ["data.n=4", f"run.seed={seed}"])).model for seed in (1, 1, 2))
+    assert torch.equal(a.W, b.W) and not torch.equal(a.W, c.W)
+
+
+def test_segmentation_learns_and_ignores_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (4, 12, 16)).repeat(8, axis=1).repeat(8, axis=2).astype(np.uint8)  # blocks
+    images = np.repeat((labels * 200)[..., None], 3, axis=3).astype(np.uint8)  # bright is class 1
+    labels[:, :4] = 11  # void
+    np.savez(tmp_path / "camvid.npz", x_train=images, y_train=labels, x_test=images[:1], y_test=labels[:1])
+    monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
+    changes = ["data.name=camvid", "data.classes=null", "data.n=2", "data.norm=null", "model.name=segmenter", "model.width=4"]
+    more = [
+        "run.epochs=6",
+        "run.batch_size=1",
+        "run.dtype=float32",
+        "optimizer.lr=0.1",
+        "model.rtol=1e-2",
+        "run.evaluate_every=6",
+    ]
+    config = resolve({}, [*changes, *more, *QUICK])
+    problem = prepare(config)
+    assert isinstance(problem.loss, Segmentation) and problem.loss.classes == 2 and problem.loss.ignore_index == 11
+    trained = train(config, tmp_path / "run")
+    rows = read_metrics(tmp_path / "run")
+    assert trained.outcome.stop == "epochs"
+    assert rows[-1]["train_loss"] < 0.5 * rows[0]["train_loss"] and rows[-1]["test_miou"] > 0.9
+
+
+def test_a_run_read_back_is_the_model_that_was_trained(tmp_path: Path) -> None:
+    changes = ["data.n=20", "data.validation=0.3", "run.patience=30", "model.width=10", "run.epochs=2", *QUICK]
+    trained = train(resolve({}, changes), tmp_path / "run")
+    _, problem, checkpoint = load_run(tmp_path / "run")
+    assert checkpoint is not None and checkpoint.epoch == 2
+    for ours, theirs in zip(problem.model.parameters(), trained.problem.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    losses = [row["validation_loss"] for row in read_metrics(tmp_path / "run")]
+    _, _, best = load_run(tmp_path / "run", at="best")
+    assert best is not None and best.epoch == min(range(3), key=losses.__getitem__)
+    (tmp_path / "run" / "checkpoints" / "best.json").unlink()
+    with pytest.raises(CheckpointRefused, match="best.json cannot be read"):
+        load_run(tmp_path / "run", at="best")
+
+
+@pytest.mark.slow
+def test_events_for_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(resolve({}, ["data.n=10", "model.width=8", "run.epochs=2", "run.threads=1", "run.certify_every=0"]), tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    rows = read_metrics(tmp_path / "run")
+    seen = [(event.step, event.value) for event in events.Scalars("loss/train")]
+    assert seen == [(row["epoch"], pytest.approx(row["train_loss"], rel=1e-6)) for row in rows]
