@@ -116,3 +116,15 @@ def test_table() -> None:
         "also tried: ling2022 (descent): VIOLATED",
     ]
     assert certificate.certified
+
+
+def test_neither_a_certificate_nor_a_verdict_is_a_bare_yes() -> None:
+    with pytest.raises(TypeError, match="no bare yes or no"):
+        bool(Certificate("radius", Verdict.UNDECIDED))
+    with pytest.raises(TypeError, match="no bare yes or no"):
+        bool(Verdict.UNDECIDED)
+
+
+def test_text_that_is_no_certificate_is_refused_with_a_sentence() -> None:
+    with pytest.raises(InvalidArgument, match="no certificate"):
+        Certificate.from_json("nope")

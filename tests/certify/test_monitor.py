@@ -202,3 +202,12 @@ def test_wrong_arguments() -> None:
     _, X, y = problem("gaussian", 0)
     with pytest.raises(InvalidType, match="got Linear"):
         CertificateMonitor(every=1).on_step(HandMade(torch.nn.Linear(6, 1), X, y, 0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"hidden_rate": 7}, {"hidden_rate": 0}, {"hidden_rate": "larges"}, {"sharpen": ("activ",)}, {"sharpen": "active"}],
+)
+def test_options_are_checked_at_once(options: dict) -> None:
+    with pytest.raises(wp.InvalidArgument, match="hidden_rate|sharpen"):
+        wp.CertificateMonitor(**options)

@@ -168,3 +168,9 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
         EquilibriumMonitor(max_unconverged=2.0)
     with pytest.raises(wp.InvalidArgument, match="no EquilibriumLayer"):
         fit(Task(torch.nn.Linear(3, 1, dtype=torch.float64)), EquilibriumMonitor(), tmp_path)
+
+
+def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wellposed.train.lightning._MISSING", True)
+    with pytest.raises(wp.MissingPackage, match=r"wellposed\[lightning\]"):
+        EquilibriumMonitor()

@@ -65,4 +65,5 @@ class _CallablePackage(types.ModuleType):
 
 
 _CallablePackage.__call__.__doc__ = certify.__doc__
+__doc__ = f"{__doc__}\n{certify.__doc__}"
 sys.modules[__name__].__class__ = _CallablePackage

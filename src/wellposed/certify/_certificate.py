@@ -27,6 +27,9 @@ class Verdict(enum.Enum):
     def __str__(self) -> str:
         return self.name
 
+    def __bool__(self) -> bool:
+        raise TypeError("A verdict is no bare yes or no: compare it with Verdict.CERTIFIED.")
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -111,6 +114,9 @@ class Certificate:
     note: str = ""
     others: tuple[Certificate, ...] = ()
 
+    def __bool__(self) -> bool:
+        raise TypeError("A certificate is no bare yes or no: compare `certificate.verdict` with Verdict.CERTIFIED.")
+
     @property
     def certified(self) -> bool:
         """Whether the verdict is CERTIFIED."""
@@ -156,7 +162,12 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        return cls.from_dict(json.loads(text))
+        """The certificate that `to_json` wrote."""
+        try:
+            plain = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InvalidArgument(f"This is no certificate: it is not JSON ({error}).") from error
+        return cls.from_dict(plain)
 
     def _title(self) -> str:
         return f"{self.theorem}{f' ({self.dynamics})' if self.dynamics else ''}: {self.verdict}"

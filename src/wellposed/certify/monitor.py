@@ -10,8 +10,8 @@ from typing import Any
 from wellposed.certify._certificate import Certificate
 from wellposed.certify._incremental import IncrementalMeasure
 from wellposed.certify._measure import Measurement
-from wellposed.certify.radius import DYNAMICS, radius_at
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.certify.radius import check_radius_options, radius_at
+from wellposed.errors import InvalidType
 from wellposed.nn import AbstractNetwork
 from wellposed.solve import check_positive_integer
 
@@ -52,8 +52,7 @@ class CertificateMonitor:
 
     def __post_init__(self) -> None:
         check_positive_integer("CertificateMonitor", "every", self.every)
-        if self.dynamics not in DYNAMICS:
-            raise InvalidArgument(f"dynamics must be 'flow' or 'descent'; got {self.dynamics!r}.")
+        self._rate = check_radius_options(self.dynamics, self.hidden_rate, self.sharpen)
         self._measure: IncrementalMeasure | None = None
         self._start: dict[str, Any] | None = None
 
@@ -69,8 +68,7 @@ class CertificateMonitor:
             self._begin(state)
         assert self._measure is not None
         at = self._measure(state.model, state.at)
-        rate = self.hidden_rate if self.hidden_rate is not None else (1.0 if self.dynamics == "flow" else "largest")
-        self.certificate = radius_at(at, self.dynamics, rate, self.sharpen)
+        self.certificate = radius_at(at, self.dynamics, self._rate, tuple(self.sharpen))
         self._record(state, at, self.certificate)
         if self.certificate.certified and self.first is None:
             self.first = (state.step, state.loss)

@@ -17,7 +17,7 @@ from wellposed.convex import AbstractDenseOptEq, OptEqSensitivity
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import AbstractNetwork, AbstractSensitivity, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 
-__all__ = ["radius", "radius_at", "sensitivity_of"]
+__all__ = ["check_radius_options", "radius", "radius_at", "sensitivity_of"]
 
 DYNAMICS = ("flow", "descent")
 
@@ -51,19 +51,26 @@ def radius(
             largest that certifies. None is 1 for flow (the plain gradient flow) and "largest" for descent.
         sharpen: Which sharpenings to use, of "active" and "kernel".
     """
-    if dynamics not in DYNAMICS:
-        raise InvalidArgument(f"dynamics must be 'flow' or 'descent'; got {dynamics!r}.")
-    if unknown := set(sharpen) - set(SHARPENINGS):
-        raise InvalidArgument(f"sharpen takes {', '.join(SHARPENINGS)}; got {', '.join(sorted(map(str, unknown)))}.")
-    if hidden_rate is None:
-        hidden_rate = 1.0 if dynamics == "flow" else "largest"
-    numeric = isinstance(hidden_rate, (int, float)) and not isinstance(hidden_rate, bool)
-    if hidden_rate != "largest" and not (numeric and 0 < float(hidden_rate) <= 1):
-        raise InvalidArgument(f"hidden_rate must be a number in (0, 1] or 'largest'; got {hidden_rate!r}.")
+    rate = check_radius_options(dynamics, hidden_rate, sharpen)
     X64, y64 = check_data(model, X, y)
     if isinstance(model, AbstractDenseOptEq):
-        return _judged(OptEqSensitivity(copy.deepcopy(model).double().cpu(), X64, y64), model, dynamics, hidden_rate)
-    return radius_at(measure(model, X64, y64), dynamics, hidden_rate, sharpen)
+        return _judged(OptEqSensitivity(copy.deepcopy(model).double().cpu(), X64, y64), model, dynamics, rate)
+    return radius_at(measure(model, X64, y64), dynamics, rate, sharpen)
+
+
+def check_radius_options(dynamics: object, hidden_rate: object, sharpen: object) -> float | str:
+    """The hidden rate to use; one sentence for whatever is wrong."""
+    if dynamics not in DYNAMICS:
+        raise InvalidArgument(f"dynamics must be 'flow' or 'descent'; got {dynamics!r}.")
+    if not isinstance(sharpen, (tuple, list)) or not all(name in SHARPENINGS for name in sharpen):
+        raise InvalidArgument(f"sharpen must be a tuple of {' and '.join(map(repr, SHARPENINGS))}; got {sharpen!r}.")
+    if hidden_rate is None:
+        return 1.0 if dynamics == "flow" else "largest"
+    if hidden_rate == "largest":
+        return "largest"
+    if isinstance(hidden_rate, bool) or not isinstance(hidden_rate, (int, float)) or not 0 < hidden_rate <= 1:
+        raise InvalidArgument(f"hidden_rate must be a number in (0, 1] or 'largest'; got {hidden_rate!r}.")
+    return float(hidden_rate)
 
 
 def radius_at(

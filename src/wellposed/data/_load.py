@@ -50,7 +50,8 @@ def load(
 
     Args:
         name: One of the above.
-        n: Training samples, the same number of each class; all if not given (100 for "sphere", 200 for "moons").
+        n: Training samples, of each class as nearly the same number as can be; all if not given (100 for "sphere", 200 for
+            "moons").
         classes: Which classes; all if not given. With two classes the targets are -1 and +1, else class indices.
         seed: Of every draw.
         n_test: Test samples; all that there are if not given (as many as n for "sphere" and "moons").

@@ -92,6 +92,17 @@ class WidthResults:
         text = ", ".join(f"{data}: at most {value:{form}}" for data, value in worst.items())
         return decide(holds, f"{text} (over {runs} runs){lost}", **worst)
 
+    def contracts(self) -> Finding:
+        """Whether the contraction factor was proved to be below 1 at every step of every run."""
+        runs = [values for data in self.data for m in self.widths for values in self.of(data, m)]
+        proved = sum(values["norm_throughout"] is not None and values["norm_throughout"] < 1 for values in runs)
+        lost = sum(values["norm_throughout"] is None for values in runs)
+        greatest = {m: max(max(v["norm"]) for data in self.data for v in self.of(data, m)) for m in self.widths}
+        text = ", ".join(f"m={m}: {norm:.4g}" for m, norm in greatest.items())
+        ended = f"; {lost} runs did not go to their end" if lost else ""
+        measured = f"proved for all steps of {proved} of {len(runs)} runs{ended}; greatest norm at the looks {text}"
+        return decide(proved == len(runs), measured, proved=proved, runs=len(runs), **{str(m): n for m, n in greatest.items()})
+
 
 class AbstractWidthStudy(AbstractExperiment):
     """Trains the network of a paper at several widths.

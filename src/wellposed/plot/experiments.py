@@ -28,13 +28,14 @@ def experiment(record: Any) -> Any:
         raise InvalidArgument(f"The record of {record['experiment']} has no panels to draw.")
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    figure = new_figure(4.2 * columns, 3.2 * rows + 0.4)
+    figure = new_figure(max(5.0, 4.2 * columns), 3.2 * rows + 0.4)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for ax, panel in zip(axes, panels, strict=False):
         _draw(ax, panel)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    figure.suptitle(f"{record['experiment']}: {record['title']} ({record['size']})", fontsize=10)
+    separator = ":\n" if columns == 1 else ": "
+    figure.suptitle(f"{record['experiment']}{separator}{record['title']} ({record['size']})", fontsize=10)
     return figure
 
 
@@ -58,6 +59,10 @@ def _draw(ax: Any, panel: Mapping[str, Any]) -> None:
         ax.axhline(line["y"], color="0.35", linestyle=":", linewidth=1.2, label=line["label"])
     ax.set(xlabel=panel["x_label"], ylabel=panel["y_label"], title=panel["title"])
     ax.set_xscale(panel.get("x_scale", "linear"))
+    if panel.get("x_scale") == "log" and panel["curves"]:  # few points, such as widths: they are the ticks
+        ticks = panel["curves"][0]["x"]
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.set_xticks([], minor=True)
     ax.set_yscale(panel.get("y_scale", "linear"))
     ax.grid(alpha=0.3)
     if panel["curves"]:

@@ -7,6 +7,8 @@ fixed steps; in between, each sample at the step that its own residuals set, so 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,8 @@ JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 FIXED = frozenset({0, 3}) | JUDGED_AT
 #: The part of the predicted steps that is taken before the next look: predictions err.
 PART = 0.8
+#: A residual is not expected to fall by more than this in a step.
+FASTEST = 20.0
 
 
 class Pace:
@@ -50,7 +54,9 @@ class Pace:
             return
         now = torch.full_like(self._due, count)
         if self._before is None:
-            self._before, self._due = (now, r), now + 1
+            # no factor is known yet: a start that is near is looked at soon
+            first = (PART * torch.log(r / target) / math.log(FASTEST)).nan_to_num(nan=1.0, posinf=3.0).clamp(1, 3)
+            self._before, self._due = (now, r), now + first.to(torch.int64)
             return
         then, before = self._before
         per_step = torch.log(r / before) / (now - then)  # log of the factor

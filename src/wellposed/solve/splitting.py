@@ -253,7 +253,12 @@ class PeacemanRachford(AbstractSplitting):
             a = split.tuned("reflection", lambda start: tune_reflection(split, start))
         else:
             a = 1.0 / _certified(split, type(self).__name__)[1] if self.step_size is None else self.step_size
-        return {"u": point.z, "z": point.z, "step_size": a}
+        known = point.z.any(dim=1, keepdim=True)  # a start of zeros says nothing, and shall cost nothing
+        if not bool(known.any()):
+            return {"u": point.z, "z": point.z, "step_size": a}
+        # u* = z* + a (W z* + c - z*) is the u whose prox is z*, so this one is as near to u* as z0 is to z*; u = z0 is not.
+        u = torch.where(known, torch.lerp(point.z, split.affine(point.z), a), point.z)
+        return {"u": u, "z": torch.where(known, split.prox(u, a), point.z), "step_size": a}
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, type(self).__name__)

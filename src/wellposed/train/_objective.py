@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import ImplicitGradient
 from wellposed.nn import AbstractNetwork, EquilibriumLayer, Linearised
 from wellposed.solve import Solution
+from wellposed.status import Status
 from wellposed.train._warm_start import WarmStart
 
 __all__ = ["AbstractObjective", "Evaluation", "objective_of", "trained_parameters"]
@@ -24,7 +26,7 @@ class Evaluation:
     """The loss and all that was found on the way.
 
     Attributes:
-        loss: |r|^2/2, summed in float64.
+        loss: |r|^2/2, summed in float64; NaN as well where an equilibrium or adjoint was lost to numbers that are not finite.
         r: y_hat - y, of the shape of y.
         gradients: By parameter; empty where the loss is not finite.
         at: Equilibria and masked adjoints, for the closed form.
@@ -53,10 +55,13 @@ class AbstractObjective(abc.ABC):
         """y_hat - y and the loss."""
         y = self.y
         if prediction.shape != y.shape or prediction.dtype != y.dtype or prediction.device != y.device:
+            if prediction.numel() == y.numel():
+                advice = f"Reshape or convert it, e.g. y.reshape({tuple(prediction.shape)}).to({prediction.dtype})."
+            else:
+                advice = f"It has {y.numel()} numbers for {prediction.numel()} predictions: give one target for each."
             raise InvalidArgument(
                 f"y must be like the predictions of the model, {tuple(prediction.shape)} of {prediction.dtype} on "
-                f"{prediction.device}; got {tuple(y.shape)} of {y.dtype} on {y.device}. Reshape or convert it, e.g. "
-                f"y.reshape({tuple(prediction.shape)}).to({prediction.dtype})."
+                f"{prediction.device}; got {tuple(y.shape)} of {y.dtype} on {y.device}. {advice}"
             )
         r = prediction.detach() - y
         return r, float(torch.linalg.vector_norm(r, dtype=torch.float64)) ** 2 / 2
@@ -90,6 +95,8 @@ class ClosedForm(AbstractObjective):
             self._p.keep(at.adjoint, at.adjoint_solution)
         with torch.no_grad():
             r, loss = self._residual(self.model.readout(at.value, at.f.inputs()[1]))
+        if _lost([at.solution, at.adjoint_solution]):
+            loss = math.nan
         gradients = self.model.gradients(self.X, at, r, injection=C) if math.isfinite(loss) else {}
         return Evaluation(loss, r, gradients, at, _mean_steps([at.solution]), _mean_steps([at.adjoint_solution]))
 
@@ -98,6 +105,8 @@ class Autograd(AbstractObjective):
     """Any other module: forward, and backward by autograd. Its equilibrium layers start cold."""
 
     def evaluate(self) -> Evaluation:
+        layers = [module for module in self.model.modules() if isinstance(module, EquilibriumLayer)]
+        before = [id(solution) for layer in layers for solution in (layer.last_solution, layer.last_adjoint)]
         with torch.enable_grad():
             prediction = self.model(self.X)
             if not isinstance(prediction, Tensor):

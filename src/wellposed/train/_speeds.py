@@ -15,7 +15,7 @@ __all__ = ["speeds"]
 
 
 def speeds(name: str, given: Any, model: nn.Module, *, default: float) -> dict[str, float]:
-    """The speed of every trained parameter, in their order.
+    """The speed of every trained parameter, in their order; at least one is positive.
 
     Args:
         name: Of the argument, for messages.
@@ -24,8 +24,21 @@ def speeds(name: str, given: Any, model: nn.Module, *, default: float) -> dict[s
         default: For parameters that the mapping does not name.
     """
     known = trained_parameters(model)
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(known, _checked(name, given))
+    if isinstance(given, Mapping):
+        found = _by_name(name, given, model, known, default)
+    else:
+        found = dict.fromkeys(known, _checked(name, given))
+    if not any(found.values()):
+        raise InvalidArgument(
+            f"{name}={given!r} holds every parameter fixed, so nothing would move; give at least one of {', '.join(known)} a "
+            "positive number."
+        )
+    return found
+
+
+def _by_name(
+    name: str, given: Mapping[str, Any], model: nn.Module, known: Mapping[str, nn.Parameter], default: float
+) -> dict[str, float]:
     for key in given:
         if key not in known:
             frozen = key in dict(model.named_parameters())

@@ -86,3 +86,8 @@ def test_the_remedy_names_the_variance():
     network = make(m=200, weight_variance=0.5)
     with pytest.raises(wp.errors.IllPosed, match="weight_variance below 1/8"):
         network(inputs())
+
+
+def test_an_unknown_option_is_named_with_the_nearest_known_one():
+    with pytest.raises(wp.InvalidType, match="no option 'weight_varaince'. Did you mean 'weight_variance'"):
+        wp.GaussianDEQ(3, 4, weight_varaince=0.1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Evidence", "Fact", "Finding", "Paper", "Row", "gap"]
+__all__ = ["ROLES", "Evidence", "Fact", "Finding", "Paper", "Row", "gap"]
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -21,6 +21,9 @@ RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
+
+#: What the evidence says about a fact.
+ROLES = {"printed": "against the print", "corrected": "for the corrected form", "given": "given"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Evidence:
         return bool(self.facts) and all(fact.holds for fact in self.facts)
 
     def __str__(self) -> str:
-        return "; ".join(map(str, self.facts))
+        return "; ".join(f"{ROLES[fact.role]}: {fact}" for fact in self.facts)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from wellposed.experiments.audit._finding import Row
+from wellposed.experiments.audit._finding import ROLES, Row
 
 __all__ = ["counts", "to_html", "to_json"]
 
@@ -65,7 +65,7 @@ def _facts(row: Row) -> str:
     if row.finding.check is None:
         return html.escape(row.finding.by)
     lines: Iterable[str] = (
-        f'<div class="{fact.role}{"" if fact.holds else " false"}">{fact.role}: {html.escape(str(fact))}</div>'
+        f'<div class="{fact.role}{"" if fact.holds else " false"}">{ROLES[fact.role]}: {html.escape(str(fact))}</div>'
         for fact in row.evidence.facts
     )
     return "".join(lines)

@@ -83,7 +83,7 @@ class Figure1(AbstractWidthStudy):
             "no_bell": least_at_widest(of),
             "norm_start": of.everywhere(_norm_change, SAME_NORM),
             "norm_wider": of.falls(lambda values: float(values["norm"][-1]), ".5g", rises=True),
-            "well_posed": of.everywhere(lambda values: values["norm_throughout"], 1.0),
+            "well_posed": of.contracts(),
         }
 
 

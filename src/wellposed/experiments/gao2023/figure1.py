@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from wellposed.experiments._claim import Claim, Finding
+from wellposed.experiments._claim import Claim, Finding, decide
 from wellposed.experiments._experiment import Result
 from wellposed.experiments._widths import AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
 from wellposed.experiments.gao2022.figure1 import last_test_loss
@@ -76,20 +76,22 @@ class Figure1(AbstractWidthStudy):
     def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
         of = WidthResults(results)
         return {
-            "to_zero": of.everywhere(_part_left, ZERO),
+            "to_zero": _to_zero(of),
             "error": of.everywhere(lambda values: values["train_error"][-1], 1e-12),
             "faster": of.falls(speed),
             "test": of.everywhere(_test_rise, WOBBLE),
             "test_wider": of.falls(last_test_loss),
-            "well_posed": of.everywhere(lambda values: values["norm_throughout"], 1.0),
+            "well_posed": of.contracts(),
         }
 
 
-def _part_left(values: Values) -> float:
-    """Of the training loss; infinite if it ever rose."""
-    loss = values["loss"]
-    fell = all(later < earlier for earlier, later in zip(loss, loss[1:], strict=False))
-    return float(loss[-1] / loss[0]) if fell else math.inf
+def _to_zero(of: WidthResults) -> Finding:
+    """Whether the loss falls all the way, and how much of it is left."""
+    losses = [values["loss"] for data in of.data for m in of.widths for values in of.of(data, m)]
+    rose = sum(any(later >= earlier for earlier, later in zip(loss, loss[1:], strict=False)) for loss in losses)
+    left = [loss[-1] / loss[0] for loss in losses]
+    text = f"part left {min(left):.3g} to {max(left):.3g} in {len(left)} runs; in {rose} of them it rose between two looks"
+    return decide(rose == 0 and max(left) < ZERO, text, left=left, rose=rose)
 
 
 def _test_rise(values: Values) -> float:

@@ -82,7 +82,7 @@ class Figure1(AbstractWidthStudy):
         return {
             "faster": shared.falls(speed),
             "final": shared.falls(final),
-            "norm": WidthResults(results).everywhere(lambda values: values["norm_throughout"], 1.0),
+            "norm": WidthResults(results).contracts(),
             "stable": shared.falls(lambda values: float(values["gram_change"])),
             "own_step": own.falls(speed),
         }

@@ -85,7 +85,7 @@ class Lemma1(AbstractExperiment):
         parts = {(r.task["width"], r.task["seed"]): _exceeding(r.values["norms"]) for r in results}
         y = [[parts[m, seed] for m in widths] for seed in sorted(set(config.seeds))]
         curve = {"label": "measured", "x": widths, "y": y}
-        labels = {"x_label": "width m", "y_label": "part of the draws with |W| above the bound", "x_scale": "log"}
+        labels = {"x_label": "width m", "y_label": "part of the draws above the bound", "x_scale": "log"}
         return [{"title": "Lemma 1", **labels, "curves": [curve], "lines": [{"y": RARE, "label": "what decides"}]}]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from wellposed.experiments._claim import Claim, Finding, decide, spread
+from wellposed.experiments._claim import Claim, Finding, decide
 from wellposed.experiments._config import Config
 from wellposed.experiments._experiment import AbstractExperiment, Result, Task
 from wellposed.experiments.nguyen2022.splitting import network
@@ -114,10 +114,14 @@ class Chapter3(AbstractExperiment):
         return {
             "kernel": decide(max(differences) <= SAME, f"relative difference at most {max(differences):.2g} in {len(of)} runs"),
             "features": decide(max(ratios) <= 1, f"ratio at most {max(ratios):.3g} in {len(of)} runs", greatest=max(ratios)),
-            "positive": decide(min(conditions) > 1e-12, f"lambda_min/lambda_max {spread(conditions)}", values=conditions),
+            "positive": decide(
+                min(conditions) > 1e-12,
+                f"lambda_min/lambda_max at least {min(conditions):.3g} in {len(of)} runs",
+                values=conditions,
+            ),
             "linear": decide(
                 rises == 0 and max(left) < SOLVED,
-                f"part of the loss left: {spread(left)}; steps that did not lower it: {rises}",
+                f"part of the loss left {min(left):.2g} to {max(left):.2g} in {len(of)} runs; steps that raised it: {rises}",
                 left=left,
             ),
         }

@@ -102,12 +102,17 @@ class UnrolledNetwork(nn.Module):
             return spectral_norm_upper(self._relaxed(_recurrent(self.network)))
 
     def error_bound(self, X: Tensor, z0: Tensor | None = None) -> Tensor:
-        """(n,) the bound of |z_k - z*| above, up to rounding in the layers; infinite where q >= 1 proves nothing."""
+        """(n,) the bound of |z_k - z*| above, with an allowance for rounding; infinite where q >= 1 proves nothing."""
         q = self.contraction_upper()
         with torch.no_grad():
             z1 = self._run(X, z0, 1)
             first = torch.linalg.vector_norm(z1 if z0 is None else z1 - z0, dim=1)
-            return first * (q**self.steps / (1 - q)) if q < 1 else torch.full_like(first, torch.inf)
+            if q >= 1:
+                return torch.full_like(first, torch.inf)
+            # a layer rounds by at most some m eps |z|, and later ones make less of it
+            size = torch.linalg.vector_norm(self._run(X, z0, self.steps), dim=1)
+            rounding = 4 * (z1.shape[1] + 8) * torch.finfo(size.dtype).eps * size
+            return (first * q**self.steps + rounding) / (1 - q)
 
     def _run(self, X: Tensor, z0: Tensor | None, steps: int) -> Tensor:
         if isinstance(self.network, AbstractNetwork):

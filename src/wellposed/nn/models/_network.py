@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import math
 import warnings
 from typing import Any
@@ -53,8 +54,13 @@ class AbstractNetwork(nn.Module, abc.ABC):
         on_failure: str = "warn",
         rtol: float | None = None,
         max_steps: int = 200,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            name = next(iter(unknown))
+            known = [word for kind in type(self).__mro__ for word in inspect.signature(kind.__init__).parameters]
+            raise InvalidType(f"{type(self).__name__} has no option {name!r}.{did_you_mean(name, known)}")
         check_positive_integer(type(self).__name__, "in_features", in_features)
         check_positive_integer(type(self).__name__, "width", width)
         self.in_features, self.width = in_features, width
@@ -257,7 +263,8 @@ class AbstractContraction(AbstractNetwork):
         if finite:
             text = (
                 f"{name}: the contraction factor is only known to be at most {bound:.6g}, not below 1, so nothing proves that "
-                f"an equilibrium exists and is unique. {self._remedy()}, or pass on_ill_posed='warn' to go on without proof."
+                f"an equilibrium exists and is unique. {self._remedy()}"
+                + (", or pass on_ill_posed='warn' to go on without proof." if self.on_ill_posed == "raise" else ".")
             )
         else:
             text = (
