@@ -37,7 +37,7 @@ def trained(X: Tensor, y: Tensor, steps: int, channels: int) -> wp.nn.ResidualDE
     """A model after some steps of Adam with the Jacobian penalty that keeps its equilibria."""
     generator = torch.Generator().manual_seed(0)
     model = wp.nn.ResidualDEQ(
-        1, channels, 10, solver=wp.Anderson(), rtol=1e-3, max_steps=60, on_failure="ignore", generator=generator
+        1, channels, 10, solver=wp.Anderson(memory=3), rtol=1e-3, max_steps=60, on_failure="ignore", generator=generator
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for _ in range(steps):
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A loss surface of ResidualDEQ, warm against cold.")
     parser.add_argument("--num", type=int, default=51)
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--channels", type=int, default=16)
+    parser.add_argument("--channels", type=int, default=48)
     parser.add_argument("--radius", type=float, default=0.5)
     parser.add_argument("--probes", type=int, default=32)
     parser.add_argument("--train-steps", type=int, default=40)

@@ -11,10 +11,10 @@ The thesis uses MNIST and ImageNet; here the pictures have its kind, not its num
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from sklearn.datasets import load_digits
@@ -117,10 +117,11 @@ def landscapes(folder: Path, models: dict[str, nn.Module], name: str, options: a
         s = surface(model, loss, X, y, num=options.num, radius=options.radius, file=file, progress=True)
         found.append(s)
         center = s.values[options.num // 2, options.num // 2]
-        news = {"center": center, **s.counts()}
+        console.print(f"{title}: loss at the centre {center:.3f}, {s.counts()}")
         if s.valid[options.num // 2, options.num // 2]:
-            news["basin"] = basin(s, level=1.2 * center).to_dict()
-        console.print(f"{title}: {json.dumps(news)}")
+            console.print(f"  {basin(s, level=1.2 * center)}")
+        else:
+            console.print(f"  at a point that failed, {np.nanmedian(s.failed[~s.valid]):.1%} of the samples did (median)")
     wp.plot.contour(found, names=list(models), log=True).savefig(folder / f"{name}.png", dpi=150)
     wp.plot.surface(found[-1], title=list(models)[-1], log=True).savefig(folder / f"{name}_surface.png", dpi=150)
 

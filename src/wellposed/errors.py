@@ -13,7 +13,7 @@ Exception
         └── AdjointNotConverged    the same, for the linear solve inside backward
 UserWarning
 └── WellposedWarning
-    ├── DivergedWarning            a training run met a loss that is NaN or infinite, and went back
+    ├── DivergedWarning            a training run met a loss that is NaN, infinite or has exploded, and went back
     ├── IllPosedWarning            no proof that an equilibrium exists, and on_ill_posed="warn"
     └── NotConvergedWarning        a solve failed and on_failure="warn"
         └── AdjointNotConvergedWarning the same, for the linear solve inside backward
@@ -98,7 +98,7 @@ class WellposedWarning(UserWarning):
 
 
 class DivergedWarning(WellposedWarning):
-    """The loss of a training run became NaN or infinite; the parameters went back to the last point where it was not."""
+    """The loss of a training run became NaN or infinite, or exploded; the parameters went back to the last point before."""
 
 
 class IllPosedWarning(WellposedWarning):

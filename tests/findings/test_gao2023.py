@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from theorem_problems import confirm
-from wellposed.experiments.audit import gao2023
+from wellposed.experiments.audit import gao2023, gao2023_generalization
 
 
 def test_lemma_3_2_derivative_of_j() -> None:
@@ -31,24 +31,24 @@ def test_25_lower_bound() -> None:
 
 
 def test_lemma_4_2_the_offset_is_not_in_the_ball() -> None:
-    confirm(gao2023.check_lemma_4_2_the_offset_is_not_in_the_ball)
+    confirm(gao2023_generalization.check_lemma_4_2_the_offset_is_not_in_the_ball)
 
 
 def test_theorem_a_3_needs_the_square_root() -> None:
-    confirm(gao2023.check_theorem_a_3_needs_the_square_root)
+    confirm(gao2023_generalization.check_theorem_a_3_needs_the_square_root)
 
 
 def test_theorem_4_1_scales_like_a_square_root() -> None:
-    confirm(gao2023.check_theorem_4_1_scales_like_a_square_root)
+    confirm(gao2023_generalization.check_theorem_4_1_scales_like_a_square_root)
 
 
 def test_spectral_form() -> None:
-    confirm(gao2023.check_spectral_form)
+    confirm(gao2023_generalization.check_spectral_form)
 
 
 def test_lemma_4_3_time_factor() -> None:
-    confirm(gao2023.check_lemma_4_3_time_factor)
+    confirm(gao2023_generalization.check_lemma_4_3_time_factor)
 
 
 def test_proof_of_3_1_signs() -> None:
-    confirm(gao2023.check_proof_of_3_1_signs)
+    confirm(gao2023_generalization.check_proof_of_3_1_signs)

@@ -14,7 +14,7 @@ from wellposed.landscape import CellStatus, Surface, basin
 def made(values: np.ndarray, radius: float = 1.0) -> Surface:
     axes = tuple(np.linspace(-radius, radius, k) for k in values.shape)
     status = np.where(np.isfinite(values), CellStatus.VALID, CellStatus.NOT_UNIQUE).astype(np.int8)
-    return Surface(axes, values, status, np.zeros(values.shape))
+    return Surface(axes, values, status, np.zeros(values.shape), np.zeros(values.shape))
 
 
 def grid(k: int, radius: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

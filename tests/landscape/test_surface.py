@@ -135,6 +135,7 @@ def test_equilibria_that_are_not_unique_are_marked() -> None:
     s = surface(model, lambda p, y: p.square().mean(), x, None, directions=[{"w": torch.ones(1).double()}], num=9, radius=0.8)
     w = 1 + s.coordinates[0]
     assert (s.status[w > 1.15] == CellStatus.NOT_UNIQUE).all()
+    assert (s.failed[w > 1.15] > 0).all() and (s.failed[w > 1.15] <= 1).all()
     assert np.isnan(s.values[w > 1.15]).all()
     assert s.valid[w < 0.95].all()
 
@@ -164,6 +165,18 @@ def test_a_solve_that_fails_is_marked() -> None:
     model = nn.Sequential(nn.Linear(2, 2, dtype=torch.float64, bias=False), layer)
     s = surface(model, mse, torch.ones(3, 2).double(), torch.ones(3, 2).double(), num=2)
     assert (s.status == CellStatus.NOT_CONVERGED).all() and np.isnan(s.values).all()
+
+
+def test_the_part_of_samples_to_blame_is_recorded() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: torch.where(x > 0, 2 * z + x, 0.5 * z + x), wp.Picard(), max_steps=60, rtol=1e-6)
+    model = nn.Sequential(nn.Linear(1, 1, dtype=torch.float64, bias=False), layer)
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+    X = torch.tensor([[1.0], [-1.0], [-2.0], [-3.0]], dtype=torch.float64)  # the first has no equilibrium that Picard finds
+    s = surface(model, mse, X, X, num=2, radius=0.1)
+    assert (s.status == CellStatus.NOT_CONVERGED).all() and (s.failed == 0.25).all()
+    fine = surface(model, mse, -X.abs(), X, num=2, radius=0.1)
+    assert fine.valid.all() and (fine.failed == 0).all()
 
 
 def test_a_solve_of_ones_own_that_warns_is_marked() -> None:
@@ -260,7 +273,7 @@ def test_round_trips(tmp_path: Path) -> None:
     assert 0 < s.valid.sum() < 9
     s.save(tmp_path / "s.npz")
     for other in (Surface.from_dict(s.to_dict()), Surface.load(tmp_path / "s.npz")):
-        for name in ("values", "status", "num_steps"):
+        for name in ("values", "status", "num_steps", "failed"):
             np.testing.assert_array_equal(getattr(other, name), getattr(s, name))
         assert other.info == s.info and other.counts() == s.counts() and other.seconds == s.seconds
     assert "ILL_POSED" in repr(s)

@@ -21,7 +21,7 @@ def made(bad: CellStatus | None = CellStatus.NOT_UNIQUE) -> Surface:
     values, status = 1 + a**2 + b**2, np.full(a.shape, CellStatus.VALID, np.int8)
     if bad is not None:
         values[0, :2], status[0, :2] = np.nan, bad
-    return Surface(axes, values, status, np.zeros(a.shape))
+    return Surface(axes, values, status, np.zeros(a.shape), np.zeros(a.shape))
 
 
 def stored(record: Any) -> Any:
@@ -86,7 +86,7 @@ def test_surface_leaves_holes() -> None:
 
 def test_line_shades_what_is_not_valid() -> None:
     values, status = np.array([3.0, 1.0, np.nan]), np.array([1, 1, CellStatus.NOT_CONVERGED], np.int8)
-    one = Surface((np.array([-1.0, 0.0, 1.0]),), values, status, np.zeros(3))
+    one = Surface((np.array([-1.0, 0.0, 1.0]),), values, status, np.zeros(3), np.zeros(3))
     figure = plot.line({"model": stored(one)}, log=True)
     drawn(figure)
     assert "model not converged" in legend(figure) and len(figure.axes[0].patches) == 1

@@ -66,7 +66,11 @@ def test_every_family_learns(family: str) -> None:
     labels = np.where(y > np.median(y), "high", "low")
     model = quietly(wp.EquilibriumClassifier(family, 24, max_iter=12, learning_rate=0.1, random_state=0), X, labels)
     assert model.score(X, labels) > 0.85
-    assert np.allclose(model.predict_proba(X).sum(1), 1)
+    first = model.predict_proba(X)
+    assert np.allclose(first.sum(1), 1)
+    assert np.array_equal(first, model.predict_proba(X))  # solving leaves nothing behind that changes answers
+    again = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(first, again.predict_proba(X))
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,10 @@ class Equilibria:
         return hook
 
 
-def random_start(solution: Solution, generator: torch.Generator) -> Any:
+def random_start(value: Any, generator: torch.Generator) -> Any:
     """Standard normal, scaled to the root mean square of each sample's equilibrium: of its size, but anywhere."""
-    layout = Layout.of(solution.value, "z")
-    rows = layout.flatten(solution.value)
+    layout = Layout.of(value, "z")
+    rows = layout.flatten(value)
     size = torch.linalg.vector_norm(rows, dim=1, keepdim=True) / math.sqrt(max(rows.shape[1], 1))
     size = torch.where(size > 0, size, torch.ones_like(size))
     noise = torch.randn(rows.shape, generator=generator, dtype=rows.dtype, device=generator.device)

@@ -22,11 +22,12 @@ __all__ = ["Measured", "PointLoss"]
 
 @dataclass(frozen=True)
 class Measured:
-    """value: The loss, NaN unless `status` is VALID or UNCHECKED. num_steps: Evaluations a sample."""
+    """value: The loss, NaN unless `status` is VALID or UNCHECKED. num_steps: Evaluations a sample. failed: Part of samples."""
 
     value: float
     status: CellStatus
     num_steps: float
+    failed: float = 0.0
 
 
 class PointLoss:
@@ -74,28 +75,31 @@ class PointLoss:
                 return self._measured(number)
             except (IllPosed, IllPosedWarning):
                 return self._lost(CellStatus.ILL_POSED)
-            except (NotConverged, NotConvergedWarning):
+            except NotConvergedWarning:
                 return self._lost(CellStatus.NOT_CONVERGED)
+            except NotConverged as error:
+                solution = error.solution
+                part = math.nan if solution is None else float((~solution.converged).sum()) / self.n
+                return self._lost(CellStatus.NOT_CONVERGED, failed=part)
 
-    def _lost(self, status: CellStatus) -> Measured:
+    def _lost(self, status: CellStatus, *, num_steps: float = math.nan, failed: float = math.nan) -> Measured:
         """A point without an equilibrium is no place to begin the next solve at."""
         self._last, self._before = {}, {}
-        return Measured(math.nan, status, math.nan)
+        return Measured(math.nan, status, num_steps, failed)
 
     def _measured(self, number: int) -> Measured:
         prediction = self._first()
         found = self.equilibria.found
         steps = _mean_steps(found)
-        status = CellStatus.VALID
+        status, failed = CellStatus.VALID, 0.0
         if self.equilibria.layers and not proved_unique(self.model):
             if not found or self.num_starts == 0:
                 status = CellStatus.UNCHECKED
             else:
-                unique, extra = self._unique(found, number)
+                failed, extra = self._strayed(found, number)
                 steps += extra
-                status = CellStatus.VALID if unique else CellStatus.NOT_UNIQUE
-        if status == CellStatus.NOT_UNIQUE:
-            return Measured(math.nan, self._lost(status).status, steps)
+        if failed > 0:
+            return self._lost(CellStatus.NOT_UNIQUE, num_steps=steps, failed=failed)
         self._keep(found)
         value = self._scalar(self.loss(prediction, self.y))
         if not math.isfinite(value):
@@ -126,8 +130,8 @@ class PointLoss:
     def _keep(self, found: dict[Key, Solution]) -> None:
         self._before, self._last = self._last, {key: solution.value for key, solution in found.items()}
 
-    def _unique(self, found: dict[Key, Solution], number: int) -> tuple[bool, float]:
-        """Whether other starts lead to the same equilibria, and the evaluations a sample that the answer took."""
+    def _strayed(self, found: dict[Key, Solution], number: int) -> tuple[float, float]:
+        """The part of the checked samples that other starts led elsewhere, and the evaluations a sample that this took."""
         generator = torch.Generator().manual_seed((self.seed + number) % 2**63)
         rows = torch.randperm(self.n, generator=generator)[: self.probes].sort().values
         if self.probes < self.n and len(self.chunks) == 1 and all(len(one.status) == self.n for one in found.values()):
@@ -137,23 +141,26 @@ class PointLoss:
             expected, part = {key: one.value for key, one in found.items()}, False
         extra = 0.0
         for _ in range(self.num_starts):
-            starts = {key: random_start(one, generator) for key, one in found.items()}
+            starts = {key: random_start(value, generator) for key, value in expected.items()}
             if part:
-                self.equilibria.begin({key: rows_of(start, rows) for key, start in starts.items()})
+                self.equilibria.begin(starts)
                 self.model(_part(self.X, rows))
                 extra += _mean_steps(self.equilibria.found) * len(rows) / self.n
             else:
                 self._forward(starts)
                 extra += _mean_steps(self.equilibria.found)
             again = self.equilibria.found
-            if any(key not in again or not self._agree(key, expected[key], again[key]) for key in expected):
-                return False, extra
-        return True, extra
+            # a call that did not come again cannot be compared, so nothing is known of its samples
+            failed = max((self._apart(key, expected[key], again[key]) if key in again else 1.0) for key in expected)
+            if failed > 0:
+                return failed, extra
+        return 0.0, extra
 
-    def _agree(self, key: Key, expected: Any, again: Solution) -> bool:
+    def _apart(self, key: Key, expected: Any, again: Solution) -> float:
+        """The part of the samples of one call that have two different results."""
         layer = self.equilibria.layers[key[0]]
         limit = agreement_of(layer, again.residual.dtype) if self.agreement is None else self.agreement
-        return bool((distances(expected, again.value) <= limit).all())
+        return float((~(distances(expected, again.value) <= limit)).double().mean())
 
     @staticmethod
     def _scalar(value: Any) -> float:

@@ -15,7 +15,7 @@ from wellposed.landscape.cell_status import CellStatus
 
 __all__ = ["Surface"]
 
-_FIELDS = ("kind", "coordinates", "values", "status", "num_steps", "seconds", "info", "valid", "status_names")
+_FIELDS = ("kind", "coordinates", "values", "status", "num_steps", "failed", "seconds", "info", "valid", "status_names")
 
 
 @dataclass(eq=False)
@@ -27,6 +27,8 @@ class Surface:
         values: (k,) or (k, l) the loss; NaN wherever it is not known to be that of *the* equilibrium.
         status: The same shape, of `CellStatus` codes.
         num_steps: The same shape: evaluations of the map a sample, all starts together; 0 without equilibria.
+        failed: The same shape: at a point that is NOT_CONVERGED or NOT_UNIQUE the part of its (checked) samples that are to
+            blame, with batches at least that part; NaN where that is not known, 0 at points that are fine.
         seconds: Spent on it, interruptions left out.
         info: How it was made; plain Python.
     """
@@ -35,6 +37,7 @@ class Surface:
     values: np.ndarray
     status: np.ndarray
     num_steps: np.ndarray
+    failed: np.ndarray
     seconds: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -61,6 +64,7 @@ class Surface:
             "values": plain(self.values),
             "status": self.status.tolist(),
             "num_steps": plain(self.num_steps),
+            "failed": plain(self.failed),
             "seconds": self.seconds,
             "info": self.info,
             "valid": self.valid.tolist(),
@@ -77,6 +81,7 @@ class Surface:
             from_plain(record["values"]),
             from_plain(record["status"], np.int8),
             from_plain(record["num_steps"]),
+            from_plain(record["failed"]),
             float(record["seconds"]),
             dict(record["info"]),
         )
@@ -84,7 +89,7 @@ class Surface:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, at once or not at all."""
         axes = {f"axis{i}": axis for i, axis in enumerate(self.coordinates)}
-        arrays = {"values": self.values, "status": self.status, "num_steps": self.num_steps, **axes}
+        arrays = {"values": self.values, "status": self.status, "num_steps": self.num_steps, "failed": self.failed, **axes}
         save_arrays(path, arrays, {"kind": "surface", "seconds": self.seconds, "info": self.info})
 
     @classmethod
@@ -92,7 +97,8 @@ class Surface:
         """The surface that `save` wrote."""
         arrays, text = load_arrays(path, "surface")
         axes = tuple(arrays[f"axis{i}"] for i in range(arrays["values"].ndim))
-        return cls(axes, arrays["values"], arrays["status"], arrays["num_steps"], float(text["seconds"]), text["info"])
+        values, status, num_steps, failed = (arrays[name] for name in ("values", "status", "num_steps", "failed"))
+        return cls(axes, values, status, num_steps, failed, float(text["seconds"]), text["info"])
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.values.shape))

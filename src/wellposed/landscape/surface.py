@@ -120,6 +120,7 @@ def surface(
                     move(parameters, origin, steps)
                     measured = at(int(np.ravel_multi_index(index, record.values.shape)))
                     record.values[index], record.num_steps[index] = measured.value, measured.num_steps
+                    record.failed[index] = measured.failed
                     record.status[index] = measured.status  # last: without it the point counts as not evaluated
                 record.seconds = before + time.monotonic() - began
                 if file is not None and time.monotonic() - saved > save_every:
@@ -157,7 +158,7 @@ def _new(dimensions: int, num: Any, radius: Any) -> Surface:
             raise InvalidArgument(f"The 'radius' parameter of surface must be positive and finite. Got {radius!r} instead.")
     axes = tuple(np.linspace(-r, r, k) if k > 1 else np.zeros(1) for k, r in zip(counts, radii, strict=True))
     shape = tuple(counts)
-    return Surface(axes, np.full(shape, np.nan), np.zeros(shape, np.int8), np.full(shape, np.nan))
+    return Surface(axes, np.full(shape, np.nan), np.zeros(shape, np.int8), np.full(shape, np.nan), np.full(shape, np.nan))
 
 
 def _checked_directions(directions: Any, model: nn.Module) -> list[Direction]:

@@ -124,7 +124,7 @@ class EquilibriumLayer(nn.Module):
                 self.last_solution = self.last_adjoint = None  # what is known there lives on the levels of the transforms
                 rows = self.gradient.transformed(f, start, context)
             elif torch.is_grad_enabled():
-                rows, outcome = self.gradient.run(f, start, lambda z: self._solve(f, z, tolerance), context)
+                rows, outcome = self.gradient.run(f, start, lambda z: self._solve(f, z, tolerance, keep_image=True), context)
                 self._judge(outcome, layout, tolerance)
             else:
                 outcome = self._solve(f, start, tolerance)
@@ -175,7 +175,7 @@ class EquilibriumLayer(nn.Module):
             if not isinstance(f, AbstractStructuredMap):
                 raise InvalidType(f"linearise needs a cell that knows its adjoint, such as DenseCell; got {self.cell!r}.")
             tolerance = self._tolerance(start.dtype)
-            outcome = self._solve(f, start, tolerance)
+            outcome = self._solve(f, start, tolerance, keep_image=True)
             solution = self._judge(outcome, layout, tolerance)
             context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
             image = f(outcome.value) if outcome.image is None else outcome.image
@@ -233,9 +233,11 @@ class EquilibriumLayer(nn.Module):
     def _tolerance(self, dtype: torch.dtype) -> Tolerance:
         return Tolerance(DEFAULT_RTOL[dtype] if self.rtol is None else self.rtol, self.atol)
 
-    def _solve(self, f: AbstractMap, z: Tensor, tolerance: Tolerance, *, record: bool = False) -> Outcome:
+    def _solve(
+        self, f: AbstractMap, z: Tensor, tolerance: Tolerance, *, record: bool = False, keep_image: bool = False
+    ) -> Outcome:
         with torch.no_grad():
-            first = f.at_zero() if isinstance(f, AbstractStructuredMap) and not bool(z.any()) else None
+            first = f.at_zero() if isinstance(f, AbstractStructuredMap) and _is_zero(z) else None
             return iterate(
                 f,
                 z.detach(),
@@ -244,7 +246,7 @@ class EquilibriumLayer(nn.Module):
                 max_steps=self.max_steps,
                 first=first,
                 record=record,
-                keep_image=isinstance(f, AbstractStructuredMap),
+                keep_image=keep_image and isinstance(f, AbstractStructuredMap),
             )
 
     def _judge(self, outcome: Outcome, layout: Layout, tolerance: Tolerance) -> Solution:
@@ -325,6 +327,11 @@ def _explaining_shapes(function: Callable[..., Any], shape: tuple[int, ...]) -> 
             ) from error
 
     return explained
+
+
+def _is_zero(z: Tensor) -> bool:
+    """Whether a start is 0; the default one is a single number seen everywhere, and is read once."""
+    return not bool((z if any(z.stride()) else z[:1, :1]).any())
 
 
 def _first_tensor(x: Any) -> Tensor:

@@ -106,12 +106,15 @@ class Autograd(AbstractObjective):
 
     def evaluate(self) -> Evaluation:
         layers = [module for module in self.model.modules() if isinstance(module, EquilibriumLayer)]
-        before = [id(solution) for layer in layers for solution in (layer.last_solution, layer.last_adjoint)]
+        old = [(layer.last_solution, layer.last_adjoint) for layer in layers]
         with torch.enable_grad():
             prediction = self.model(self.X)
             if not isinstance(prediction, Tensor):
                 raise InvalidType(f"The model must return a tensor of predictions; got {type(prediction).__name__}.")
             r, loss = self._residual(prediction)
+            # a layer that had no part this time still shows its last solve, which is no reason to stop
+            if _lost([layer.last_solution for layer, (z, _) in zip(layers, old, strict=True) if layer.last_solution is not z]):
+                loss = math.nan
             parameters = trained_parameters(self.model)
             gradients: dict[str, Tensor] = {}
             if math.isfinite(loss):
@@ -122,7 +125,8 @@ class Autograd(AbstractObjective):
                     name: torch.zeros_like(parameter) if grad is None else grad
                     for (name, parameter), grad in zip(parameters.items(), grads, strict=True)
                 }
-        layers = [module for module in self.model.modules() if isinstance(module, EquilibriumLayer)]
+        if _lost([layer.last_adjoint for layer, (_, p) in zip(layers, old, strict=True) if layer.last_adjoint is not p]):
+            loss, gradients = math.nan, {}
         solutions = [layer.last_solution for layer in layers], [layer.last_adjoint for layer in layers]
         return Evaluation(loss, r, gradients, None, *(_mean_steps(found) for found in solutions))
 
@@ -135,6 +139,7 @@ def objective_of(model: Any, X: Any, y: Any, *, warm_start: bool, extrapolate: b
         raise InvalidType(f"y must be a tensor of targets; got {type(y).__name__}.")
     if not trained_parameters(model):
         raise InvalidArgument(f"{type(model).__name__} has no parameter with requires_grad=True, so there is nothing to train.")
+    _check_data(X, y)
     if isinstance(model, AbstractNetwork) and isinstance(model.layer.gradient, ImplicitGradient):
         if y.dtype not in (torch.float32, torch.float64):
             raise InvalidType(f"y must be float32 or float64, as the parameters; got {y.dtype}.")
@@ -145,6 +150,22 @@ def objective_of(model: Any, X: Any, y: Any, *, warm_start: bool, extrapolate: b
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _check_data(X: Any, y: Tensor) -> None:
+    """There are samples, and all their numbers are finite: a sample that is not would be lost without an error."""
+    inputs = [leaf for leaf in leaves(X) if isinstance(leaf, Tensor)]
+    if y.numel() == 0 or any(tensor.dim() > 0 and tensor.shape[0] == 0 for tensor in inputs):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        raise InvalidArgument(f"X or y has no samples (X: {shapes}; y: {tuple(y.shape)}); training needs at least one.")
+    for name, tensors in (("X", inputs), ("y", [y])):
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+            raise InvalidArgument(f"{name} has NaN or infinite entries; clean the data first.")
+
+
+def _lost(solutions: list[Solution | None]) -> bool:
+    """Whether a sample ended in NaN or infinity: its value is then that of its start, which means nothing."""
+    return any(bool((found.status == Status.NOT_FINITE).any()) for found in solutions if found is not None)
 
 
 def _mean_steps(solutions: list[Solution | None]) -> float | None:

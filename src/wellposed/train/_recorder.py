@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.errors import InvalidType
+from wellposed.errors import IllPosed, InvalidType, NotConverged
 from wellposed.train._objective import AbstractObjective, Evaluation, trained_parameters
 from wellposed.train._progress import AbstractProgress
 from wellposed.train.callbacks import Callback, State
 from wellposed.train.history import History, Stop
 
-__all__ = ["Recorder", "Travelled", "check_callbacks"]
+__all__ = ["Recorder", "Travelled", "check_callbacks", "say_where"]
 
 
 @dataclass
@@ -122,6 +123,20 @@ class Recorder:
 def norm(tensor: Tensor) -> float:
     """Frobenius."""
     return float(torch.linalg.vector_norm(tensor.detach()))
+
+
+@contextmanager
+def say_where(place: str) -> Iterator[None]:
+    """Errors of the policies of a model, which know nothing of the run, say where in it they were raised.
+
+    Args:
+        place: Such as "step 7 of descend".
+    """
+    try:
+        yield
+    except (IllPosed, NotConverged) as error:
+        error.args = (f"{error} (At {place}.)", *error.args[1:])
+        raise
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:

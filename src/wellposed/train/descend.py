@@ -12,17 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.certify import certify
-from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, WellposedError, did_you_mean
+from wellposed.errors import (
+    DivergedWarning,
+    InvalidArgument,
+    InvalidType,
+    WellposedError,
+    did_you_mean,
+)
 from wellposed.nn import AbstractNetwork
 from wellposed.solve import check_positive_integer, user_level
 from wellposed.train._objective import AbstractObjective, objective_of
 from wellposed.train._progress import progress_of
-from wellposed.train._recorder import Recorder, Travelled, check_callbacks, norm
+from wellposed.train._recorder import Recorder, Travelled, check_callbacks, norm, say_where
 from wellposed.train._speeds import speeds
 from wellposed.train.callbacks import Callback
 from wellposed.train.history import History, Stop
 
 __all__ = ["descend"]
+
+#: A loss this many times the larger of the first one and |y|^2/2, that of predicting 0, is called divergence.
+EXPLODED = 1e12
 
 
 def descend(
@@ -53,8 +62,8 @@ def descend(
 
     Args:
         model: A theory network or any module whose output has the shape of y.
-        X: (n, d) inputs; for other modules what they take.
-        y: (n,) targets, of the dtype of the predictions.
+        X: (n, d) inputs, finite; for other modules what they take.
+        y: (n,) targets, finite, of the dtype of the predictions.
         step_size: eta. A number; or one for each trained parameter by name, where one that is not named is held fixed; or
             "certified": those of `certify(model, X, y, theorem="radius", dynamics="descent")`, refused unless CERTIFIED.
         steps: How many steps at most. The point after the last is evaluated too, so that it has a row.
@@ -65,9 +74,10 @@ def descend(
         progress: Whether to show a bar (a line now and then, if rich is not installed).
 
     Returns:
-        The history. If the loss becomes NaN or infinite the parameters go back to the last point where it was finite, and a
-        `DivergedWarning` says so; after a KeyboardInterrupt they are those of the last row. Errors, such as `IllPosed` by
-        the policy of the model, do the same, and carry the history as `error.history`.
+        The history. If the loss becomes NaN or infinite (an equilibrium or adjoint that is lost to NaN or infinity makes it
+        NaN), or exceeds 1e12 times the larger of the first loss and |y|^2/2, the parameters go back to the last point
+        before, and a `DivergedWarning` says so; after a KeyboardInterrupt they are those of the last row. Errors, such as
+        `IllPosed` by the policy of the model, do the same, say at which step, and carry the history as `error.history`.
     """
     callbacks = check_callbacks(callbacks)
     check_positive_integer("descend", "record_every", record_every)
@@ -80,11 +90,12 @@ def descend(
     with progress_of("descent", steps, show=progress) as bar, torch.no_grad():
         recorder = Recorder(objective, history, callbacks, stop_loss=stop_loss, progress=bar)
         _run(objective, sizes, recorder, steps, record_every)
-    if history.stop is Stop.NOT_FINITE:
+    if history.stop in (Stop.NOT_FINITE, Stop.DIVERGED):
         last = history.rows[-1]
+        became = "became NaN or infinite" if history.stop is Stop.NOT_FINITE else "exploded"
         warnings.warn(
-            f"descend: the loss became NaN or infinite at step {last['step'] + 1}, after {last['loss']:.3g} at step "
-            f"{last['step']}, to which the parameters went back. Take smaller steps than {step_size}.",
+            f"descend: the loss {became} at step {last['step'] + 1}, after {last['loss']:.3g} at step {last['step']}, to "
+            f"which the parameters went back. Take smaller steps than {step_size}.",
             DivergedWarning,
             stacklevel=user_level(),
         )
@@ -93,20 +104,30 @@ def descend(
 
 def _run(objective: AbstractObjective, sizes: dict[str, float], recorder: Recorder, steps: int, record_every: int) -> None:
     history, safe, travelled = recorder.history, _Backup(recorder.parameters), Travelled(dict.fromkeys(sizes, 0.0))
+    limit = math.inf
     try:
         for step in itertools.count():
-            now = objective.evaluate()
+            with say_where(f"step {step} of descend"):
+                now = objective.evaluate()
             recorder.count(now)
             if not math.isfinite(now.loss):
                 _refuse_start(step, now.loss)
                 history.stop = Stop.NOT_FINITE
                 break
+            if step == 0:
+                limit = EXPLODED * max(now.loss, norm(objective.y.double()) ** 2 / 2)
+            elif now.loss > limit:
+                history.stop = Stop.DIVERGED
+                break
             safe.settled()
             history.stop = recorder.visit(now, travelled, {"step": step}, last=step == steps, record=step % record_every == 0)
             if history.stop is not None:
                 break
-            safe.keep()
             travelled = _after(travelled, sizes, now.gradients)
+            if not math.isfinite(travelled.total):  # the step itself: it would put NaN into the parameters
+                history.stop = Stop.NOT_FINITE
+                break
+            safe.keep()
             for name, parameter in recorder.parameters.items():
                 if sizes[name] > 0:  # 0 holds a parameter fixed, whatever its gradient is
                     parameter.add_(now.gradients[name], alpha=-sizes[name])
@@ -147,14 +168,16 @@ class _Backup:
 
 def _after(travelled: Travelled, sizes: dict[str, float], gradients: dict[str, Tensor]) -> Travelled:
     """The way after one more step."""
-    moved = {name: size * norm(gradients[name]) for name, size in sizes.items()}
+    moved = {name: size * norm(gradients[name]) if size > 0 else 0.0 for name, size in sizes.items()}
     way = {name: travelled.by_parameter[name] + part for name, part in moved.items()}
     return Travelled(way, travelled.total + math.hypot(*moved.values()))
 
 
 def _refuse_start(step: int, loss: float) -> None:
     if step == 0:
-        raise InvalidArgument(f"The loss at the start is {loss}: X, y or a parameter has NaN, infinite or too large entries.")
+        raise InvalidArgument(
+            f"The loss at the start is {loss}: a parameter has NaN or infinite entries, or X or y too large ones."
+        )
 
 
 def _certified(objective: AbstractObjective, step_size: str) -> Any:

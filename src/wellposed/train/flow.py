@@ -14,7 +14,7 @@ from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, Miss
 from wellposed.solve import user_level
 from wellposed.train._objective import AbstractObjective, Evaluation, objective_of
 from wellposed.train._progress import progress_of
-from wellposed.train._recorder import Recorder, Travelled, check_callbacks, norm
+from wellposed.train._recorder import Recorder, Travelled, check_callbacks, norm, say_where
 from wellposed.train._speeds import speeds
 from wellposed.train.callbacks import Callback
 from wellposed.train.history import History, Stop
@@ -35,7 +35,7 @@ def flow(
     t_end: float | None = None,
     times: Sequence[float] | Tensor | None = None,
     rates: float | Mapping[str, float] = 1.0,
-    rtol: float = 1e-6,
+    rtol: float = 1e-4,
     atol: float | None = None,
     method: str = "dopri5",
     stop_loss: float | None = None,
@@ -53,10 +53,14 @@ def flow(
     Args:
         model, X, y: As in `descend`.
         t_end: Where to end, with a row at 51 equidistant times; or give `times`.
-        times: Increasing and positive: where to have rows (there is one at 0 in any case). The integrator steps exactly onto
-            them.
+        times: Increasing and positive, finite: where to have rows. There is one at 0 in any case, so a 0 in front changes
+            nothing. The integrator steps exactly onto them. If `t_end` is given too it must be the last of them.
         rates: By parameter; those not named have rate 1, and 0 holds one fixed. Or one number for all.
-        rtol, atol: Of the integrator; atol is rtol/1000 if not given.
+        rtol, atol: Of the integrator, as above; atol is rtol/1000 if not given. The default is for pictures and rates: it is
+            the error of a single step, those of all steps add up, and what they add up to is seen by a run with a smaller
+            one. Where flow is compared with a proof or a closed form take 1e-5 to 1e-9, as the tests of this package do. It
+            is not the smaller default because the gradient jumps where a ReLU switches, and there the steps shrink until
+            the jump times the step is below the tolerance.
         method: "dopri5", "dopri8", "bosh3", "adaptive_heun" or "fehlberg2".
         stop_loss: Stop at the first row with a loss of at most this.
         callbacks: Objects with `on_step(state)`, called at every row; one that returns True stops the flow.
@@ -72,8 +76,6 @@ def flow(
     _check_tolerances(rtol, atol, method)
     objective = objective_of(model, X, y, warm_start=True, extrapolate=False)  # stages are not equidistant in time
     chosen = speeds("rates", rates, model, default=1.0)
-    if not any(chosen.values()):
-        raise InvalidArgument("All rates of flow are 0, so nothing would move; give one parameter a positive rate.")
     history = History("flow", chosen)
     atol = rtol / 1000 if atol is None else atol
     with progress_of("flow", grid[-1], show=progress) as bar, torch.no_grad():
@@ -130,7 +132,9 @@ class _Field:
 
     def evaluate(self, state: Sequence[Tensor]) -> Evaluation:
         self.load(state)
-        now = self._objective.evaluate()
+        rows = self._recorder.history.rows
+        with say_where(f"time {rows[-1]['time']:.6g} of flow, or soon after" if rows else "time 0 of flow"):
+            now = self._objective.evaluate()
         self._recorder.count(now)
         if not math.isfinite(now.loss):
             raise _NotFinite
@@ -175,7 +179,7 @@ def _run(field: _Field, recorder: Recorder, grid: list[float], options: dict[str
         history.stop = Stop.NOT_FINITE
         if not history.rows:
             raise InvalidArgument(
-                "The loss at the start is NaN or infinite: X, y or a parameter has NaN, infinite or too large entries."
+                "The loss at the start is NaN or infinite: a parameter has NaN or infinite entries, or X or y too large ones."
             ) from None
     except Exception as error:
         history.stop = Stop.ERROR
@@ -222,15 +226,12 @@ def _grid(t_end: float | None, times: Sequence[float] | Tensor | None) -> list[f
         if t_end is None or not 0.0 < float(t_end) < math.inf:
             raise InvalidArgument(f"flow needs a positive finite t_end, or times; got t_end={t_end!r}.")
         return [float(t_end) * i / INTERVALS for i in range(INTERVALS)] + [float(t_end)]
-    grid = [float(t) for t in times]
-    if grid and grid[0] == 0.0:
-        grid = grid[1:]
-    if t_end is not None and (not grid or grid[-1] < float(t_end)):
-        grid.append(float(t_end))
-    if not grid or not all(0.0 <= a < b < math.inf for a, b in zip([0.0, *grid], grid, strict=False)):
-        raise InvalidArgument(f"times must be increasing, positive and finite; got {list(map(float, times))}.")
-    if t_end is not None and grid[-1] != float(t_end):
-        raise InvalidArgument(f"times go to {grid[-1]:g}, beyond t_end={t_end:g}; leave t_end out, or times after it.")
+    given = [float(t) for t in times]
+    grid = given[1:] if given and given[0] == 0.0 else given
+    if not grid or not all(a < b < math.inf for a, b in zip([0.0, *grid], grid, strict=False)):
+        raise InvalidArgument(f"times must be increasing, positive and finite (a 0 may come first); got {given}.")
+    if t_end is not None and not math.isclose(grid[-1], float(t_end), rel_tol=1e-6):  # times may be rounded to float32
+        raise InvalidArgument(f"times end at {grid[-1]:g}, but t_end={t_end:g}; leave t_end out, or let times end there.")
     return [0.0, *grid]
 
 

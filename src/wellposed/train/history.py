@@ -42,6 +42,7 @@ class Stop(enum.Enum):
     LOSS = "loss"
     CALLBACK = "callback"
     NOT_FINITE = "not_finite"
+    DIVERGED = "diverged"
     INTERRUPTED = "interrupted"
     ERROR = "error"
 
@@ -56,6 +57,7 @@ _MESSAGES = {
     Stop.LOSS: "the loss fell to stop_loss",
     Stop.CALLBACK: "a callback asked for it",
     Stop.NOT_FINITE: "the loss became NaN or infinite; the parameters are the last ones with a finite loss",
+    Stop.DIVERGED: "the loss grew without bound; the parameters are the last ones before it passed the limit",
     Stop.INTERRUPTED: "it was interrupted; the parameters are those of the last row",
     Stop.ERROR: "an error was raised; the parameters are those of the last row",
 }

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed.experiments.audit import gao2022, gao2023, holding, ling2022, nguyen2022_kernel, nguyen2022_training, xie2021
+from wellposed.experiments.audit import (
+    gao2022,
+    gao2023,
+    gao2023_generalization,
+    holding,
+    ling2022,
+    nguyen2022_kernel,
+    nguyen2022_training,
+    xie2021,
+)
 from wellposed.experiments.audit._finding import Finding, Row
 
 __all__ = ["FINDINGS", "PAPERS", "audit"]
@@ -20,6 +29,7 @@ FINDINGS: tuple[Finding, ...] = tuple(
         ling2022.PAPER,
         gao2022.PAPER,
         gao2023.PAPER,
+        gao2023_generalization.PAPER,
         *holding.PAPERS,
     )
     for finding in paper.findings

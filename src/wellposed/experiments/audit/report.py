@@ -13,7 +13,8 @@ __all__ = ["counts", "to_html", "to_json"]
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #1b1b1b; }
-table { border-collapse: collapse; width: 100%; }
+table { border-collapse: collapse; width: 100%; table-layout: fixed; overflow-wrap: anywhere; }
+th:nth-child(1), th:nth-child(3) { width: 12%; } th:nth-child(5) { width: 36%; }
 th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid #ddd; }
 th { position: sticky; top: 0; background: #fff; }
 td.evidence { font-size: 13px; } .printed { color: #9a3412; } .corrected { color: #166534; } .given { color: #555; }
