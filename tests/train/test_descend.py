@@ -267,36 +267,167 @@ def test_warm_starts_save_evaluations_and_change_nothing(family: str) -> None:
         column: float(warm[column][3:].mean() / cold[column][3:].mean()) for column in ("equilibrium_steps", "adjoint_steps")
     }
     assert part["adjoint_steps"] < 0.9
-    if family != "monotone":  # Peaceman-Rachford has a variable of its own, which a start of z does not tell
-        assert part["equilibrium_steps"] < 0.9
+    assert part["equilibrium_steps"] < 0.9
+
+
+@pytest.mark.parametrize("solver", [wp.PeacemanRachford(None), wp.DouglasRachford(None), wp.PeacemanRachford(10.0)])
+@pytest.mark.parametrize("error", [0.0, 1e-12, 1e-9, 1e-4])
+def test_a_splitting_method_stays_near_a_start_that_is_near(solver: Any, error: float) -> None:
+    """Its own variable u must start as near to its limit as z does: otherwise the residual jumps, as if it diverged."""
+    model, X, _ = problem("monotone", solver=solver, max_steps=3000, rtol=1e-14)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        exact = model.equilibrium(X)
+        start = exact + error * torch.randn(exact.shape, generator=generator, dtype=exact.dtype)
+        start[0] = 0.0  # one that knows nothing, among the others
+        solution = model.solve(X, z0=start, record=True)
+        alone = model.solve(X, record=True)
+    assert solution.converged.all()
+    torch.testing.assert_close(solution.value, exact, rtol=0, atol=1e-11)
+    assert abs(int(solution.num_steps[0]) - int(alone.num_steps[0])) <= 2  # the last ones are decided by rounding
+    if error == 0.0:
+        assert (solution.num_steps[1:] == 1).all()
+    else:
+        assert (solution.num_steps[1:] < alone.num_steps[1:]).all()
+    residuals = solution.history[1:].nan_to_num(0.0)
+    assert (residuals.amax(dim=1) <= 20 * residuals[:, 0]).all()
+
+
+def test_monotone_networks_train_without_a_warning() -> None:
+    """Warnings are errors here; tiny steps make starts that are nearly exact."""
+    model, X, y = problem("monotone")
+    history = wp.descend(model, X, y, step_size=1e-9, steps=10)
+    assert (history["equilibrium_steps"][3:] < 0.5 * history["equilibrium_steps"][0]).all()
+
+
+class Broken(Line):
+    """NaN beyond a limit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (math.nan if abs(float(self.w.detach())) > 100 else 1.0)
 
 
 def test_divergence_goes_back() -> None:
-    model = Line(w=1.0)
-    with pytest.warns(wp.DivergedWarning, match=r"NaN or infinite at step \d+, after .* at step \d+.*smaller steps"):
-        history = wp.descend(model, ONES, 0 * ONES, step_size=1e12, steps=100)
+    model = Broken(w=1.0)  # w <- -3 w
+    with pytest.warns(wp.DivergedWarning, match="NaN or infinite at step 5, after .* at step 4, to .*smaller steps than 1.0"):
+        history = wp.descend(model, ONES, 0 * ONES, step_size=1.0, steps=100)
     assert history.stop is Stop.NOT_FINITE
-    assert loss_of(model, ONES, 0 * ONES) == pytest.approx(float(history.loss[-1]))
-    assert history.loss.isfinite().all() and 3 < len(history) < 100
+    assert float(model.w.detach()) == 81.0
+    assert history.loss.tolist() == [2 * 9.0**k for k in range(5)]
+
+
+def test_an_exploding_loss_stops_and_goes_back() -> None:
+    model = Line(w=1.0)
+    with pytest.warns(wp.DivergedWarning, match="exploded at step 13, after .* at step 12, to .*smaller steps than 1.0"):
+        history = wp.descend(model, ONES, 0 * ONES, step_size=1.0, steps=100)
+    assert history.stop is Stop.DIVERGED and "without bound" in history.stop.message
+    assert float(model.w.detach()) == 3.0**12  # 9^12 < 1e12 < 9^13
+    assert history.loss.tolist() == [2 * 9.0**k for k in range(13)]
+    # measured by the targets as well: leaving a minimum that was met to 1e-30 is no explosion
+    history = wp.descend(Line(w=1.0 + 1e-15), ONES, ONES, step_size=1.0, steps=30)
+    assert history.stop is Stop.STEPS and history.loss[-1] > 1e12 * history.loss[0]
+
+
+def test_an_exploding_network_stops() -> None:
+    model, X, y = problem("monotone")
+    with torch.no_grad():
+        Z, r = model.equilibrium(X), model(X) - y
+    name = next(name for name, parameter in model.named_parameters() if parameter.shape == (16,))
+    eta = 100 / float(torch.linalg.matrix_norm(Z, 2)) ** 2
+    with pytest.warns(wp.DivergedWarning, match="exploded"):
+        history = wp.descend(model, X, y, step_size={name: eta}, steps=20)
+    assert history.stop is Stop.DIVERGED and len(history) < 6  # a factor of up to 99^2 a step
+    assert history.loss[-1] <= 1e12 * float(max(r @ r, y @ y)) / 2
+    assert loss_of(model, X, y) == pytest.approx(float(history.loss[-1]), rel=1e-9)
+
+
+def test_a_step_that_is_not_finite_is_not_taken() -> None:
+    class Steep(Line):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.sqrt(self.w - self.w.detach())  # infinite slope, finite value
+
+    model = Steep(w=0.5)
+    with pytest.warns(wp.DivergedWarning, match="NaN or infinite at step 1"):
+        history = wp.descend(model, ONES, 0 * ONES, step_size=0.1, steps=5)
+    assert history.stop is Stop.NOT_FINITE and float(model.w.detach()) == 0.5
 
 
 def test_a_bad_start_is_refused() -> None:
     with pytest.raises(wp.InvalidArgument, match="loss at the start is nan"):
-        wp.descend(Line(), ONES, math.nan * ONES, step_size=0.1)
+        wp.descend(Line(w=math.nan), ONES, ONES, step_size=0.1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_data_that_are_not_finite_are_refused(family: str, bad: float) -> None:
+    model, X, y = problem(family)
+    twin = copy.deepcopy(model)
+    X[2, 1], clean = bad, X.clone()
+    with pytest.raises(wp.InvalidArgument, match="X has NaN or infinite entries"):
+        wp.descend(model, X, y, step_size=1e-3)
+    y[3] = bad
+    with pytest.raises(wp.InvalidArgument, match="y has NaN or infinite entries"):
+        wp.descend(model, clean, y, step_size=1e-3)
+    assert distance(model, twin) == 0.0
+
+
+class Spoil(Seen):
+    """Makes the factor of one sample NaN after step 2."""
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def on_step(self, state: wp.train.State) -> None:
+        super().on_step(state)
+        if state.step == 2:
+            self.factor[4] = math.nan
+
+
+def check_lost(model: nn.Module, X: Tensor, y: Tensor, spoil: Spoil) -> None:
+    with pytest.warns(wp.DivergedWarning, match="NaN or infinite at step 3, after .* at step 2"):
+        history = wp.descend(model, X, y, step_size=1e-3, steps=6, callbacks=[spoil])
+    assert history.stop is Stop.NOT_FINITE and len(history) == 3
+    assert all(torch.equal(parameter, spoil.parameters[2][name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("family", ["gaussian", "monotone"])
+def test_lost_equilibria_make_the_loss_nan(family: str) -> None:
+    """They would enter with the z = 0 of their start, which is a finite loss."""
+    model, X, y = problem(family, on_failure="ignore")
+    injection, factor = model.injection, torch.ones(7, 1, dtype=torch.float64)
+    model.injection = lambda X: factor * injection(X)
+    check_lost(model, X, y, Spoil(factor))
+
+
+def test_lost_equilibria_of_other_modules_make_the_loss_nan() -> None:
+    class Features(nn.Module):
+        def __init__(self, factor: Tensor) -> None:
+            super().__init__()
+            self.layer = wp.EquilibriumLayer(wp.nn.DenseCell(5, 16, dtype=torch.float64), on_failure="ignore")
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.factor * x).mean(dim=1)
+
+    torch.manual_seed(0)
+    factor = torch.ones(7, 1, dtype=torch.float64)
+    check_lost(Features(factor), *problem()[1:], Spoil(factor))
 
 
 def test_ill_posed_goes_back_and_hands_over_the_history() -> None:
     model, X, y = problem()
-    with pytest.raises(wp.IllPosed, match="smaller step") as caught:
+    with pytest.raises(wp.IllPosed, match=r"smaller step.*\(At step \d+ of descend\.\)$") as caught:
         wp.descend(model, X, y, step_size={"W": 0.05, "U": 0.0, "a": 0.0}, steps=200)
     history = caught.value.history  # type: ignore[attr-defined]
+    assert f"(At step {len(history)} of descend.)" in str(caught.value)
     assert history.stop is Stop.ERROR and len(history) >= 1
     assert loss_of(model, X, y) == pytest.approx(float(history.loss[-1]), rel=1e-9)
 
 
 def test_failed_equilibria_obey_the_policy_of_the_model() -> None:
     model, X, y = problem(max_steps=3, on_failure="raise")
-    with pytest.raises(wp.NotConverged, match="max_steps=3"):
+    with pytest.raises(wp.NotConverged, match=r"max_steps=3.*\(At step 0 of descend\.\)"):
         wp.descend(model, X, y, step_size=1e-3, steps=2)
     model, X, y = problem(max_steps=3, on_failure="ignore")
     history = wp.descend(model, X, y, step_size=1e-3, steps=2)
@@ -387,6 +518,9 @@ def test_uncertified_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"step_size": -1.0}, wp.InvalidArgument, "step_size must be a finite number at least 0; got -1.0"),
         ({"step_size": {"W": math.nan, "U": 1.0, "a": 1.0}}, wp.InvalidArgument, r"step_size\['W'\].*got nan"),
         ({"step_size": "certifed"}, wp.InvalidArgument, "Did you mean 'certified'"),
+        ({"step_size": {}}, wp.InvalidArgument, r"step_size=\{\} holds every parameter fixed.*at least one of W, U, a"),
+        ({"step_size": 0.0}, wp.InvalidArgument, "step_size=0.0 holds every parameter fixed"),
+        ({"step_size": {"W": 0}}, wp.InvalidArgument, "nothing would move"),
         ({"step_size": [1.0]}, wp.InvalidType, "must be a number at least 0"),
         ({"steps": -1}, wp.InvalidArgument, "steps must be an integer at least 0; got -1"),
         ({"record_every": 0}, wp.InvalidArgument, "record_every"),
@@ -404,6 +538,12 @@ def test_wrong_data() -> None:
     model, X, y = problem()
     with pytest.raises(wp.InvalidArgument, match=r"y must be like the predictions.*\(7,\).*got \(7, 1\)"):
         wp.descend(model, X, y.unsqueeze(1), step_size=1e-3)  # broadcasting would train on the wrong loss
+    with pytest.raises(wp.InvalidArgument, match="It has 5 numbers for 7 predictions: give one target for each") as caught:
+        wp.descend(model, X, y[:5], step_size=1e-3)
+    assert "reshape" not in str(caught.value)
+    for none in ((X[:0], y[:0]), (X, y[:0]), (X[:0], y)):
+        with pytest.raises(wp.InvalidArgument, match="has no samples"):
+            wp.descend(model, *none, step_size=1e-3)
     with pytest.raises(wp.InvalidArgument, match="float64.*got .*float32"):
         wp.descend(model, X, y.float(), step_size=1e-3)
     with pytest.raises(wp.InvalidType, match="y must be a tensor"):

@@ -59,7 +59,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         super().__init__()
         if unknown:
             name = next(iter(unknown))
-            known = [word for kind in type(self).__mro__ for word in inspect.signature(kind.__init__).parameters]
+            known = [word for kind in type(self).__mro__ for word in inspect.signature(kind).parameters]
             raise InvalidType(f"{type(self).__name__} has no option {name!r}.{did_you_mean(name, known)}")
         check_positive_integer(type(self).__name__, "in_features", in_features)
         check_positive_integer(type(self).__name__, "width", width)

@@ -92,7 +92,8 @@ class TransformerDEQ(nn.Module):
 
         x_t = sqrt(width) (E[token_t] + P[t]),   z = f(z, x),   logits_t = E z_t + b
 
-    Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which also helps f to contract. Memory of training does not grow with the number of solver steps.
+    Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which also helps f to contract.
+    Memory of training does not grow with the number of solver steps.
 
         >>> import torch, wellposed as wp
         >>> model = wp.nn.TransformerDEQ(50, 16, 2, length=10, generator=torch.Generator().manual_seed(0))
