@@ -536,7 +536,7 @@ def test_a_network_may_bring_its_own_sensitivity(monkeypatch: pytest.MonkeyPatch
     ("options", "message"),
     [
         ({"dynamics": "adam"}, "'flow' or 'descent'"),
-        ({"sharpen": ("activ",)}, "active, kernel"),
+        ({"sharpen": ("activ",)}, "'active' and 'kernel'"),
         ({"hidden_rate": 0.0}, "hidden_rate"),
         ({"hidden_rate": 2.0}, "hidden_rate"),
         ({"hidden_rate": True}, "hidden_rate"),

@@ -146,7 +146,7 @@ def test_everywhere() -> None:
 @pytest.mark.parametrize(("step", "stops"), [(1e8, True), (30.0, False)])
 def test_a_descent_that_goes_wrong_does_not_pass(step: float, stops: bool) -> None:
     record = reproduce("gao2022/figure1", changes={**SMALL_STUDY, "widths": (20,), "step": step, "steps": 40, "seeds": (0,)})
-    assert (record.results[0].values["stop"] == "not_finite") is stops
+    assert (record.results[0].values["stop"] in ("not_finite", "diverged")) is stops
     assert record.outcome("well_posed") is Outcome.NOT_REPRODUCED
     assert ("did not go to their end" in str(record)) is stops
     assert any("did not converge" in note for note in record.notes) is (record.results[0].values["unsolved"] > 0)
