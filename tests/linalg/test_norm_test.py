@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellposed.linalg import norm_is_below, spectral_norm_upper
+from wellposed.linalg import norm_is_below, norm_upper_by_test, spectral_norm_upper
 
 
 def random_matrix(seed: int, m: int, k: int, rank: int | None = None) -> Tensor:
@@ -98,3 +98,22 @@ def test_low_precision_is_converted_exactly(dtype: torch.dtype) -> None:
     W = random_matrix(2, 40, 40).to(dtype)
     norm = float(torch.linalg.matrix_norm(W.double(), ord=2))
     assert norm_is_below(W, norm * (1 + 1e-10)) and not norm_is_below(W, norm * (1 - 1e-12))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    m=st.integers(1, 30),
+    k=st.integers(1, 30),
+    rank=st.sampled_from([None, 1, 2]),
+    exponent=st.integers(-100, 100),
+)
+def test_the_bound_by_test_is_above_the_norm_and_near(seed: int, m: int, k: int, rank: int | None, exponent: int) -> None:
+    W = random_matrix(seed, m, k, rank) * 2.0**exponent
+    norm = float(torch.linalg.svdvals(W)[0])
+    bound = norm_upper_by_test(W)
+    assert norm * (1 - 1e-14) <= bound <= norm * (1 + 1e-7)
+
+
+def test_the_bound_by_test_of_nothing_is_nothing() -> None:
+    assert norm_upper_by_test(torch.zeros(3, 4, dtype=torch.float64)) == 0.0

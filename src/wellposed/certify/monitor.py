@@ -25,8 +25,9 @@ class CertificateMonitor:
     """A callback of `descend` and `flow` that evaluates the radius certificate at the present point.
 
     It is cheap: norms and singular values are updated by their change (rigorously), and decomposed anew only when that loses
-    too much. What it records, as events "certificate" of the history: step, loss, sigma_min of the features, norms,
-    the distance travelled, the certified rate, and the rate measured since the evaluation before.
+    too much, or not at all while no proof of the plain flow is in sight (then `s_min` is 0, a trivial bound, and
+    `s_min_estimate` a guess). What it records, as events "certificate" of the history: step, loss, sigma_min of the features,
+    norms, the distance travelled, the certified rate, and the rate measured since the evaluation before.
 
     Args:
         every: Steps between evaluations.
@@ -78,7 +79,8 @@ class CertificateMonitor:
 
     def _begin(self, state: Any) -> None:
         """A new run: nothing of an earlier one is kept but its records were the caller's to read."""
-        self._measure = IncrementalMeasure(state.model, state.X, state.y)
+        plain_flow = self.dynamics == "flow" and self._rate == 1.0 and "kernel" not in self.sharpen
+        self._measure = IncrementalMeasure(state.model, state.X, state.y, plain_flow=plain_flow)
         self._start = {name: p.detach().clone() for name, p in state.model.named_parameters() if p.requires_grad}
         self.first, self.certificate, self.records = None, None, []
 
@@ -93,6 +95,8 @@ class CertificateMonitor:
         if isinstance(at, Measurement):
             record |= {"s_min": at.F_least, "lambda_min": at.F_least**2, "contraction": at.contraction}
             record |= {"feature_norm": at.F_norm, "z_error": at.z_error_F}
+            if "F_least_estimate" in at.known:  # far from a proof nothing is decomposed, and the bounds are loose
+                record["s_min_estimate"] = at.known["F_least_estimate"]
         self.records.append(record)
         state.record("certificate", record)
 

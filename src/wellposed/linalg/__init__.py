@@ -4,7 +4,7 @@ from wellposed.linalg.bounds import least_eigenvalue_lower, least_singular_value
 from wellposed.linalg.direct import batched_solve
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian
 from wellposed.linalg.krylov import GMRES, AbstractLinearSolver, BiCGStab, Dense, LinearSolution, Neumann
-from wellposed.linalg.norm_test import norm_is_below
+from wellposed.linalg.norm_test import norm_is_below, norm_upper_by_test
 from wellposed.linalg.spectral_radius import spectral_radius_estimate
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "least_eigenvalue_lower",
     "least_singular_value_lower",
     "norm_is_below",
+    "norm_upper_by_test",
     "spectral_norm_upper",
     "spectral_radius_estimate",
 ]
