@@ -7,7 +7,7 @@ try:
 except ImportError as error:
     raise SystemExit(f"The command line needs {error.name}; install it with: pip install 'wellposed[cli]'.") from None
 
-from wellposed.cli import audit, bench, certify, data, report, reproduce, train
+from wellposed.cli import audit, bench, certify, data, landscape, report, reproduce, train
 from wellposed.cli._app import app, main
 
-__all__ = ["app", "audit", "bench", "certify", "data", "main", "report", "reproduce", "train"]
+__all__ = ["app", "audit", "bench", "certify", "data", "landscape", "main", "report", "reproduce", "train"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], 
 def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and the text of a record of this kind."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:  # np.load leaves damaged files open
             arrays = {name: file[name] for name in file.files}
             text: dict[str, Any] = json.loads(str(arrays.pop(_TEXT)))
-    except (KeyError, ValueError, EOFError) as error:
+    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidArgument(
             f"{os.fspath(path)} holds no record of a {kind}: {error}. Give another file or delete it."
         ) from error

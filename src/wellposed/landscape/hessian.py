@@ -130,8 +130,9 @@ def hessian_eigenvalues(
                 f"hessian_eigenvalues: ARPACK gave up after max_restarts={max_restarts} ({error}). "
                 f"Raise it, or loosen rtol={rtol:.0e}."
             ) from error
-    top = torch.from_numpy(np.ascontiguousarray(values[::-1][:num]))
-    rows = torch.from_numpy(np.ascontiguousarray(vectors.T[::-1][:num]))
+    # copies: an array of one entry counts as contiguous with its negative stride, which torch does not take
+    top = torch.from_numpy(values[::-1][:num].copy())
+    rows = torch.from_numpy(vectors.T[::-1][:num].copy())
     images = torch.stack([product(row.to(product.dtype)).double().cpu() for row in rows])
     residuals = torch.linalg.vector_norm(images - top.unsqueeze(1) * rows, dim=1)
     return HessianSpectrum(top, rows, residuals)
