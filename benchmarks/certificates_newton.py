@@ -1,7 +1,7 @@
 """Loss at which the plain flow is first certified, along damped Gauss-Newton training.
 
-Where gradient descent needs too long to reach small losses (100 images of MNIST), steps of -1/4 J^T K^-1 r get there in a minute: the
-certificate asks only where the parameters are, not how they came there. Needs mnist.npz in $WELLPOSED_DATA.
+Where gradient descent needs too long to reach small losses (100 images of MNIST), steps of -1/4 J^T K^-1 r get there in a
+minute: the certificate asks only where the parameters are, not how they came there. Needs mnist.npz in $WELLPOSED_DATA.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     points = path(model, X, y, 1e-8)
     for sharpen in SHARPENINGS:
         start, low, high = time.perf_counter(), 0, len(points) - 1
-        while high - low > 1:  # once certified, certified from there on: checked at neither end of the bisection but the last
+        while high - low > 1:  # assumes that what is certified stays so along the path
             middle = (low + high) // 2
             model.load_state_dict(points[middle][1])
             low, high = (low, middle) if radius(model, X, y, sharpen=sharpen).certified else (middle, high)
