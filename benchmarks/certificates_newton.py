@@ -50,9 +50,8 @@ def main() -> None:
             model.load_state_dict(points[middle][1])
             low, high = (low, middle) if radius(model, X, y, sharpen=sharpen).certified else (middle, high)
         name = " + ".join(sharpen) or "none"
-        print(
-            f"{name}: certified at loss {points[high][0]:.2e}, not at {points[low][0]:.2e} ({time.perf_counter() - start:.0f} s)"
-        )
+        seconds = time.perf_counter() - start
+        print(f"{name}: certified at loss {points[high][0]:.2e}, not at {points[low][0]:.2e} ({seconds:.0f} s)")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def landscape(
         "range": _range(found),
         "seconds": round(found.seconds, 3),
     }
-    summary |= _sharpness(summary, curved, model, loss, X, y, seed)
+    summary |= _sharpness(summary, curved, seed, model, loss, X, y)
     picture = _draw(found, folder / "landscape.png", f"{config.model.name} on {config.data.name}, {summary['at']}")
     summary["files"] = {"record": str(file), "summary": str(folder / "landscape.json"), "picture": picture}
     text = json.dumps(summary, indent=2)
@@ -184,16 +184,8 @@ def _range(found: Surface) -> list[float] | None:
     return [float(known.min()), float(known.max())] if known.size else None
 
 
-def _sharpness(
-    summary: dict[str, Any],
-    asked: bool | None,
-    model: nn.Module,
-    loss: Callable[[Any, Any], Tensor],
-    X: Tensor,
-    y: Tensor,
-    seed: int,
-) -> dict[str, Any]:
-    """The numbers, or None and why there are none."""
+def _sharpness(summary: dict[str, Any], asked: bool | None, seed: int, *of: Any) -> dict[str, Any]:
+    """The numbers of (model, loss, X, y), or None and why there are none."""
     if asked is False:
         return {"sharpness": None, "sharpness_missing": "not asked for"}
     if summary["centre"]["loss"] is None:
@@ -202,7 +194,7 @@ def _sharpness(
         return {"sharpness": None, "sharpness_missing": "not cheap here; ask with --sharpness, or for fewer --samples"}
     try:
         with say().status("looking at the Hessian"):
-            found = sharpness(model, loss, X, y, generator=torch.Generator().manual_seed(seed))
+            found = sharpness(*of, generator=torch.Generator().manual_seed(seed))
     except WellposedError as error:
         return {"sharpness": None, "sharpness_missing": str(error)}
     return {"sharpness": found.to_dict()}
