@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +16,10 @@ from wellposed.nn import AbstractNetwork, EquilibriumLayer, MonotoneDEQ
 from wellposed.solve import Solution, check_positive_integer
 from wellposed.train.certificates import certificate_of, has_certificate
 
-try:
-    from lightning.pytorch import Callback
-
-    _MISSING = False
-except ImportError:
-    Callback, _MISSING = object, True  # type: ignore[assignment, misc]  # so that this module can be imported and read
+Callback: Any = object  # without lightning the module can still be imported and read
+_MISSING = importlib.util.find_spec("lightning") is None
+if not _MISSING:
+    Callback = importlib.import_module("lightning.pytorch").Callback
 
 __all__ = ["EquilibriumMonitor"]
 
