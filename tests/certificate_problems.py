@@ -153,7 +153,9 @@ def check_flow(model: Any, X: Tensor, y: Tensor, cert: Certificate, steps: int) 
     origin, point = clone(model), Point(model, X, y)
     R = max(cert.radii[name] / math.sqrt(rates[name]) for name in rates)
     e, t, length = float(point.r.norm()), 0.0, 0.0
-    dt = 0.5 / float(torch.linalg.eigvalsh(point.kernel(rates))[-1])
+    # RK4 is off by (lambda dt)^5/120 in a step: 3e-8 here, well below the 1e-6 that is allowed over 20 of them
+    dt = 0.08 / float(torch.linalg.eigvalsh(point.kernel(rates))[-1])
+    rounding = 1e-15 * (1 + float(y.norm()))  # of the predictions: residuals of 1e-10 are known to no more than this
     for _ in range(steps):
         now, slopes = clone(model), []
         for ahead in (0.0, 0.5, 0.5, 1.0):
@@ -168,7 +170,8 @@ def check_flow(model: Any, X: Tensor, y: Tensor, cert: Certificate, steps: int) 
         size = float(point.r.norm())
         if size <= ROUNDING * e:
             break
-        assert size <= math.exp(-cert.rate * t) * e * (1 + 1e-6), f"t = {t}: {size} above {math.exp(-cert.rate * t) * e}"
+        bound = math.exp(-cert.rate * t) * e
+        assert size <= bound * (1 + 1e-6) + rounding, f"t = {t}: {size} above {bound}"
         assert well_posed(model) and length <= R * (1 + 1e-6)
         for name, parameter in model.named_parameters():
             assert float((parameter.detach() - origin[name]).norm()) <= cert.radii[name] * (1 + 1e-6), name
