@@ -134,7 +134,8 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
 
 def _numbers(at: Measurement) -> tuple[_Numbers, _Numbers]:
     A, U, u = (getattr(at.model, name).detach() for name in ("A", "U", "u"))
-    margin = float(at.model.margin)  # type: ignore[arg-type]
+    assert isinstance(at.model, MonotoneDEQ)  # `check_family` has seen to it
+    margin = at.model.margin
     wide = at.Z.shape[0] <= at.Z.shape[1]
     harmful = _Numbers(
         spectral_norm_upper(A), spectral_norm_upper(U), up(float(u.norm())), margin, at.X_norm_F, at.residual, at.Z_least

@@ -96,8 +96,10 @@ class AbstractSolver(abc.ABC):
 class AbstractWatch(abc.ABC):
     """Watches one stage of a run and tells, per sample, when the next solver should take over."""
 
-    #: Whether it must see the very next step.
-    wants_next: bool = False
+    @property
+    def wants_next(self) -> bool:
+        """Whether it must see the very next step."""
+        return False
 
     @abc.abstractmethod
     def see(self, count: int, point: Point) -> Tensor | None:

@@ -75,7 +75,7 @@ class _WatchPlain(AbstractWatch):
         self._g: list[Tensor] = []  # the last residual vectors, while they are looked at
 
     @property
-    def wants_next(self) -> bool:  # type: ignore[override]
+    def wants_next(self) -> bool:
         return bool(self._g)
 
     def see(self, count: int, point: Point) -> Tensor | None:
