@@ -91,7 +91,7 @@ class AdjointMap(AbstractMap):
         return self._pullback.affine(z, self._rhs, out=out)
 
     def take(self, rows: Tensor) -> AbstractMap:
-        return AdjointMap(self._pullback.take(rows), self._rhs[rows])
+        return AdjointMap(self._pullback.take(rows), self._rhs.index_select(0, rows))
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
         return _Constant(self._pullback, z)

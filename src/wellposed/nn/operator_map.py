@@ -53,7 +53,7 @@ class OperatorMap(AbstractStructuredMap, AbstractSplitMap):
         return self._s(self.operator.tracked(z) + self._c)
 
     def take(self, rows: Tensor) -> OperatorMap:
-        return OperatorMap(self.operator, self._c_plain[rows], self._s)
+        return OperatorMap(self.operator, self._c_plain.index_select(0, rows), self._s)
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
         return _Jacobian(self.operator, self._s.slope(self(z)), z)
@@ -130,7 +130,7 @@ class _Pullback(AbstractPullback):
         return product if self._slope is None else product.mul_(self._slope)
 
     def take(self, rows: Tensor) -> _Pullback:
-        return _Pullback(self._W, None if self._slope is None else self._slope[rows])
+        return _Pullback(self._W, None if self._slope is None else self._slope.index_select(0, rows))
 
     def as_map(self, rhs: Tensor, v: Tensor) -> AdjointMap:
         return _SplitAdjoint(self, rhs, v)
@@ -145,7 +145,7 @@ class _SplitAdjoint(AdjointMap, AbstractSplitMap):
         self._factors: dict[float, Tensor] = {}  # d/(d + a(1 - d)) by step size: what the prox multiplies with
 
     def take(self, rows: Tensor) -> _SplitAdjoint:
-        return _SplitAdjoint(self._own.take(rows), self._rhs[rows], self._v[rows])
+        return _SplitAdjoint(self._own.take(rows), self._rhs.index_select(0, rows), self._v.index_select(0, rows))
 
     def affine(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self._own._W.transposed(z, out).add_(self._v)

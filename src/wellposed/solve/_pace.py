@@ -16,12 +16,13 @@ __all__ = ["FIXED", "JUDGED_AT", "Pace"]
 
 #: Steps of a stage after which `Auto` judges a sample: early, then ever more rarely.
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
-#: Steps at which every sample is measured; from the third on a factor per step can be told.
-FIXED = frozenset({0, 3}) | JUDGED_AT
-#: The part of the predicted steps that is taken before the next look: predictions err.
-PART = 0.8
+#: Steps at which every sample is measured.
+FIXED = frozenset({0}) | JUDGED_AT
+#: The part of the predicted steps that is taken before the next look, rounded up: predictions err, and a step too many costs
+#: more than a look too early.
+PART = 0.95
 #: A residual is not expected to fall by more than this in a step.
-FASTEST = 20.0
+FASTEST = 10.0
 
 
 class Pace:
@@ -55,14 +56,14 @@ class Pace:
         now = torch.full_like(self._due, count)
         if self._before is None:
             # no factor is known yet: a start that is near is looked at soon
-            first = (PART * torch.log(r / target) / math.log(FASTEST)).nan_to_num(nan=1.0, posinf=3.0).clamp(1, 3)
+            first = (torch.log(r / target) / math.log(FASTEST)).nan_to_num(nan=1.0, posinf=1.0).clamp(1, min(JUDGED_AT))
             self._before, self._due = (now, r), now + first.to(torch.int64)
             return
         then, before = self._before
         per_step = torch.log(r / before) / (now - then)  # log of the factor
         wanted = PART * torch.log(target / r) / per_step
         # NaN, a factor of 1 or more, or a target already met: look again at once
-        more = torch.where((per_step < 0) & (wanted > 1), wanted, 1.0).clamp_max(1e6).to(torch.int64)
+        more = torch.where((per_step < 0) & (wanted > 1), wanted, 1.0).clamp_max(1e6).ceil().to(torch.int64)
         if due is None:
             self._before, self._due = (now, r), now + more
         else:

@@ -32,7 +32,7 @@ class Rows:
         parts: dict[str, Any] = {}
         for name, value in vars(self).items():
             if id(value) not in taken:
-                taken[id(value)] = value[rows]
+                taken[id(value)] = value.index_select(0, rows)
             parts[name] = taken[id(value)]
         return Rows(**parts)
 
