@@ -128,6 +128,7 @@ def test_the_parametrization_is_applied_and_trained_through():
             r"'activation' parameter of DenseCell must be one of wellposed.nn, such as wp.nn.ReLU\(\)",
         ),
         (lambda: DenseCell(3, 2, ReLU), r"'activation' parameter of DenseCell"),
+        (lambda: DenseCell(3, 2, weight=torch.nn.Identity()), r"'weight' parameter of DenseCell must be Spectral"),
         (lambda: DenseCell(3, 2, weight=0.9), r"'weight' parameter of DenseCell must be .*Spectral"),
     ],
 )
@@ -150,3 +151,20 @@ def test_low_precision_is_lifted(dtype):
         cell.state_shape(normal(4, 3))
     with pytest.raises(wp.InvalidType, match=f"torch.float64 parameters and got x of {dtype}"):
         make(Tanh()).state_shape(normal(4, 3).to(dtype))
+
+
+def test_a_parametrization_of_ones_own_is_seen_by_the_solve():
+    from torch.nn.utils import parametrize
+
+    class Halved(torch.nn.Module):
+        def forward(self, W):
+            return 0.5 * W
+
+    cell = DenseCell(3, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    plain = cell.W.detach().clone()
+    parametrize.register_parametrization(cell, "W", Halved())
+    x = torch.ones(2, 3, dtype=F64)
+    z = wp.EquilibriumLayer(cell, rtol=1e-12)(x)
+    torch.testing.assert_close(z, torch.relu(z @ (0.5 * plain).T + x @ cell.U.T), rtol=1e-10, atol=1e-12)
+    z.sum().backward()
+    assert cell.parametrizations.W.original.grad.abs().sum() > 0

@@ -153,3 +153,19 @@ def test_regularization_is_relative() -> None:
     large = wp.fixed_point(f, p.z0 * scale, solver, args=(c * scale,), rtol=1e-8)
     assert torch.equal(large.num_steps, small.num_steps)
     assert torch.allclose(large.value / scale, small.value, rtol=1e-9)
+
+
+def test_an_extrapolation_out_of_the_domain_costs_an_evaluation_and_not_the_sample():
+    # z = log(z) + 2: candidates fall below 0 from this start, plain steps never do
+    start = torch.tensor([[0.3], [3.0]], dtype=torch.float64)
+    seen = []
+
+    def f(z):
+        seen.append(z.shape[0])
+        return torch.log(z) + 2
+
+    solution = wp.fixed_point(f, start, solver=wp.Anderson(), rtol=1e-12)
+    assert solution.converged.all()
+    torch.testing.assert_close(solution.value, torch.log(solution.value) + 2, rtol=1e-11, atol=0)
+    assert int(solution.num_steps.sum()) <= sum(seen)
+    assert int(solution.num_steps.max()) <= 100

@@ -136,3 +136,18 @@ def test_structures() -> None:
     p = problem("dict_state")
     sol = solve(p, wp.NewtonKrylov())
     assert sol.converged.all() and (flat(sol.value) - flat(p.solution)).abs().max() < 1e-8
+
+
+def test_a_dense_inner_solver_stays_within_the_budget():
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(12, 12, generator=generator, dtype=torch.float64) / 12
+
+    def f(z):
+        return torch.tanh(z @ W.T + 1)
+
+    solver = wp.NewtonKrylov(linear_solver=wp.linalg.Dense())
+    for max_steps in (4, 10, 17, 40):
+        solution = wp.fixed_point(
+            f, torch.zeros(1, 12, dtype=torch.float64), solver=solver, rtol=1e-30, max_steps=max_steps, on_failure="ignore"
+        )
+        assert int(solution.num_steps.max()) <= max_steps

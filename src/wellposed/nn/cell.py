@@ -87,9 +87,10 @@ class DenseCell(AbstractCell):
                 f"The 'activation' parameter of DenseCell must be one of wellposed.nn, such as wp.nn.ReLU(); "
                 f"got {type(activation).__module__}.{activation!r}."
             )
-        if not isinstance(weight, (nn.Module, type(None))):
+        if not isinstance(weight, (Spectral, Monotone, type(None))):
             raise InvalidType(
-                f"The 'weight' parameter of DenseCell must be a parametrization such as Spectral(0.95) or None; got {weight!r}."
+                f"The 'weight' parameter of DenseCell must be Spectral(...), Monotone(...) or None; got {weight!r}. "
+                "For a parametrization of your own, torch.nn.utils.parametrize.register_parametrization(cell, 'W', ...)."
             )
         self.in_features, self.width, self.activation = in_features, width, activation
         self.weight = weight

@@ -26,9 +26,10 @@ class Anderson(AbstractSolver):
     (1) is solved through its scaled normal equations by Cholesky; scaling makes `regularization` independent of units, and
     a system that is singular all the same gives a plain step. *Safeguard*: a point whose residual exceeds that of the
     last accepted point is not accepted; the run goes back to the accepted point, takes the plain step from there, and
-    forgets its differences. So a run is never worse than its last accepted step.
+    forgets its differences. So a run is never worse than its last accepted step. The same happens, at once, where f is not
+    finite: an extrapolation may leave the domain of f though plain steps do not.
 
-    Costs one evaluation of f a step, and memory for 2 `memory` states.
+    Costs one evaluation of f a step (two where the first was not finite), and memory for 2 `memory` states.
 
     Args:
         memory: Number of differences kept.
@@ -70,7 +71,19 @@ class Anderson(AbstractSolver):
         rejected = self._remember(state, point) if state["count"] > 0 else None
         state["count"] += 1
         z = self._candidate(state, point, rejected)
-        return Step(z, f(z))
+        fz = f(z)
+        if bool(state["plain"].all()):
+            return Step(z, fz)
+        outside = ~(fz.sum(dim=1).isfinite() | state["plain"]) & (point.budget >= 2)
+        return self._back_inside(state, f, Step(z, fz), outside) if bool(outside.any()) else Step(z, fz)
+
+    def _back_inside(self, state: dict[str, Any], f: AbstractMap, step: Step, outside: Tensor) -> Step:
+        """The plain step from the accepted point for those whose candidate left the domain of f."""
+        self._send_back(state, outside)
+        rows = outside.nonzero().squeeze(1)
+        z = state["f"][rows]
+        fz = f.take(rows)(z)
+        return Step(step.z.index_copy(0, rows, z), step.fz.index_copy(0, rows, fz), 1 + outside.to(torch.int64))
 
     def _remember(self, state: dict[str, Any], point: Point) -> Tensor | None:
         """Adds the newest differences and judges the point; (batch,) which samples must go back, or None."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from wellposed.errors import InvalidType
-from wellposed.linalg import GMRES, AbstractLinearSolver
+from wellposed.linalg import GMRES, AbstractLinearSolver, Dense
 from wellposed.solve._line_search import backtrack
 from wellposed.solve._map import AbstractMap
 from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval
@@ -60,7 +60,8 @@ class NewtonKrylov(AbstractSolver):
         eta = torch.maximum(eta, 0.5 * point.target / point.r)
         state["r"] = point.r
         direction, used = point.g.clone(), torch.zeros_like(point.evaluations)
-        rows = (point.budget >= LEAST_BUDGET).nonzero().squeeze(1)  # the others take a plain step
+        least = LEAST_BUDGET + (point.z.shape[1] if isinstance(self.linear_solver, Dense) else 0)  # it takes every column
+        rows = (point.budget >= least).nonzero().squeeze(1)  # the others take a plain step
         if rows.shape[0]:
             part = f if rows.shape[0] == point.z.shape[0] else f.take(rows)
             jacobian = part.jacobian(point.z[rows])
