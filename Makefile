@@ -8,7 +8,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all format bench bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-all format docs docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -29,8 +29,17 @@ format: $(VENV)/.installed-test  ## Rewrite the code in the house format.
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+docs: $(VENV)/.installed-docs  ## Build the documentation into site/, without the network; warnings are errors.
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
+
+docs-serve: $(VENV)/.installed-docs  ## Show the documentation on this machine, rebuilt as you edit.
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve $(ARGS)
+
 bench: $(VENV)/.installed-run  ## Time us and the peers; writes benchmarks/results/ (pass options as ARGS=...).
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+bench-choices: $(VENV)/.installed-run  ## Time solvers, gradients and networks for docs/choosing.md.
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/choices.py $(ARGS)
 
 bench-kernels: $(VENV)/.installed-run  ## Time tangent kernels: us, neural-tangents, torch.func (pass options as ARGS=...).
 	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)
@@ -40,7 +49,7 @@ bench-peers: $(PEERS)/.installed  ## Install the peer libraries into their own e
 bench-kernel-peers: $(KERNEL_PEERS)/.installed  ## Install neural-tangents into its own environment.
 
 clean:  ## Remove environments, caches and build products.
-	rm -rf $(VENV) $(PEERS) $(KERNEL_PEERS) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(KERNEL_PEERS) build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written last, so an interrupted step starts again; --clear removes what it left behind.
@@ -56,6 +65,10 @@ $(VENV)/.installed-run: pyproject.toml constraints.txt | $(VENV)/.created
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/.created
 	$(PIP) -e '.[cli,data,report,tests,dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) -e '.[cli,data,report,docs]'
 	@touch $@
 
 $(PEERS)/.installed: benchmarks/peers-constraints.txt | $(PEERS)/.created

@@ -3,9 +3,10 @@
     python benchmarks/certificates.py [--only NAME] [--seeds N] [--minutes M] [--out FOLDER]
 
 Trains by plain full-batch descent with step 1/lambda_max(K(0)) and keeps the parameters whenever the loss has fallen by a
-tenth, until the certificate without sharpenings holds; then finds for each sharpening the first kept point that it
-certifies, by bisection (the point before it is not certified). MNIST is read from $WELLPOSED_DATA, a folder with mnist.npz
-or that file itself. A run adds its rows to those of earlier runs in FOLDER/certificates.json.
+tenth, until the certificate without sharpenings holds or M minutes of CPU time have passed; then finds for each sharpening
+the first kept point that it certifies, by bisection (the point before it is not certified). MNIST is read from
+$WELLPOSED_DATA, a folder with mnist.npz or that file itself. A run adds its rows to those of earlier runs in
+FOLDER/certificates.json; `certificates_newton.py` adds those of another path.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ FAMILIES: dict[str, Callable[..., Any]] = {"GaussianDEQ": wp.GaussianDEQ, "SkipD
 COLUMNS: dict[str, tuple[str, ...]] = {"none": (), "active": ("active",), "kernel": ("kernel",), "both": ("active", "kernel")}
 #: What the sharpenings do for each family; the other columns would repeat a number.
 APPLIES = {"GaussianDEQ": ("none", "both", "active", "kernel"), "SkipDEQ": ("none", "active"), "MonotoneDEQ": ("none",)}
+#: How the parameters move, and how the table says it.
+PATHS = {"descent": "", "gauss-newton": ", GN"}
 #: The loss falls by this factor from one kept point to the next.
 FALL = 0.9
 #: Points are kept from where the residual is this many times what the certificate without sharpenings needs, roughly.
@@ -44,6 +47,8 @@ EARLY = 6.0
 LATE = 2.0
 #: Of the equilibria in training; a certificate solves for its own.
 TOLERANCE = 1e-8
+#: Step, loss and parameters.
+Kept = tuple[int, float, dict[str, Tensor]]
 
 
 def random_problem(n: int, d: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +85,7 @@ class Trainer:
         at = model.linearise(X)
         self._now = self._before = Point(at.value, at.adjoint)
         self._inverse = 1 / model.margin if isinstance(model, wp.MonotoneDEQ) else 1 / (1 - model.contraction_upper())
-        self.kept: list[tuple[int, float, dict[str, Tensor]]] = []
+        self.kept: list[Kept] = []
         self.steps, self.loss, self.certified = 0, math.inf, False
 
     def solve(self) -> Point:
@@ -104,9 +109,9 @@ class Trainer:
 
     @torch.no_grad()
     def run(self, minutes: float) -> None:
-        """Until the certificate without sharpenings holds, or the time is over."""
-        until, below = time.monotonic() + 60 * minutes, math.inf
-        while not self.certified and time.monotonic() < until:
+        """Until the certificate without sharpenings holds, or the CPU time is over; then the last point is kept in any case."""
+        until, below = time.process_time() + 60 * minutes, math.inf
+        while not self.certified:
             at = self.solve()
             self._now, self._before = at, self._now
             r = self.model.readout(at.value, self.model.injection(self.X)) - self.y
@@ -114,6 +119,9 @@ class Trainer:
             if self.loss <= below:
                 below = FALL * self.loss
                 self._look(at.value)
+            if not self.certified and time.process_time() >= until:
+                self._keep()
+                return
             for name, gradient in self.model.gradients(self.X, at, r).items():
                 getattr(self.model, name).sub_(gradient, alpha=self.step)
             self.steps += 1
@@ -121,10 +129,13 @@ class Trainer:
     def _look(self, Z: Tensor) -> None:
         ratio = math.sqrt(2 * self.loss) / self._needed(Z)
         if ratio <= EARLY:
-            state = {name: value.clone() for name, value in self.model.state_dict().items()}
-            self.kept.append((self.steps, self.loss, state))
+            self._keep()
         if ratio <= LATE:
             self.certified = radius(self.model, self.X, self.y, sharpen=()).certified
+
+    def _keep(self) -> None:
+        state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.kept.append((self.steps, self.loss, state))
 
     def _needed(self, Z: Tensor) -> float:
         """About the residual at which the plain certificate holds: s^2 (1 - q)/(4 sqrt(B^2 + b^2)), not rigorous."""
@@ -137,20 +148,20 @@ class Trainer:
         return float(s**2 / (4 * self._inverse * scale * torch.hypot(B, b)))
 
 
-def first_certified(model: Any, X: Tensor, y: Tensor, trainer: Trainer, sharpen: tuple[str, ...]) -> float | None:
+def first_certified(model: Any, X: Tensor, y: Tensor, kept: list[Kept], sharpen: tuple[str, ...]) -> float | None:
     """The loss of the first kept point that is certified, by bisection; None if the last one is not."""
 
     def holds(i: int) -> bool:
-        model.load_state_dict(trainer.kept[i][2])
+        model.load_state_dict(kept[i][2])
         return radius(model, X, y, sharpen=sharpen).certified
 
-    if not trainer.kept or not holds(len(trainer.kept) - 1):
+    if not holds(len(kept) - 1):
         return None
-    low, high = -1, len(trainer.kept) - 1
+    low, high = -1, len(kept) - 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
-    return trainer.kept[high][1]
+    return kept[high][1]
 
 
 def run(problem: str, family: str, seed: int, minutes: float) -> Iterator[dict[str, Any]]:
@@ -165,46 +176,73 @@ def run(problem: str, family: str, seed: int, minutes: float) -> Iterator[dict[s
     generator = torch.Generator().manual_seed(1000 + seed)
     model = FAMILIES[family](d, m, generator=generator, dtype=torch.float64, rtol=1e-8)
     step = 1 / float(torch.linalg.eigvalsh(tangent_kernel(model, X))[-1])
-    began = time.monotonic()
+    began = time.process_time()
     trainer = Trainer(model, X, y, step)
     trainer.run(minutes)
     row: dict[str, Any] = {"problem": problem, "family": family, "n": n, "m": m, "d": d, "seed": seed, "step_size": step}
     row |= {"steps": trainer.steps, "last_loss": trainer.loss, "kept": len(trainer.kept)}
-    row["training_seconds"] = time.monotonic() - began
+    row["training_seconds"] = time.process_time() - began
     row["loss"] = {}
-    for name in APPLIES[family] if trainer.kept else ():
-        row["loss"][name] = first_certified(model, X, y, trainer, COLUMNS[name])
-        row["seconds"] = time.monotonic() - began
-        yield row
-    if not row["loss"]:
+    for name in APPLIES[family]:
+        row["loss"][name] = first_certified(model, X, y, trainer.kept, COLUMNS[name])
+        row["seconds"] = time.process_time() - began
         yield row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = ["# Loss at which the plain gradient flow is first certified", ""]
     lines += [
-        "Median over the seeds; `python benchmarks/certificates.py` measures them. '-' is not measured or not reached,",
-        "an empty cell has no such sharpening; higher is earlier.",
+        "Median over the seeds; `python benchmarks/certificates.py` and `certificates_newton.py` measure them. Higher is",
+        "earlier. 'not by L': training was cut short at the loss L, where it is not certified. '-' is not measured, an empty",
+        "cell has no such sharpening. 'GN' is a path of damped Gauss-Newton steps, the others are those of plain descent.",
     ]
     lines += ["", "| problem | (n, m, d) | network | seeds | " + " | ".join(COLUMNS) + " | steps |"]
     lines += ["| --- " * (5 + len(COLUMNS)) + "|"]
     for problem in (*SIZES, *DIGITS):
         for family in FAMILIES:
-            mine = [row for row in rows if row["problem"] == problem and row["family"] == family]
-            if not mine:
-                continue
-            cells = []
-            for name in COLUMNS:
-                if name not in APPLIES[family]:
-                    cells.append("")
-                    continue
-                found = [row["loss"].get(name) for row in mine]
-                known = [loss for loss in found if loss is not None]
-                cells.append(f"{statistics.median(known):.1e}" if known and len(known) == len(found) else "-")
-            size = (mine[0]["n"], mine[0]["m"], mine[0]["d"])
-            steps = statistics.median(row["steps"] for row in mine)
-            lines.append(f"| {problem} | {size} | {family} | {len(mine)} | " + " | ".join(cells) + f" | {steps:.0f} |")
+            for path in PATHS:
+                if mine := [row for row in rows if key(row)[:3] == (problem, family, path)]:
+                    lines.append(line(mine))
     return "\n".join(lines) + "\n"
+
+
+def line(mine: list[dict[str, Any]]) -> str:
+    """The rows of all seeds as one of the table."""
+    first = mine[0]
+    cells = [cell(name, mine) if name in APPLIES[first["family"]] else "" for name in COLUMNS]
+    size = (first["n"], first["m"], first["d"])
+    steps = statistics.median(row["steps"] for row in mine)
+    problem = first["problem"] + PATHS[key(first)[2]]
+    return f"| {problem} | {size} | {first['family']} | {len(mine)} | " + " | ".join(cells) + f" | {steps:.0f} |"
+
+
+def cell(name: str, mine: list[dict[str, Any]]) -> str:
+    if any(name not in row["loss"] for row in mine):
+        return "-"
+    if any(row["loss"][name] is None for row in mine):
+        return f"not by {statistics.median(row['last_loss'] for row in mine):.1e}"
+    return f"{statistics.median(row['loss'][name] for row in mine):.1e}"
+
+
+def key(row: dict[str, Any]) -> tuple[str, str, str, int]:
+    """What a row is about; rows without a path are of descent."""
+    return row["problem"], row["family"], row.get("path", "descent"), row["seed"]
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    """What earlier runs have measured."""
+    saved = folder / "certificates.json"
+    rows: list[dict[str, Any]] = json.loads(saved.read_text()) if saved.exists() else []
+    return rows
+
+
+def save(row: dict[str, Any], folder: Path) -> None:
+    """Adds a row to those of earlier runs, or replaces the one about the same."""
+    print(json.dumps(row), flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [old for old in rows_in(folder) if key(old) != key(row)] + [row]
+    (folder / "certificates.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (folder / "certificates.md").write_text(table(rows))
 
 
 def main() -> None:
@@ -213,22 +251,15 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--family", action="append", choices=list(FAMILIES), metavar="FAMILY", help=", ".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=1, help="random problems of each kind (MNIST: initializations)")
-    parser.add_argument("--minutes", type=float, default=3.0, help="of training, for each problem (default: 3)")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of CPU time of training, for each problem (default: 3)")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the two files")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    saved = options.out / "certificates.json"
     for problem in options.only or names:
         for family in options.family or (FAMILIES if problem in SIZES else ["GaussianDEQ"]):
             for seed in range(options.seeds):
                 for row in run(problem, family, seed, options.minutes):
-                    print(json.dumps(row), flush=True)
-                    rows = json.loads(saved.read_text()) if saved.exists() else []
-                    key = (problem, family, seed)
-                    rows = [old for old in rows if (old["problem"], old["family"], old["seed"]) != key] + [row]
-                    saved.write_text(json.dumps(rows, indent=1) + "\n")
-                    (options.out / "certificates.md").write_text(table(rows))
+                    save(row, options.out)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Monotone equilibria: our splittings against the reference's algorithms written plainly, in one process, turn by turn.
 
-    python benchmarks/monotone.py [--quick] [--rounds N] [--only dense|conv|steps]
+    python benchmarks/monotone.py [--quick] [--rounds N] [--threads N] [--only dense|conv|steps]
 
-"Plain" is what the first implementation of [winston2020] did: W is applied as (1 - m) z - A'(A z) + B z - B'z, four products;
+"Plain" is what the first implementation of [winston2020] does: W is applied as (1 - m) z - A'(A z) + B z - B'z, four products;
 the inverse of Peaceman-Rachford is explicit and recorded by autograd; a convolution is inverted at all frequencies of the full
-complex spectrum. Plain runs take exactly as many steps as they need for the true residual |f(z) - z|/|f(z)| of every sample
-to be at most the tolerance, found beforehand, and pay nothing for stopping. A run is forward and backward. Times are CPU
-seconds of one thread, medians over interleaved rounds; ratios are medians of the ratios within rounds.
+complex spectrum; every step ends with the relative change of z, its test for stopping; the adjoint is that of its Theorem 2 for
+any slopes, with inactive units put in by index. Plain runs take exactly as many steps as they need for the true residual
+|f(z) - z|/|f(z)| of every sample to be at most the tolerance, found beforehand. A run is forward and backward; gradients are
+compared before anything is timed. Times are medians over interleaved rounds, CPU seconds on one thread and wall-clock on more;
+ratios are medians of the ratios within rounds.
 """
 
 from __future__ import annotations
@@ -40,43 +42,59 @@ class Plain:
         z = torch.zeros_like(self.c)
         with torch.no_grad():
             for _ in range(steps):
+                before = z
                 z = torch.relu((1 - a) * z + a * (self.apply(z) + self.c))
+                change(z, before)
         return z
 
-    def forward_backward_adjoint(self, a: float, steps: int, mask: Tensor, v: Tensor) -> Tensor:
-        p = torch.zeros_like(v)
+    def forward_backward_adjoint(self, a: float, steps: int, slope: Tensor, g: Tensor) -> Tensor:
+        u = torch.zeros_like(g)
         with torch.no_grad():
+            inactive, d, v = slope == 0, (1 - slope) / slope, slope * g
             for _ in range(steps):
-                p = mask * ((1 - a) * p + a * (self.transposed(p) + v))
-        return p
+                before = u
+                u = (1 - a) * u + a * self.transposed(u)
+                u = (u + a * (1 + d) * v) / (1 + a * d)
+                u[inactive] = v[inactive]
+                change(u, before)
+            return g + self.transposed(u)
 
     def peaceman_rachford(self, a: float, steps: int, inverse: Callable[[Tensor], Tensor]) -> Tensor:
         u = z = torch.zeros_like(self.c)
         with torch.no_grad():
             for _ in range(steps):
+                before = z
                 reflected = 2 * z - u
                 u = 2 * inverse(reflected + a * self.c) - reflected
                 z = torch.relu(u)
+                change(z, before)
         return z
 
     def peaceman_rachford_adjoint(
-        self, a: float, steps: int, inverse: Callable[[Tensor], Tensor], mask: Tensor, v: Tensor
+        self, a: float, steps: int, inverse: Callable[[Tensor], Tensor], slope: Tensor, g: Tensor
     ) -> Tensor:
-        u = p = torch.zeros_like(v)
+        u = p = torch.zeros_like(g)
         with torch.no_grad():
+            inactive, d, v = slope == 0, (1 - slope) / slope, slope * g
             for _ in range(steps):
+                before = p
                 reflected = 2 * p - u
-                u = 2 * inverse(reflected + a * v) - reflected
-                p = mask * u
-        return p
+                u = 2 * inverse(reflected) - reflected
+                p = (u + a * (1 + d) * v) / (1 + a * d)
+                p[inactive] = v[inactive]
+                change(p, before)
+            return g + self.transposed(p)
 
     def finish(self, z: Tensor, adjoint: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """The one recorded application, and its cotangent."""
-        z = z.detach()
-        value = torch.relu(self.apply(z) + self.c)
-        mask = (value > 0).to(z.dtype)
-        preactivation = self.apply(z) + self.c
-        torch.autograd.backward(preactivation, adjoint(mask, 2 * value.detach() / value.shape[0]))
+        """The one recorded application, and its cotangent for the loss |z|^2/batch."""
+        value = torch.relu(self.apply(z.detach()) + self.c)
+        plain = value.detach()
+        value.backward(adjoint((plain > 0).to(plain.dtype), 2 * plain / plain.shape[0]))
+
+
+def change(z: Tensor, before: Tensor) -> float:
+    """The relative change that the reference stops by."""
+    return (z - before).norm().item() / (1e-6 + z.norm().item())
 
 
 def residual(model_map: object, z: Tensor) -> float:
@@ -175,10 +193,24 @@ def run_ours(layer: wp.EquilibriumLayer, x: Tensor) -> None:
     (z.square().sum() / z.shape[0]).backward()
 
 
-def interleaved(contenders: dict[str, Callable[[], None]], parameters: list[Tensor], rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():  # warm
+def agree(contenders: dict[str, Callable[[], None]], parameters: list[Tensor]) -> None:
+    """Everybody computes the same gradient, up to what the tolerance leaves."""
+    gradients = {}
+    for name, run in contenders.items():
+        for parameter in parameters:
+            parameter.grad = None
         run()
+        gradients[name] = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    reference = gradients["plain"]
+    for name, gradient in gradients.items():
+        error = float((gradient - reference).norm() / reference.norm())
+        assert error < 100 * RTOL, f"the gradient of {name!r} differs by {error:.1e}"
+
+
+def interleaved(contenders: dict[str, Callable[[], None]], parameters: list[Tensor], rounds: int) -> dict[str, list[float]]:
+    agree(contenders, parameters)  # and warms
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
             for parameter in parameters:
@@ -186,9 +218,9 @@ def interleaved(contenders: dict[str, Callable[[], None]], parameters: list[Tens
             # a parameter of the next training step: nothing may be left of the factorization of the last one
             with torch.no_grad():
                 parameters[0].mul_(1.0 + 1e-6)
-            began = time.process_time()
+            began = clock()
             run()
-            times[name].append(time.process_time() - began)
+            times[name].append(clock() - began)
     return times
 
 
@@ -198,6 +230,8 @@ def report(
     row: dict[str, object] = {"case": title, **extra}
     for name, seconds in times.items():
         row[name] = statistics.median(seconds)
+    slower = zip(times[mine[1]], times[mine[0]], strict=True)
+    row["tuned / best of grid"] = statistics.median(p / q for p, q in slower)
     for name in mine:
         row[f"{plain} / {name}"] = statistics.median(p / q for p, q in zip(times[plain], times[name], strict=True))
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
@@ -241,11 +275,11 @@ def dense_case(margin: float, width: int, batch: int, rounds: int) -> list[dict[
             p = dense_plain(cell, x)
             if backward:
                 z = p.forward_backward(a, steps)
-                p.finish(z, lambda mask, v: p.forward_backward_adjoint(a, steps, mask, v))
+                p.finish(z, lambda slope, g: p.forward_backward_adjoint(a, steps, slope, g))
             else:
                 V = dense_inverse(cell, a)
                 z = p.peaceman_rachford(a, steps, lambda v: v @ V.t())
-                p.finish(z, lambda mask, v: p.peaceman_rachford_adjoint(a, steps, lambda u: u @ V, mask, v))
+                p.finish(z, lambda slope, g: p.peaceman_rachford_adjoint(a, steps, lambda u: u @ V, slope, g))
 
         same, tuned = ours(cell, x, kind(a)), ours(cell, x, kind(wp.TunedStep()))
         contenders = {
@@ -272,7 +306,13 @@ def conv_case(channels: int, size: int, batch: int, rounds: int, margin: float =
     x = torch.randn(batch, 1, size, size, generator=generator)
     f = cell.bind(x)
     plain = conv_plain(cell, x)
-    a = 1.0
+
+    def steps_of(a: float) -> int:
+        few = cell.bind(x[:4])
+        sol = wp.fixed_point(few, torch.zeros(4, x[0].numel() * channels), wp.PeacemanRachford(a), rtol=RTOL, max_steps=60)
+        return int(sol.num_steps.max())
+
+    a, _ = grid_best(steps_of, [2.0 ** (k / 2) for k in range(-4, 2)])
     with torch.no_grad():
         inverse, _ = conv_inverse(cell, x, a)
         steps = least_steps(lambda k: plain.peaceman_rachford(a, k, inverse), lambda z: residual(f, z), 100)
@@ -281,7 +321,7 @@ def conv_case(channels: int, size: int, batch: int, rounds: int, margin: float =
         p = conv_plain(cell, x)
         forward, backward = conv_inverse(cell, x, a)
         z = p.peaceman_rachford(a, steps, forward)
-        p.finish(z, lambda mask, v: p.peaceman_rachford_adjoint(a, steps, backward, mask, v))
+        p.finish(z, lambda slope, g: p.peaceman_rachford_adjoint(a, steps, backward, slope, g))
 
     same, tuned = ours(cell, x, wp.PeacemanRachford(a)), ours(cell, x, wp.PeacemanRachford(wp.TunedStep()))
     contenders = {
@@ -304,7 +344,7 @@ def conv_case(channels: int, size: int, batch: int, rounds: int, margin: float =
 def step_sizes(width: int = 200) -> dict[str, object]:
     """Steps of the tuned solvers over those of the best step size of a grid (factors of sqrt 2), on problems of many kinds."""
     worst: dict[str, tuple[float, str]] = {}
-    grid = [2.0 ** (k / 2) for k in range(-14, 8)]
+    grid = [2.0 ** (k / 2) for k in range(-12, 5)]
     for margin in (1.0, 0.1, 0.02):
         for scale_a, scale_b in ((0.5, 0.5), (1.0, 1.0), (2.0, 0.3), (0.3, 1.0), (2.0, 5.0)):
             generator = torch.Generator().manual_seed(1)
@@ -318,7 +358,7 @@ def step_sizes(width: int = 200) -> dict[str, object]:
 
                 def steps_of(step_size: object, kind: type = kind, f: object = f) -> float:
                     zero = torch.zeros(16, width, dtype=torch.float64)
-                    sol = wp.fixed_point(f, zero, kind(step_size), rtol=RTOL, max_steps=600, on_failure="ignore")  # type: ignore[arg-type]
+                    sol = wp.fixed_point(f, zero, kind(step_size), rtol=RTOL, max_steps=400, on_failure="ignore")  # type: ignore[arg-type]
                     return float(sol.num_steps.max()) if bool(sol.converged.all()) else math.inf
 
                 best = min(steps_of(a) for a in grid)
@@ -336,9 +376,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=["dense", "conv", "steps"], action="append")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     parts = options.only or ["dense", "conv", "steps"]
     rows: list[dict[str, object]] = []
     if "dense" in parts:
@@ -350,11 +391,37 @@ def main() -> None:
     if "steps" in parts:
         rows.append(step_sizes(50 if options.quick else 200))
     if not options.quick:
-        known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+        setting = {"torch": torch.__version__, "machine": platform.machine(), "threads": options.threads}
+        saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"setting": setting, "rows": []}
         fresh = {row["case"] for row in rows}
-        rows = [row for row in known if row["case"] not in fresh] + rows
-        machine = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1}
-        RESULTS.write_text(json.dumps({"setting": machine, "rows": rows}, indent=1) + "\n")
+        kept = [row for row in saved["rows"] if row["case"] not in fresh] if saved["setting"] == setting else []
+        RESULTS.write_text(json.dumps({"setting": setting, "rows": kept + rows}, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(as_markdown(setting, kept + rows))
+
+
+def as_markdown(setting: dict[str, object], rows: list[dict[str, object]]) -> str:
+    """The rows as a page."""
+    clock = "CPU" if setting["threads"] == 1 else "wall-clock"
+    lines = [
+        "# Monotone equilibria, forward and backward",
+        "",
+        f"Written by `benchmarks/monotone.py`, which says what is compared; torch {setting['torch']}, {setting['machine']}, "
+        f"{setting['threads']} thread(s), {clock} seconds, to a true residual of {RTOL:g}.",
+        "",
+        "| case | steps: plain, ours, tuned | plain | ours | tuned | plain / ours | plain / tuned | tuned / best of grid |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if "plain" in row:
+            steps = f"{row['plain steps']}, {row['our steps']}, {row['our tuned steps']}"
+            seconds = [f"{row[name]:.3f}" for name in ("plain", "ours", "ours, tuned step")]
+            ratios = [f"{row[name]:.2f}" for name in ("plain / ours", "plain / ours, tuned step", "tuned / best of grid")]
+            lines.append(f"| {' | '.join([str(row['case']), steps, *seconds, *ratios])} |")
+    for row in rows:
+        if "plain" not in row:
+            worst = "; ".join(f"{kind} {value[0]:.2f} ({value[1]})" for kind, value in row.items() if kind != "case")  # type: ignore[index]
+            lines += ["", f"{row['case']}: {worst}."]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

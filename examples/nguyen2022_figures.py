@@ -11,6 +11,9 @@ The thesis uses MNIST and ImageNet; here the pictures have its kind, not its num
 from __future__ import annotations
 
 import argparse
+import copy
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ def residual(init_std: float = 0.01) -> wp.nn.ResidualDEQ:
         16,
         10,
         init_std=init_std,
+        grid=2,
         solver=wp.Anderson(),
         rtol=1e-3,
         max_steps=100,
@@ -49,8 +53,19 @@ def residual(init_std: float = 0.01) -> wp.nn.ResidualDEQ:
     )
 
 
-def train(model: Any, X: Tensor, y: Tensor, epochs: int) -> float:
-    """Adam on minibatches of 32; returns the last loss.
+def injected(model: Any, gain: float = 3.0) -> Any:
+    """The model with more weight on its input: x then outweighs z in the sum that is normalized, and the cell contracts.
+
+    With the gain of 1 that norms have at first, training loses the equilibria of some images within a few epochs.
+    """
+    for module in model.cell.modules():
+        if isinstance(module, wp.nn.ResidualCell):
+            nn.init.constant_(module.norm2.weight, gain)
+    return model
+
+
+def train(model: Any, X: Tensor, y: Tensor, epochs: int) -> Iterator[float]:
+    """Adam on minibatches of 32 with a falling step; after every epoch the loss of all images.
 
     Equilibrium networks get a Jacobian penalty, and all cells a smaller step than encoder and head: a cell that moves fast
     soon loses the equilibria of some images, and then there is no landscape to draw.
@@ -58,22 +73,36 @@ def train(model: Any, X: Tensor, y: Tensor, epochs: int) -> float:
     slow = list(model.cell.parameters())
     fast = [*model.encoder.parameters(), *model.head.parameters()]
     optimizer = torch.optim.Adam([{"params": slow, "lr": 3e-4}, {"params": fast, "lr": 1e-2}])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * math.ceil(len(X) / 32))
     generator = torch.Generator().manual_seed(1)
-    last = float("nan")
     for _ in range(epochs):
         for rows in torch.randperm(len(X), generator=generator).split(32):
             if hasattr(model, "penalized"):
                 prediction, penalty = model.penalized(X[rows], generator=generator)
-                total = loss(prediction, y[rows]) + penalty
+                total = loss(prediction, y[rows]) + 4.0 * penalty
             else:
-                prediction = model(X[rows])
-                total = loss(prediction, y[rows])
+                total = loss(model(X[rows]), y[rows])
             optimizer.zero_grad()
             total.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            last = loss(prediction.detach(), y[rows]).item()
-    return last
+            schedule.step()
+        with torch.no_grad():
+            yield loss(model(X), y).item()
+
+
+def train_to_best(model: Any, X: Tensor, y: Tensor, epochs: int) -> None:
+    """Trains, and goes back to the epoch of the least loss among those where every image has its equilibrium."""
+    best, kept = math.inf, None
+    for value in train(model, X, y, epochs):
+        layer = getattr(model, "layer", None)
+        found = layer is None or bool(layer.last_solution.converged.all())
+        if found and value < best:
+            best, kept = value, copy.deepcopy(model.state_dict())
+    if kept is None:
+        console.print("no epoch had the equilibria of all images; the last one is shown")
+    else:
+        model.load_state_dict(kept)
 
 
 def initializations(folder: Path, figures: list[str]) -> None:
@@ -91,15 +120,17 @@ def initializations(folder: Path, figures: list[str]) -> None:
 
 
 def training(folder: Path, n: int, epochs: int) -> None:
-    """Fig. 4.3: trajectories of the same images at initialization and after every epoch."""
+    """Fig. 4.3: trajectories of the same images at initialization and after the first, middle and last epoch."""
     X, y = digits(n)
-    model = residual()
+    model = injected(residual())
     shown = y < 4  # few enough classes to tell the colours apart
     ways, names = [trajectory(model, X[shown][:40])], ["initialization"]
-    for epoch in range(1, epochs + 1):
-        last = train(model, X, y, 1)
+    shown_epochs = {1, (1 + epochs) // 2, epochs}
+    for epoch, value in enumerate(train(model, X, y, epochs), start=1):
+        if epoch not in shown_epochs:
+            continue
         ways.append(trajectory(model, X[shown][:40]))
-        names.append(f"epoch {epoch}, loss {last:.2f}")
+        names.append(f"epoch {epoch}, loss {value:.2f}")
         console.print(f"{names[-1]}: {int(ways[-1].converged.sum())} of {len(ways[-1].converged)} samples converged")
     record = project(ways, names=names)
     record.save(folder / "training.npz")
@@ -111,7 +142,7 @@ def landscapes(folder: Path, models: dict[str, nn.Module], name: str, options: a
     X, y = digits(options.samples)
     found = []
     for title, model in models.items():
-        train(model, X, y, options.epochs)
+        train_to_best(model, X, y, options.epochs)
         file = folder / f"{name}_{title}.npz"
         file.unlink(missing_ok=True)  # another training gives another surface
         s = surface(model, loss, X, y, num=options.num, radius=options.radius, file=file, progress=True)
@@ -131,7 +162,7 @@ def main() -> None:
     parser.add_argument("figures", nargs="+", choices=["4.1", "4.2", "4.3", "4.4", "4.5"])
     parser.add_argument("--folder", type=Path, default=Path("figures"))
     parser.add_argument("--samples", type=int, default=200)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--num", type=int, default=15, help="points along each direction; 51 in the thesis")
     parser.add_argument("--radius", type=float, default=0.5)
     options = parser.parse_args()
@@ -141,15 +172,15 @@ def main() -> None:
     if "4.3" in options.figures:
         training(options.folder, options.samples, options.epochs)
     if "4.4" in options.figures:
-        base = residual()
+        base = injected(residual())
         twins: dict[str, nn.Module] = {f"repeat-{k}": base.twin(k) for k in (6, 11, 18)}
         landscapes(options.folder, {**twins, "equilibrium": base}, "figure_4_4", options)
     if "4.5" in options.figures:
         generator = torch.Generator().manual_seed(0)
         multi = wp.nn.MultiscaleDEQ.classifier(
-            1, (16, 16), 10, solver=wp.Anderson(), rtol=1e-3, max_steps=100, on_failure="ignore", generator=generator
+            1, (16, 16), 10, grid=2, solver=wp.Anderson(), rtol=1e-3, max_steps=100, on_failure="ignore", generator=generator
         )
-        landscapes(options.folder, {"multiscale": multi}, "figure_4_5", options)
+        landscapes(options.folder, {"multiscale": injected(multi)}, "figure_4_5", options)
 
 
 if __name__ == "__main__":

@@ -129,12 +129,13 @@ def check_descent(model: Any, X: Tensor, y: Tensor, cert: Certificate, steps: in
     assert isinstance(cert.step_size, dict) and 0 < cert.rate <= 1
     model = copy.deepcopy(model)
     origin, point, e = clone(model), Point(model, X, y), 0.0
+    rounding = 1e-15 * (1 + float(y.norm()))  # of the predictions: residuals of 1e-10 are known to no more than this
     for k in range(steps + 1):
         size = float(point.r.norm())
         e = size if k == 0 else e
         if size <= ROUNDING * e:
             return k
-        assert size <= cert.rate**k * e * (1 + 1e-10), f"step {k}: {size} above {cert.rate**k * e}"
+        assert size <= cert.rate**k * e * (1 + 1e-10) + rounding, f"step {k}: {size} above {cert.rate**k * e}"
         assert well_posed(model)
         for name, parameter in model.named_parameters():
             assert float((parameter.detach() - origin[name]).norm()) <= cert.radii[name] * (1 + 1e-10), name

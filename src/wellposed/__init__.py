@@ -9,6 +9,7 @@ from wellposed.convex import DeepOptEq, OptEq
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
+    CheckpointRefused,
     DivergedWarning,
     IllPosed,
     IllPosedWarning,
@@ -17,6 +18,8 @@ from wellposed.errors import (
     MissingPackage,
     NotConverged,
     NotConvergedWarning,
+    RunError,
+    RunLocked,
     WellposedError,
     WellposedWarning,
 )
@@ -54,6 +57,7 @@ __all__ = [
     "Broyden",
     "Certificate",
     "CertificateMonitor",
+    "CheckpointRefused",
     "DeepOptEq",
     "Dense",
     "DivergedWarning",
@@ -80,6 +84,8 @@ __all__ = [
     "PeacemanRachford",
     "PhantomGradient",
     "Picard",
+    "RunError",
+    "RunLocked",
     "SkipDEQ",
     "Solution",
     "Status",

@@ -42,6 +42,7 @@ __all__ = [
     "WellposedError",
     "WellposedWarning",
     "did_you_mean",
+    "how_to_install",
 ]
 
 
@@ -117,3 +118,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` if some known word is near, else an empty string."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def how_to_install(extra: str) -> str:
+    """The end of a sentence about a missing package: what brings it, from an index and in a clone of the repository.
+
+    In a clone the constraints keep pip from fetching another torch.
+    """
+    return f"pip install 'wellposed[{extra}]' (in a clone of the repository: pip install -c constraints.txt -e '.[{extra}]')"

@@ -68,7 +68,7 @@ def test_train_prints_a_table_and_the_directory(tmp_path: Path) -> None:
     result = call("train", "--no-report", *changes("run.certify_every=2"))
     assert result.exit_code == 0, result.output
     (folder,) = (tmp_path / "runs").iterdir()
-    assert f"runs/{folder.name}" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"runs/{folder.name}"
     for words in ("gaussian on digits", "12 train, 10 test", "2 epochs, 6 steps", "certificate", "all found"):
         assert words in result.stdout
     assert folder.name.endswith("-gaussian-digits")
@@ -116,8 +116,16 @@ def test_resume_for_more_epochs_is_the_longer_run(tmp_path: Path) -> None:
         (["train", "--set", "model.name=gausian"], ["Unknown model.name 'gausian'", "Did you mean 'gaussian'?"]),
         (["train", "--set", "model.gamma=0.2"], ["model.gamma is not for 'gaussian', which has weight_variance"]),
         (["train", "--set", "data.name=digit"], ["Unknown data set 'digit'", "Did you mean 'digits'?"]),
-        (["train", "--set", "data.classes=null"], ["is for regression", "dense, monotone_classifier", "data.classes=[0, 1]"]),
-        (["train", "--set", "model.name=dense"], ["is for classification", "or more than two classes"]),
+        (
+            ["train", "--set", "data.classes=null", "--set", "model.name=skip"],
+            ["is for regression", "dense, monotone_classifier", "data.classes=[0, 1]"],
+        ),
+        (
+            ["train", "--set", "model.name=dense", "--set", "data.name=sphere"],
+            ["is for classification", "targets of sphere are numbers", "choose model.name from gaussian"],
+        ),
+        (["train", "--set", "data.name=sphere", "--set", "data.classes=[0, 1]"], ["sphere has no classes to choose from"]),
+        (["train", "--set", "model.width"], ["got 'model.width'. It has no value: write for example 'model.width=256'"]),
         (["train", "--set", "run.device=gpu"], ["run.device='gpu' cannot be used"]),
         (["train", "--set", "run.patience=3"], ["data.validation=0.2"]),
         (["train", "--set", "data.validation=0.001"], ["leaves a part empty"]),
@@ -204,6 +212,20 @@ def test_data_list_and_show() -> None:
     assert "targets -1, 1" in call("data", "show", "digits", "--n", 20, "--classes", "3,8").stdout
 
 
+@pytest.mark.parametrize("words", [["data", "list"], ["certify", "c.yaml", "--theorem", "ling2022"], ["certify", "c.yaml"]])
+def test_eighty_columns_are_enough(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.yaml").write_text("data: {n: 12}\nmodel: {width: 20}\n")
+    wide = call(*words).stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = call(*words).stdout
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
+    assert "…" not in narrow
+    if words[0] == "certify":
+        assert set(wide.split()) - set(narrow.split()) <= {"hypothesis", "source", "value", "bound", "holds", "fails"} | {
+            word for word in wide.split() if set(word) == {"-"}
+        }
+
+
 def test_data_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WELLPOSED_DATA", raising=False)
     failed(call("data", "check"), 2, "WELLPOSED_DATA is not set")
@@ -250,4 +272,41 @@ def test_a_report_that_fails_does_not_spoil_the_run(tmp_path: Path, monkeypatch:
     assert result.exit_code == 0 and "The report could not be made (RuntimeError: no ink)." in result.stderr
     page.write = writes
     result = call("train", "-q", "--out", tmp_path / "other", *changes("run.certify_every=0"))
-    assert str(tmp_path / "other" / "page.html") in result.stdout
+    assert result.stdout.splitlines()[-1] == str(tmp_path / "other" / "page.html")
+    result = call("train", "-q", "--json", "--out", tmp_path / "third", *changes("run.certify_every=0"))
+    assert json.loads(result.stdout)["report"] == str(tmp_path / "third" / "page.html")
+
+
+@pytest.mark.parametrize("terminal", ["", "1"])
+def test_the_last_line_is_the_page(terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a terminal, where a bar is drawn; and longer than a line of it."""
+    monkeypatch.setenv("COLUMNS", "40")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take a pipe for a terminal
+    folder = tmp_path / ("a" * 60)
+    result = call("train", "--out", folder, *changes("run.certify_every=0"))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == str(folder / "report.html") and (folder / "report.html").is_file()
+    assert ("training" in result.stderr) is bool(terminal)
+    again = call("report", folder)
+    assert again.stdout.splitlines()[-1] == str(folder / "report.html")
+    assert json.loads(call("report", folder, "--json").stdout)["report"] == str(folder / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("auto", "sphere", "gaussian on sphere"),
+        ("monotone_classifier", "digits", "monotone_classifier on digits"),
+        ("dense", "moons", "dense on moons"),
+    ],
+)
+def test_data_and_network_alone_are_enough(name: str, data: str, says: str, tmp_path: Path) -> None:
+    words = changes(f"model.name={name}", f"data.name={data}", "run.certify_every=0", "run.epochs=1")
+    result = call("train", "-q", "--no-report", "--out", tmp_path / "run", *words)
+    assert result.exit_code == 0 and says in result.stdout, result.output
+    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert used["data"]["classes"] is None and used["model"]["name"] != "auto" and used["loss"]["name"] != "auto"
+    shown = yaml.safe_load(call("train", "--show-config", *words).stdout)
+    del used["run"]["threads"], shown["run"]["threads"]
+    assert used == shown

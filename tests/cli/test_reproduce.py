@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from wellposed.cli import app
 from wellposed.experiments import EXPERIMENTS
+from wellposed.experiments.ling2022.lemma1 import Lemma1, Lemma1Config
 
 TINY = ["--set", "widths=10,40", "--set", "draws=5", "--set", "seeds=0,1", "--jobs", "1"]
 
@@ -48,10 +49,43 @@ def test_a_claim_that_holds_exits_with_zero(tmp_path: Path) -> None:
     assert not (tmp_path / "here" / "xie2021" / "theorems" / "figure.png").exists()
 
 
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two experiments that take no time in the place of all."""
+
+    class Square(Lemma1):
+        name = "toy/square"
+        quick = Lemma1Config(widths=(4,), draws=2, seeds=(0, 1))
+
+    class Cube(Square):
+        name = "toy/cube"
+
+    for key in list(EXPERIMENTS):
+        monkeypatch.delitem(EXPERIMENTS, key)
+    for experiment in (Square(), Cube()):
+        monkeypatch.setitem(EXPERIMENTS, experiment.name, experiment)
+
+
+def test_without_a_name_all_are_run(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = call("--quick", "--jobs", "1", "--no-figure")
+    records = [json.loads((tmp_path / "reproduced" / "toy" / n / "record.json").read_text()) for n in ("square", "cube")]
+    outcomes = [check["outcome"] for record in records for check in record["checks"]]
+    last = " ".join(result.stdout.split())
+    assert f"2 experiments, 0 s; claims: {outcomes.count('reproduced')} reproduced, " in last
+    assert result.exit_code == (1 if "not reproduced" in outcomes else 0)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    both = json.loads(call("toy/cube", "all", "--jobs", "1", "--no-figure", "--json").stdout)
+    assert [record["experiment"] for record in both] == ["toy/cube", "toy/square"]
+    assert all(result["cached"] for record in both for result in record["results"])
+
+
 def test_mistakes_are_one_sentence() -> None:
     for words, says in [
         (["ling2022/figur1"], "Did you mean 'ling2022/figure1'"),
-        ([], "--list"),
+        (["--full"], "reproduce all --full"),
+        (["all", "--set", "widths=3,4"], "Unknown key 'widths'"),
+        (["ling2023"], "Did you mean 'ling2022'"),
         (["ling2022/lemma1", "--set", "width=3"], "Did you mean 'widths'"),
         (["ling2022/lemma1", "--jobs", "0"], "jobs must be"),
     ]:

@@ -104,6 +104,22 @@ def test_mixed_precision():
     torch.testing.assert_close(y.float(), plain, rtol=0.1, atol=0.05)
 
 
+@pytest.mark.parametrize("prior", [None, L1(0.02)], ids=repr)
+def test_single_precision_agrees_with_double(prior):
+    """Kernels have another layout in memory in single precision: neither values nor gradients may notice."""
+    double = network((4, 3, 6), activation=wp.nn.Tanh(), alpha=0.7, prior=prior, rtol=1e-12)
+    single = network((4, 3, 6), activation=wp.nn.Tanh(), alpha=0.7, prior=prior, rtol=1e-6, dtype=torch.float32)
+    single.load_state_dict(double.state_dict())
+    assert ConvOperator(single.kernels()[0]).tensor.is_contiguous(memory_format=torch.channels_last)
+    gradients = []
+    for model, x in ((double, X), (single, X.float())):
+        y = model(x)
+        y.square().sum().backward()
+        gradients.append([y.detach().double(), *(p.grad.double() for p in model.parameters())])
+    for expected, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_selection_of_images():
     model = network()
     found = select_equilibrium(model, X, SquaredL2(0.5), steps=20)

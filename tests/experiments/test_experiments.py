@@ -19,6 +19,8 @@ from wellposed.nn import GaussianDEQ
 from wellposed.plot.experiments import experiment as picture_of
 
 SMALL_STUDY = {"data": ("digits",), "widths": (10, 40), "n": 12, "n_test": 10, "steps": 8, "points": 4, "seeds": (0, 1)}
+SMALL_CONV = {"data": "digits", "images": 20, "test_images": 10, "size": 8, "channels": (2, 3), "epochs": 2, "seeds": (0,)}
+SMALL_LANDSCAPE = {"data": "digits", "n": 20, "channels": 4, "epochs": 1, "batch": 10, "points": 3, "seeds": (0,)}
 TINY: dict[str, dict[str, Any]] = {
     "ling2022/figure1": {**SMALL_STUDY, "data": ("sphere", "digits"), "seeds": (0,)},
     "ling2022/lemma1": {"widths": (10, 40), "draws": 10, "seeds": (0, 1)},
@@ -27,9 +29,14 @@ TINY: dict[str, dict[str, Any]] = {
     "gao2023/figure1": SMALL_STUDY,
     "nguyen2022/splitting": {"width": 12, "features": 6, "n": 3, "seeds": (0,)},
     "nguyen2022/chapter3": {"widths": (12,), "features": 6, "n": 4, "steps": 10, "seeds": (0,)},
-    "nguyen2022/figure4_1": {"data": "digits", "n": 2, "channels": 4, "groups": 2, "steps": 10, "seeds": (0,)},
+    "nguyen2022/figure4.1": {"data": "digits", "n": 2, "channels": 4, "groups": 2, "steps": 10, "seeds": (0,)},
+    "nguyen2022/figure4.2": {"data": "digits", "n": 10, "channels": 4, "groups": 2, "steps": 10, "seeds": (0,)},
+    "nguyen2022/figure4.3": {"data": "digits", "n": 20, "shown": 20, "channels": 4, "epochs": 2, "batch": 10, "seeds": (0,)},
+    "nguyen2022/figure4.4": {"n_seen": 10, "repeats": (2, 3), **SMALL_LANDSCAPE},
+    "nguyen2022/figure4.5": {"n_seen": 10, **SMALL_LANDSCAPE},
     "xie2021/theorems": {"width": 5, "features": 3, "n": 2, "directions": 10, "alphas": (0.1, 0.03), "seeds": (0,)},
-    "xie2021/table1": {"data": "digits", "n": 8, "n_test": 8, "width": 6, "steps": 3, "seeds": (0,)},
+    "xie2021/table1a": {"n": 8, "n_test": 8, "width": 6, "steps": 3, "alphas": (0.1, 1.0), **SMALL_CONV},
+    "xie2021/table1b": SMALL_CONV,
 }
 
 
@@ -166,7 +173,7 @@ def test_digits_take_the_place_of_what_is_not_at_hand(monkeypatch: pytest.Monkey
     assert data == ("digits",) and n < 1000 and n_test == 10
     assert "digits take the place of mnist" in notes[0] and "cifar10" in notes[1] and "1000" in notes[2]
     assert len(samples("digits", n, n_test, paper="gao2022", seed=0).X) == n
-    record = reproduce("xie2021/table1", changes={**TINY["xie2021/table1"], "data": "mnist"})
+    record = reproduce("xie2021/table1a", changes={**TINY["xie2021/table1a"], "data": "mnist"})
     assert record.config["data"] == "digits" and "take the place of mnist" in record.notes[0]
     (tmp_path / "mnist.npz").write_bytes(b"damaged")
     samples.cache_clear()

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from wellposed.errors import CheckpointRefused, InvalidArgument
+from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.setup import prepare
 from wellposed.experiments.training import load_run, train
 from wellposed.train.config import resolve
 from wellposed.train.losses import CrossEntropy, Segmentation, Squared
-from wellposed.train.run import read_metrics
+from wellposed.train.run import read_config, read_metrics
 
 QUICK = ["run.tensorboard=false", "run.certify_every=0", "run.threads=1"]
 
@@ -31,13 +32,60 @@ def test_validation_is_a_part_of_the_training_samples() -> None:
 
 def test_the_loss_follows_the_targets() -> None:
     two = prepare(resolve({}, ["data.n=10"])).loss
-    numbers = prepare(resolve({}, ["data.name=sphere", "data.classes=null", "data.n=10"])).loss
+    numbers = prepare(resolve({}, ["data.name=sphere", "data.n=10"])).loss
     many = prepare(resolve({}, ["data.classes=[4, 5, 6]", "data.n=9", "model.name=dense"])).loss
     assert isinstance(two, Squared) and two.signs
     assert isinstance(numbers, Squared) and not numbers.signs
     assert isinstance(many, CrossEntropy)
     with pytest.raises(InvalidArgument, match="loss.name is 'cross_entropy'"):
-        prepare(resolve({}, ["data.n=10", "loss.name=cross_entropy"]))
+        prepare(resolve({}, ["data.n=10", "loss.name=cross_entropy", "model.name=gaussian"]))
+
+
+def said(*changes: str) -> tuple[str, list[int] | str | None, str]:
+    config = filled_in(resolve({}, changes))
+    assert filled_in(config) == config
+    return config.model.name, config.data.classes, config.loss.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "classes", "loss"),
+    [
+        ([], "gaussian", [0, 1], "squared"),
+        (["data.name=sphere"], "gaussian", None, "squared"),
+        (["data.name=moons", "model.name=skip"], "skip", None, "squared"),
+        (["data.name=moons", "model.name=dense"], "dense", None, "cross_entropy"),
+        (["data.name=camvid"], "segmenter", None, "segmentation"),
+        (["model.name=monotone_classifier"], "monotone_classifier", None, "cross_entropy"),
+        (["model.name=dense", "data.classes=[3, 8]"], "dense", [3, 8], "cross_entropy"),
+        (["data.classes=[3, 8]"], "gaussian", [3, 8], "squared"),
+        (["data.classes=[3, 8, 9]"], "dense", [3, 8, 9], "cross_entropy"),
+        (["data.classes=null"], "dense", None, "cross_entropy"),
+        (["loss.name=cross_entropy"], "dense", None, "cross_entropy"),
+        # what was said stays, also where it does not fit: `prepare` says so
+        (["data.name=sphere", "data.classes=[0, 1]", "model.name=dense", "loss.name=squared"], "dense", [0, 1], "squared"),
+    ],
+)
+def test_what_is_left_open_is_filled_in(changes: list[str], model: str, classes: list[int] | None, loss: str) -> None:
+    assert said(*changes) == (model, classes, loss)
+
+
+@pytest.mark.parametrize("changes", [["data.classes=[0, 1]"], ["data.name=moons"]])
+def test_a_classifier_learns_two_classes(changes: list[str]) -> None:
+    problem = prepare(resolve({}, [*changes, "data.n=10", "data.n_test=6", "model.name=dense", "model.width=5"]))
+    assert isinstance(problem.loss, CrossEntropy) and problem.parts.test is not None
+    for _, y in (problem.parts.train, problem.parts.test):
+        assert y.dtype == torch.int64 and set(y.tolist()) == {0, 1}
+    assert torch.equal(problem.parts.train[1], (problem.data.y > 0).long())
+    assert problem.model(problem.parts.train[0]).shape == (10, 2)
+
+
+def test_config_yaml_has_what_was_used(tmp_path: Path) -> None:
+    changes = ["data.name=sphere", "data.n=8", "data.features=5", "model.width=6", "run.epochs=1", *QUICK]
+    train(resolve({}, changes), tmp_path / "run")
+    plain = read_config(tmp_path / "run")
+    assert (plain.model.name, plain.data.classes, plain.loss.name) == ("gaussian", None, "squared")
+    _, _, checkpoint = load_run(tmp_path / "run")  # the fingerprint is that of the configuration on the disk
+    assert checkpoint is not None and checkpoint.epoch == 1
 
 
 def test_the_same_seed_gives_the_same_network() -> None:
@@ -52,7 +100,7 @@ def test_segmentation_learns_and_ignores_void(tmp_path: Path, monkeypatch: pytes
     labels[:, :4] = 11  # void
     np.savez(tmp_path / "camvid.npz", x_train=images, y_train=labels, x_test=images[:1], y_test=labels[:1])
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
-    changes = ["data.name=camvid", "data.classes=null", "data.n=2", "data.norm=null", "model.name=segmenter", "model.width=4"]
+    changes = ["data.name=camvid", "data.n=2", "data.norm=null", "model.width=4"]
     more = [
         "run.epochs=6",
         "run.batch_size=1",

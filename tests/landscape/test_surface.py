@@ -155,9 +155,20 @@ def test_probes_check_a_part_of_the_samples() -> None:
     parts, whole = (surface(Bistable(1.5), loss, x, None, directions=line, num=2, radius=0.2, probes=k) for k in (20, None))
     assert (parts.status == CellStatus.NOT_UNIQUE).all() and (whole.status == CellStatus.NOT_UNIQUE).all()
     proper = surface(Bistable(0.5), loss, x, None, directions=line, num=3, radius=0.2, probes=20)
-    full = surface(Bistable(0.5), loss, x, None, directions=line, num=3, radius=0.2)
+    full = surface(Bistable(0.5), loss, x, None, directions=line, num=3, radius=0.2, probes=None)
     assert proper.valid.all()
     assert proper.num_steps.sum() < full.num_steps.sum()
+
+
+def test_a_sample_that_strayed_once_is_probed_at_all_points_that_follow() -> None:
+    x = torch.full((400, 1), 5.0, dtype=torch.float64)
+    x[7] = 1e-3  # the only one with several equilibria
+    line = [{"w": torch.ones(1).double()}]
+    s = surface(Bistable(1.5), lambda p, y: p.mean(), x, None, directions=line, num=200, radius=0.01, probes=8)
+    marked = np.flatnonzero(s.status == CellStatus.NOT_UNIQUE)
+    assert marked.size
+    # with 8 of 400 samples drawn anew at each point it would be found at 1 of 100 points (half of its starts go elsewhere)
+    assert marked.size > 0.25 * (200 - marked[0])
 
 
 def test_a_solve_that_fails_is_marked() -> None:
@@ -261,7 +272,12 @@ def test_batches_change_nothing() -> None:
     np.testing.assert_allclose(one.values, many.values, rtol=1e-9)
     x = torch.linspace(-0.05, 0.05, 7, dtype=torch.float64).unsqueeze(1) + 1e-3
     line = [{"w": torch.ones(1).double()}]
-    s = surface(Bistable(1.5), lambda p, y: p.mean(), x, None, directions=line, num=2, radius=0.1, batch_size=3, probes=2)
+    options: dict[str, Any] = {"directions": line, "num": 6, "radius": 0.1}
+    whole, parts = (
+        surface(Bistable(1.5), lambda p, y: p.mean(), x, None, probes=2, batch_size=b, **options) for b in (None, 3)
+    )
+    np.testing.assert_array_equal(whole.status, parts.status)  # the same samples are probed, from the same starts
+    s = surface(Bistable(1.5), lambda p, y: p.mean(), x, None, batch_size=3, probes=None, **options)
     assert (s.status == CellStatus.NOT_UNIQUE).all()
 
 

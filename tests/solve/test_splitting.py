@@ -317,3 +317,42 @@ def test_certified_step_of_reflections() -> None:
     bad = torch.tensor([[1.5, 0.0], [0.0, 0.2]], dtype=DOUBLE)
     with pytest.raises(InvalidArgument, match="found no certified step size"):
         wp.fixed_point(cell_map(bad, c[:, :2]), 0 * c[:, :2], wp.PeacemanRachford(None))
+
+
+@pytest.mark.parametrize("solver", [wp.ForwardBackward(0.3), wp.PeacemanRachford(0.5), wp.DouglasRachford(0.5)], ids=short)
+def test_steps_that_nobody_looks_at_change_nothing(solver: AbstractSolver) -> None:
+    """With `record` every step is measured; answers and counts are the same, and without it fewer are."""
+    W, c = monotone(12, 0.5, 0.4, 90), gaussian(5, 12, seed=91)
+    f = cell_map(W, c)
+    watched = wp.fixed_point(f, 0 * c, solver, rtol=1e-8, max_steps=2000, record=True)
+    free = wp.fixed_point(f, 0 * c, solver, rtol=1e-8, max_steps=2000)
+    assert torch.equal(watched.num_steps, free.num_steps)
+    torch.testing.assert_close(watched.value, free.value, rtol=0, atol=1e-12)
+    state, skipped = solver.init(f, point := Point(0 * c, f(0 * c), f(0 * c), *_norms(c), 1000)), 3
+    for _ in range(4):
+        step = solver.step(state, f, point)
+    again = solver.init(f, point)
+    point.skip = skipped
+    at_once = solver.step(again, f, point)
+    assert at_once.evaluations == 1 + skipped and step.evaluations == 1
+    if isinstance(solver, wp.ForwardBackward):
+        return  # its steps begin at the point, which this loop does not move
+    torch.testing.assert_close(at_once.z, step.z)
+    torch.testing.assert_close(at_once.fz, step.fz)
+
+
+def _norms(c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A residual, a target that is far, and no evaluations so far."""
+    return (
+        torch.ones(len(c), dtype=c.dtype),
+        torch.full((len(c),), 1e-12, dtype=c.dtype),
+        torch.zeros(len(c), dtype=torch.int64),
+    )
+
+
+def test_step_sizes_of_reflections_are_found_between_two_bounds() -> None:
+    from wellposed.solve._tuning import _root
+
+    assert _root({0.0: 2.0}) == 2.0 and _root({1.0: -2.0}) == -1.0  # all of one sign: as far as measured
+    assert _root({0.0: 1.0, 2.0: -1.0}) == pytest.approx(1.0)
+    assert _root({0.0: 1e-3, 1.0: -10.0}) == pytest.approx(0.1)  # never so near to an end that nothing is learned

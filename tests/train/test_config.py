@@ -42,9 +42,16 @@ def test_numbers_as_people_write_them(text: str, tmp_path: Path) -> None:
     [
         (["optimizer.lrr=1"], r"Unknown key 'optimizer.lrr'.*Did you mean 'lr'\?"),
         (["optimiser.lr=1"], r"Unknown key 'optimiser'.*Did you mean 'optimizer'\?"),
-        (["lr=1"], r"section.key=value.*Did you mean 'optimizer.lr'\?"),
+        (["lr=1"], r"section.key=value.*Did you mean 'optimizer.lr=1'\?"),
+        (["seed=1"], r"Did you mean 'data.seed=1' or 'run.seed=1'\?"),
         (["run.lr=1"], r"Unknown key 'run.lr'.*Did you mean 'optimizer.lr'\?"),
-        (["optimizer.lr"], "section.key=value"),
+        (
+            ["optimizer.lr"],
+            "section.key=value.* It has no value: write for example 'optimizer.lr=0.0005', which is its default",
+        ),
+        (["model.width"], "got 'model.width'. It has no value: write for example 'model.width=256'"),
+        (["model.wdith"], r"section.key=value.*Did you mean 'model.width'\?"),
+        (["width"], r"section.key=value.*Did you mean 'model.width'\?"),
         (["optimizer.lr=-1"], "optimizer.lr of the configuration is -1: .*greater than 0"),
         (["optimizer.lr=.nan"], "optimizer.lr of the configuration is nan: .*finite"),
         (["optimizer.lr=fast"], "optimizer.lr of the configuration is 'fast'"),
@@ -52,6 +59,8 @@ def test_numbers_as_people_write_them(text: str, tmp_path: Path) -> None:
         (["run.epochs=1.5"], "run.epochs of the configuration is 1.5"),
         (["run.dtype=float16"], "run.dtype of the configuration is 'float16'"),
         (["data.classes=[0, one]"], "data.classes of the configuration is 'one'"),
+        (["data.classes=3"], r"data.classes of the configuration is 3: input should be a valid list\.$"),
+        (["model.rtol={a: 1, a: 2}"], "the key 'a' is there twice"),
         (["run.a=1", "run.b=2"], r"Unknown key 'run.a'.*\(1 more key is wrong.\)"),
         (["run.device=[1"], "not a value that YAML knows"),
     ],
@@ -77,6 +86,35 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
     with pytest.raises(InvalidArgument, match="must hold sections"):
         read(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model:\n  width: 3\n  name: skip\n  width: 4\n", "the key 'width' is there twice, in line 2 and in line 4; keep one"),
+        (
+            "run: {seed: 1}\nmodel: {width: 3}\nrun: {seed: 2}\n",
+            "the key 'run' is there twice, in line 1 and in line 3; keep one",
+        ),
+        ("run: {seed: 1, seed: 1}\n", "the key 'seed' is there twice, in line 1; keep one"),
+        ("model:\n  width: 3\n   name: skip\n", "is not a YAML file: line 3, column 8: mapping values are not allowed here."),
+        ("model:\n  width: [3\nrun: 1\n", "is not a YAML file: line 3, column 4: expected ',' or ']', but got ':'"),
+        ("model:\n\twidth: 3\n", "is not a YAML file: line 2, column 1: found character '\\t' that cannot start any token"),
+    ],
+)
+def test_yaml_mistakes_are_one_sentence(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and says in message and "\n" not in message
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"model: \xff\n")
+    with pytest.raises(InvalidArgument, match="byte 7 is not UTF-8 text"):
+        read(tmp_path / "c.yaml")
 
 
 def test_fingerprint_changes_with_what_numbers_depend_on() -> None:

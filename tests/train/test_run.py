@@ -70,10 +70,24 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="holds other files"):
         Run.create(tmp_path / "mine", Config())
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
-    with pytest.raises(InvalidArgument, match="does not exist"):
-        read_config(tmp_path / "nowhere")
-    with pytest.raises(InvalidArgument, match="is no run"):
-        read_config(tmp_path / "mine")
+
+
+def test_advice_where_there_is_no_run(tmp_path: Path) -> None:
+    def says(*parts: str) -> str:
+        with pytest.raises(InvalidArgument) as caught:
+            read_config(tmp_path.joinpath(*parts))
+        return str(caught.value)
+
+    with Run.create(tmp_path / "runs" / "first", Config()):
+        pass
+    (tmp_path / "mine").mkdir()
+    assert f"is empty. Start one there with: wellposed train --out {tmp_path / 'mine'}." in says("mine")
+    (tmp_path / "mine" / "thesis.tex").touch()
+    assert "holds other files" in says("mine") and "wellposed train" not in says("mine")  # a run would be refused there
+    assert f"does not exist, so there is no run. Start a run there with: wellposed train --out {tmp_path}" in says("nowhere")
+    assert says("runs", "frist").endswith(f"Did you mean {str(tmp_path / 'runs' / 'first')!r}?")
+    assert says("runs").endswith(f"holds 1 of them: give one, such as {tmp_path / 'runs' / 'first'}.")
+    assert says("runs", "first", "config.yaml").endswith(f"Give the folder that it is in: {tmp_path / 'runs' / 'first'}.")
 
 
 def test_rewind_drops_what_came_after_and_half_a_line(tmp_path: Path) -> None:

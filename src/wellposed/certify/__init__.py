@@ -16,7 +16,7 @@ from wellposed.certify.gao2022 import gao2022
 from wellposed.certify.gao2023 import gao2023
 from wellposed.certify.generalization import GeneralizationBound, generalization_bound
 from wellposed.certify.ling2022 import ling2022
-from wellposed.certify.lipschitz import LipschitzBounds, lipschitz_lower, lipschitz_upper
+from wellposed.certify.lipschitz import LipschitzBounds, NetworkLipschitz, lipschitz_lower, lipschitz_upper
 from wellposed.certify.monitor import CertificateMonitor
 from wellposed.certify.nguyen2022 import nguyen2022
 from wellposed.certify.radius import radius
@@ -24,7 +24,7 @@ from wellposed.certify.robustness import Robustness, robustness
 from wellposed.certify.suggest import Suggestion, suggest
 from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
 from wellposed.convex import AbstractDenseOptEq
-from wellposed.nn import AbstractNetwork, AbstractSensitivity, DescentBounds
+from wellposed.nn import AbstractNetwork, AbstractSensitivity, DescentBounds, JacobianBounds
 
 __all__ = [
     "AbstractSensitivity",
@@ -33,8 +33,10 @@ __all__ = [
     "DescentBounds",
     "GeneralizationBound",
     "Hypothesis",
+    "JacobianBounds",
     "LipschitzBounds",
     "Measurement",
+    "NetworkLipschitz",
     "Robustness",
     "Suggestion",
     "Verdict",

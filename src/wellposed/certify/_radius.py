@@ -8,15 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellposed.certify._measure import down, up
-from wellposed.nn import AbstractSensitivity, DescentBounds
+from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds
 
-__all__ = ["DescentResult", "FlowResult", "descent_at", "descent_radii", "flow_radius", "largest_descent", "largest_flow"]
+__all__ = [
+    "DescentResult",
+    "FlowResult",
+    "PlainDescentResult",
+    "descent_at",
+    "descent_radii",
+    "flow_radius",
+    "largest_descent",
+    "largest_flow",
+    "plain_descent",
+]
 
 _ROUNDS = 400
 _WIDENINGS = 6
 _SMALLEST_SPEED = 1e-12
 #: Radii beyond those of the first certificate for which active sets are tried, as factors.
 _GROWTHS = (8.0, 4.0, 2.0)
+#: Step sizes of plain descent that are tried, times |J|^2: the smaller, the nearer descent is to the flow.
+_SHARES = (1.0, 0.5, 0.25, 0.0625, 2.0**-10)
 
 
 @dataclass(frozen=True)
@@ -38,9 +50,15 @@ def flow_radius(sensitivity: AbstractSensitivity, h: float) -> FlowResult | None
         sensitivity: Of the family.
         h: Speed of the hidden parameters relative to the read-out.
     """
+    found = _least_radius(sensitivity, h, lambda R: sensitivity.least(R, h))
+    return None if found is None else FlowResult(*found, h)
+
+
+def _least_radius(sensitivity: AbstractSensitivity, h: float, slope: Callable[[float], float]) -> tuple[float, float] | None:
+    """The least R with R >= e/slope(R), and slope(R), if there is one; slope falls as R grows."""
     e = sensitivity.residual
     sensitivity.prepare(math.inf)
-    s = sensitivity.least(0.0, h)
+    s = slope(0.0)
     if s <= 0:
         return None
     # if s falls linearly, e/s(R) and R touch at R = 2 e/s(0), so the least R is within this cap; if it falls faster, R may
@@ -53,15 +71,64 @@ def flow_radius(sensitivity: AbstractSensitivity, h: float) -> FlowResult | None
             R = R * (1 + 1e-9)
             if cap < R:
                 break
-            bound = sensitivity.least(R, h)
+            bound = slope(R)
             if bound <= 0:
                 return None
             needed = up(e / bound)
             if needed <= R:
-                return FlowResult(R, bound, h)
+                return R, bound
             R = needed
         else:
             return None
+    return None
+
+
+@dataclass(frozen=True)
+class PlainDescentResult:
+    """A radius that descent with one step size, share/largest^2, never leaves."""
+
+    radius: float
+    bounds: JacobianBounds
+    share: float
+
+    @property
+    def step(self) -> float:
+        return down(self.share / self.bounds.largest**2)
+
+    @property
+    def rate(self) -> float:
+        """q with |r_k| <= q^k |r_0|: the better of the two bounds of Theorem 3."""
+        s, L, variation = self.bounds.least, self.bounds.largest, self.bounds.variation
+        gain = max(s * _slope(self.bounds, self.share), down(s**2 - up(variation * L)))
+        return min(1.0, up(1.0 - self.step * down(gain)))
+
+
+def _slope(bounds: JacobianBounds, share: float) -> float:
+    """(1 - share/2) s - variation: by how much |r| falls, at least, per length of a step."""
+    return down(down((1 - share / 2) * bounds.least) - bounds.variation)
+
+
+def plain_descent(sensitivity: AbstractSensitivity) -> PlainDescentResult | None:
+    r"""The least radius for descent on all parameters with one step size, for the largest of a few steps, if there is one.
+
+    With J the Jacobian where a step begins, S its secant (f(end) - f(beginning) = S (end - beginning)), |S - J| <= d,
+    s <= sigma_min(J), |J| <= L and eta = share/L^2,
+
+        |r_next| <= |(I - eta J J^T) r| + eta d |J^T r| <= |r| - eta |J^T r| ((1 - share/2) s - d),
+
+    and the step is eta |J^T r| long: the path is at most e/((1 - share/2) s - d). See Theorem 3 of docs/certificates.md.
+    """
+    for share in _SHARES:
+
+        def slope(R: float, share: float = share) -> float:
+            bounds = sensitivity.jacobian(R, share)
+            return -math.inf if bounds is None else _slope(bounds, share)
+
+        found = _least_radius(sensitivity, 1.0, slope)
+        if found is not None:
+            bounds = sensitivity.jacobian(found[0], share)
+            assert bounds is not None
+            return PlainDescentResult(found[0], bounds, share)
     return None
 
 

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wellposed.certify._active_sets import Reach, restricted_norm_upper
+from wellposed.certify._jacobian import FoundJacobian
 from wellposed.certify._measure import Measurement, down, up
-from wellposed.linalg import least_eigenvalue_lower, least_singular_value_lower
-from wellposed.nn import AbstractSensitivity, DescentBounds, SkipDEQ
+from wellposed.linalg import least_singular_value_lower
+from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds, SkipDEQ
 
 __all__ = ["Contractive", "SHARPENINGS"]
 
 #: What can be switched off to see what it gains: units that cannot become active; the hidden layers' share of the kernel.
 SHARPENINGS = ("active", "kernel")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Upper bounds, by sample: |dz_i|, |dp_i|, |(v + R^T p_i) on the units that may flip|; and |dJ|_F."""
+
+    equilibria: Tensor
+    adjoints: Tensor
+    flips: Tensor
+    jacobian: float
 
 
 class Contractive(AbstractSensitivity):
@@ -67,10 +80,6 @@ class Contractive(AbstractSensitivity):
             self._v = at.model.readout_weight().detach()
             self._z = torch.linalg.vector_norm(at.Z, dim=1) + at.z_error
             self._x = torch.linalg.vector_norm(at.X, dim=1)
-            # the adjoint on the units that are active: whatever was found elsewhere counts as its error
-            self._mask = (at.V > 0).to(at.P.dtype)
-            self._P = at.P * self._mask
-            self._p = torch.linalg.vector_norm(self._P, dim=1)
             self._rows = torch.linalg.vector_norm(self._R, dim=1)
             weights = torch.cat([self._v, at.model.v]) if isinstance(at.model, SkipDEQ) else self._v
             self._alpha = up(float(torch.linalg.vector_norm(self._v)))
@@ -90,17 +99,8 @@ class Contractive(AbstractSensitivity):
             self._x_least = least_singular_value_lower(X)
         if self._skip:
             return
-        # an entry of a product with m terms is wrong by at most gamma_m |row| |column|: gamma |Z|_F^2 in Frobenius norm
-        self._rounding = 8 * (at.Z.shape[1] + X.shape[1] + 4) * 2.0**-53
-        z, p = float(at.Z.square().sum()), float(self._P.square().sum())
-        self._gram_error = up(self._rounding * (z + p * (self._k**2 * z + self._l**2 * at.X_norm_F**2)))
-        self._parts = (at.Z @ at.Z.t(), self._P @ self._P.t(), X @ X.t())
-        self._gram_at: dict[float, float] = {}
-        # the adjoint that was found, against the one of the masks that were found
-        back = self._v + self._P @ self._R
-        residual = torch.linalg.vector_norm(self._mask * back - self._P, dim=1)
-        size = float(torch.linalg.vector_norm(self._R))  # |fl(R^T p) - R^T p| <= gamma_m |R|_F |p|
-        self._back, self._p_residual = back, residual + self._rounding * (self._alpha + max(1.0, size) * self._p)
+        scales = ((self._k_lower, self._k), (self._l_lower, self._l))
+        self._found = FoundJacobian(at, readout=bool(self.readout), scales=scales)
 
     def prepare(self, hidden: float) -> None:
         # the active sets, first with |R| and then with what the first sets give
@@ -159,30 +159,45 @@ class Contractive(AbstractSensitivity):
         return down(math.sqrt(simple**2 + down(hidden_share)))
 
     def _by_jacobian(self, reach: Reach, R: float, h: float) -> float:
+        return down(self._found.least(h) - self._change(reach, R, h).jacobian)
+
+    def _change(self, reach: Reach, R: float, h: float) -> _Change:
+        """How far the equilibria, the adjoints and the Jacobian are, anywhere in the ball, from those that were found."""
         hidden = up(math.sqrt(h) * R)
         factor = self._factor(hidden)
         moved = hidden * torch.sqrt((self._k * self._z) ** 2 + (self._l * self._x) ** 2)
         dz = moved * factor + self._at.z_error
         dv = R if self.readout else 0.0
-        flips = torch.linalg.vector_norm(self._back * reach.flippable, dim=1)
-        dp = (dv + self._k * hidden * self._p + flips + self._p_residual) * factor
-        outer = self._k * (dp * (self._z + dz) + self._p * dz)
+        p = self._found.norms
+        flips = torch.linalg.vector_norm(self._found.back * reach.flippable, dim=1)
+        dp = (dv + self._k * hidden * p + flips + self._found.residual) * factor
+        outer = self._k * (dp * (self._z + dz) + p * dz)
         inner = self._l * dp * self._x
         square = h * (outer.square() + inner.square())
         if self.readout:
             square = square + dz.square()
-        return down(self._jacobian_least(h) - math.sqrt(float(square.sum())) * (1 + 2.0**-30))
+        return _Change(dz, dp, flips, math.sqrt(float(square.sum())) * (1 + 2.0**-30))
 
-    def _jacobian_least(self, h: float) -> float:
-        """Lower bound of sigma_min of the Jacobian made of the vectors that were found."""
-        if h not in self._gram_at:
-            G, PP, XX = self._parts
-            K = h * PP * (self._k_lower**2 * G + self._l_lower**2 * XX)
-            if self.readout:
-                K = K + G
-            lower = least_eigenvalue_lower((K + K.t()) / 2) - max(1.0, h) * self._gram_error
-            self._gram_at[h] = math.sqrt(down(lower)) if lower > 0 else 0.0
-        return self._gram_at[h]
+    def jacobian(self, R: float, share: float) -> JacobianBounds | None:
+        if self.readout or R > self._cap:
+            return None
+        reach, factor = self._reach(R), self._factor(R)
+        if reach is None:
+            return None
+        change = self._change(reach, R, 1.0)
+        largest = up(self._found.largest(1.0) + change.jacobian)
+        if largest == 0.0:  # no sample has features: nothing moves
+            return None
+        step = up(share * self.residual / largest)  # |step| <= eta |J| |r|, eta = share/largest^2
+        # the step's adjoint against the one it begins with: both are within dp of the one found, or, with |R'| <= q + k R,
+        # (|dR| |p'| + |(v + R'^T p')_T|)/(1 - q), where T is empty unless a unit can flip
+        p, q = self._found.norms, up(self._q + self._k * R)
+        crossed = change.flips + self._found.residual + self._k * R * p + q * change.adjoints
+        crossed = crossed * reach.flippable.any(dim=1)
+        nearby = (self._k * step * (p + change.adjoints) + crossed) * factor
+        dp = torch.minimum(2 * change.adjoints, nearby)
+        variation = float(torch.linalg.vector_norm(self._k * dp * (self._z + change.equilibria))) * (1 + 2.0**-30)
+        return JacobianBounds(down(self._found.least(1.0) - change.jacobian), largest, variation)
 
     def descent(self, radii: Mapping[str, float], h: float) -> DescentBounds | None:
         if not self.readout:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 from torch import Tensor, nn
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._family import sensitivity_of
 from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._radius import descent_at, flow_radius, largest_descent, largest_flow
-from wellposed.certify._sensitivity import SHARPENINGS, Contractive
-from wellposed.certify._sensitivity_monotone import MonotoneSensitivity
+from wellposed.certify._radius import descent_at, flow_radius, largest_descent, largest_flow, plain_descent
+from wellposed.certify._sensitivity import SHARPENINGS
 from wellposed.convex import AbstractDenseOptEq, OptEqSensitivity
-from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import AbstractNetwork, AbstractSensitivity, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.errors import InvalidArgument
+from wellposed.nn import AbstractNetwork, AbstractSensitivity
 
 __all__ = ["check_radius_options", "radius", "radius_at", "sensitivity_of"]
 
@@ -48,7 +47,8 @@ def radius(
         y: (n,) targets.
         dynamics: "flow" or "descent".
         hidden_rate: h, the speed of the hidden parameters relative to the read-out, in (0, 1]. "largest" searches for the
-            largest that certifies. None is 1 for flow (the plain gradient flow) and "largest" for descent.
+            largest that certifies. None is 1 for flow (the plain gradient flow) and "largest" for descent. Without a read-out
+            that is trained (`ImplicitOnlyDEQ`) there is nothing to be slower than, and one speed or step for all.
         sharpen: Which sharpenings to use, of "active" and "kernel".
     """
     rate = check_radius_options(dynamics, hidden_rate, sharpen)
@@ -89,38 +89,6 @@ def _judged(sensitivity: AbstractSensitivity, model: nn.Module, dynamics: str, h
     return _flow(sensitivity, hidden_rate) if dynamics == "flow" else _descent(sensitivity, hidden_rate)
 
 
-def sensitivity_of(at: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> AbstractSensitivity:
-    """The bounds of the family that a measured network belongs to."""
-    model = at.model
-    own: Any = getattr(model, "sensitivity", None)
-    if callable(own):
-        sensitivity = own(at)
-        if not isinstance(sensitivity, AbstractSensitivity):
-            raise InvalidType(f"{type(model).__name__}.sensitivity must return an AbstractSensitivity; got {sensitivity!r}.")
-        return sensitivity
-    if isinstance(model, GaussianDEQ):
-        return Contractive(at, recurrent="W", injected="U", readout=("a",), sharpen=sharpen)
-    if isinstance(model, SkipDEQ):
-        root = math.sqrt(model.width)
-        return Contractive(
-            at,
-            recurrent="A",
-            injected="W",
-            readout=("u", "v"),
-            recurrent_scale=model.gamma / root,
-            injection_scale=1 / root,
-            skip=True,
-            sharpen=sharpen,
-        )
-    if isinstance(model, ImplicitOnlyDEQ):
-        return Contractive(at, recurrent="A", injected=None, readout=(), recurrent_scale=model.gamma, sharpen=sharpen)
-    if isinstance(model, MonotoneDEQ):
-        return MonotoneSensitivity(at)
-    raise InvalidType(
-        f"The radius certificate does not know {type(model).__name__}: give it a method sensitivity(measurement)."
-    )
-
-
 def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> str:
     """The proof moves all of the family's parameters and no others: frozen or re-parametrized ones are another flow."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -143,10 +111,8 @@ def _flow(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certifi
     if result is None:
         sensitivity.prepare(math.inf)
         s0 = sensitivity.least(0.0, h)
-        hypotheses = (_full_rank(s0), _ball(s0, e, None))
-        return Certificate(
-            "radius", Verdict.UNDECIDED, hypotheses, "flow", measured=sensitivity.measured(), errors=errors, note=_reason(s0)
-        )
+        note = _reason(s0, readout=bool(sensitivity.readout))
+        return _undecided(sensitivity, "flow", (_full_rank(s0), _ball(s0, e, None)), note)
     R, s, h = result.radius, result.least, result.speed
     radii = dict.fromkeys(sensitivity.readout, R) | dict.fromkeys(sensitivity.hidden, math.sqrt(h) * R)
     rates = dict.fromkeys(sensitivity.readout, 1.0) | dict.fromkeys(sensitivity.hidden, h)
@@ -170,12 +136,9 @@ def _flow(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certifi
 
 
 def _descent(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certificate:
-    errors = sensitivity.errors()
     if not sensitivity.readout:
-        note = "The read-out is fixed: descent is not covered (a step across a kink has no bound here); try dynamics='flow'."
-        return Certificate(
-            "radius", Verdict.UNDECIDED, (), "descent", measured=sensitivity.measured(), errors=errors, note=note
-        )
+        return _plain_descent(sensitivity)
+    errors = sensitivity.errors()
     if hidden_rate == "largest":
         result = largest_descent(sensitivity)
     else:
@@ -183,15 +146,7 @@ def _descent(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Cert
     if result is None:
         sensitivity.prepare(math.inf)
         s0 = sensitivity.least(0.0, 1e-12)
-        return Certificate(
-            "radius",
-            Verdict.UNDECIDED,
-            (_full_rank(s0),),
-            "descent",
-            measured=sensitivity.measured(),
-            errors=errors,
-            note=_reason(s0),
-        )
+        return _undecided(sensitivity, "descent", (_full_rank(s0),), _reason(s0, readout=True))
     s, E, h = result.bounds.least, result.bounds.steps, result.speed
     step_size = dict.fromkeys(sensitivity.readout, result.step) | dict.fromkeys(sensitivity.hidden, h * result.step)
     gap = Hypothesis.compare(
@@ -216,6 +171,46 @@ def _descent(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Cert
     )
 
 
+def _plain_descent(sensitivity: AbstractSensitivity) -> Certificate:
+    """Nothing reads out that could be faster than the rest: one step size for all."""
+    result, e = plain_descent(sensitivity), sensitivity.residual
+    if result is None:
+        sensitivity.prepare(math.inf)
+        s0 = sensitivity.least(0.0, 1.0)
+        return _undecided(sensitivity, "descent", (_full_rank(s0),), _reason(s0, readout=False))
+    bounds, R = result.bounds, result.radius
+    steady = Hypothesis.compare(
+        "the Jacobian is steady: |S - J| < (1 - share/2) s",
+        "docs/certificates.md",
+        bounds.variation,
+        "<",
+        (1 - result.share / 2) * bounds.least,
+        note=f"steps of {result.share:g}/|J|^2",
+    )
+    licenses = (
+        "gradient descent on |r|^2/2 from here, with this or a smaller step, keeps exactly one equilibrium and moves by at "
+        f"most {R:.3g}",
+        f"with just this step |r_k| <= {result.rate:.12g}^k {e:.3g} for all k: it ends at zero loss",
+    )
+    return Certificate(
+        "radius",
+        Verdict.CERTIFIED,
+        (_full_rank(bounds.least), steady),
+        "descent",
+        step_size=dict.fromkeys(sensitivity.hidden, result.step),
+        rate=result.rate,
+        radii=dict.fromkeys(sensitivity.hidden, R),
+        licenses=licenses,
+        measured=sensitivity.measured(),
+        errors=sensitivity.errors(),
+    )
+
+
+def _undecided(sensitivity: AbstractSensitivity, dynamics: str, hypotheses: tuple[Hypothesis, ...], note: str) -> Certificate:
+    measured, errors = sensitivity.measured(), sensitivity.errors()
+    return Certificate("radius", Verdict.UNDECIDED, hypotheses, dynamics, measured=measured, errors=errors, note=note)
+
+
 def _full_rank(s: float) -> Hypothesis:
     return Hypothesis.compare(
         "s: sqrt(lambda_min) of the kernel in the ball", "docs/certificates.md", s, ">", 0.0, refutes=False
@@ -231,10 +226,13 @@ def _ball(s: float, e: float, R: float | None) -> Hypothesis:
     return Hypothesis.compare("radius R >= e/s(R)", "docs/certificates.md", R, ">=", e / s)
 
 
-def _reason(s0: float) -> str:
-    if s0 <= 0:
+def _reason(s0: float, *, readout: bool) -> str:
+    if s0 <= 0 and readout:
         return "The features are not proved to be of full rank: there are more samples than units, or nearly parallel ones."
-    return (
-        "The residual is too large for the radius: train on and certify again, or ask for layer-wise rates "
-        "(hidden_rate='largest')."
-    )
+    if s0 <= 0:
+        return (
+            "The Jacobian is not proved to be of full rank: there are too many samples, nearly parallel ones, or units at "
+            "their kinks."
+        )
+    other = ", or ask for layer-wise rates (hidden_rate='largest')" if readout else ""
+    return f"The residual is too large for the radius: train on and certify again{other}."

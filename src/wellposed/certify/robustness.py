@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.certify.lipschitz import SLACK, LipschitzBounds, certified_operator, lipschitz_upper
+from wellposed.certify._lipschitz_classifier import SLACK, LipschitzBounds, certified_operator, classifier_bounds
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import DenseCell, MonotoneClassifier, ReLU
@@ -80,7 +80,7 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
         )
     if y.numel() and not (0 <= int(y.min()) and int(y.max()) < model.classes):
         raise InvalidArgument(f"y must be in 0..{model.classes - 1}; got values in {int(y.min())}..{int(y.max())}.")
-    bounds = lipschitz_upper(model)
+    bounds = classifier_bounds(model)
     exact = copy.deepcopy(model).double()
     exact.layer.rtol, exact.layer.max_steps, exact.layer.on_failure = RTOL, MAX_STEPS, "ignore"
     inputs = exact.prepared(x.double())

@@ -51,7 +51,7 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
     r"""Changes that make the radius certificate hold, each verified by certifying the changed model; none is invented.
 
     - "hidden_rate": gradient flow with the hidden parameters at h times the speed of the read-out, for the largest h found;
-    - "descent": gradient descent with layer-wise steps;
+    - "descent": gradient descent with layer-wise steps, or one step where the read-out is fixed;
     - "readout_scale": the read-out multiplied by a factor in [0, 1);
     - "input_scale": inputs multiplied by t and the read-out divided by t: the predictions stay, the features grow;
     - "width": the same kind of network, newly drawn, at a width extrapolated from the present numbers (up to 2000 units).
@@ -95,10 +95,8 @@ def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion
     descent = radius_at(at, "descent", "largest")
     if descent.certified and isinstance(descent.step_size, dict):
         h = min(descent.step_size.values()) / max(descent.step_size.values())
-        text = (
-            f"Descend with layer-wise steps, hidden ones {h:.3g} times that of the read-out: "
-            "descend(..., step_size='certified')."
-        )
+        kind = f"layer-wise steps, hidden ones {h:.3g} times that of the read-out" if h < 1 else "the certified step"
+        text = f"Descend with {kind}: descend(..., step_size='certified')."
         yield Suggestion("descent", h, text, descent, _double(model), X)
 
 

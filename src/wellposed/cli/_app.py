@@ -7,7 +7,7 @@ import functools
 import importlib.metadata
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -28,15 +28,19 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130  # as the shells have it
 
 
-CODES = """
-Exit codes: 0 done; 1 not certified, not converged or a check failed; 2 a mistake in the call or the configuration; 3 a run
-directory is locked, damaged or cannot be written; 4 an unforeseen error; 130 interrupted.
-"""
+EPILOG = (
+    "[bold]Examples[/]\n\n"
+    "  wellposed train\n\n"
+    "  wellposed certify runs/first\n\n"
+    "  wellposed reproduce --list\n\n"
+    "Exit codes: 0 done; 1 not certified, not converged or a check failed; 2 a mistake in the call or the configuration; 3 a "
+    "run directory is locked, damaged or cannot be written; 4 an unforeseen error; 130 interrupted."
+)
 
 app = typer.Typer(
     name="wellposed",
     help="Equilibrium networks: train, certify, see.",
-    epilog=CODES,
+    epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -102,7 +106,7 @@ def guarded(command: Command) -> Command:
             _complain(f"Unforeseen {type(error).__name__}: {text}. `wellposed --debug ...` shows where; please report it.")
             raise typer.Exit(ExitCode.BUG) from None
 
-    return run  # type: ignore[return-value]
+    return cast(Command, run)  # `wraps` gives it the signature that typer reads
 
 
 def _complain(text: str) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from wellposed.cli._app import ExitCode, app, guarded, out, say
+from wellposed.cli._layout import print_labelled, print_wrapped
 from wellposed.errors import InvalidArgument
 from wellposed.experiments.audit import Finding, Row, to_html, to_json
 from wellposed.experiments.audit import audit as run_audit
@@ -25,6 +24,10 @@ EPILOG = (
     "  wellposed audit --html audit.html\n\n"
     "The exit code is 0 if the numbers of this run bear every verdict out; 1 if they do not."
 )
+
+
+#: Where the texts begin.
+INDENT = 13
 
 
 @app.command(epilog=EPILOG)
@@ -58,19 +61,29 @@ def audit(
 
 
 def _print(rows: list[Row]) -> None:
+    """Below each other and not in columns: sentences and formulas of five columns would be a few letters wide."""
     console = out()
     for paper in dict.fromkeys(row.finding.paper for row in rows):
-        table = Table(title=escape(f"[{paper}]"), show_lines=True, expand=True)
-        for name, ratio in (("claim", 2), ("printed", 4), ("verdict", 2), ("corrected", 4), ("evidence of this run", 6)):
-            table.add_column(name, ratio=ratio, overflow="fold")
+        console.print(f"[{paper}]", style="bold", highlight=False, markup=False)
         for row in rows:
-            if row.finding.paper == paper:
-                finding = row.finding
-                evidence = finding.by if finding.check is None else str(row.evidence)
-                cells = (finding.claim, finding.printed, finding.verdict, finding.corrected, evidence)
-                table.add_row(*(escape(cell) for cell in cells), style="red" if row.confirmed is False else None)
-        console.print(table, soft_wrap=False)  # cells are folded, not cut
-    console.print(_summary(rows), highlight=False, markup=False)
+            finding = row.finding
+            if finding.paper != paper:
+                continue
+            evidence = finding.by if finding.check is None else str(row.evidence)
+            console.print(
+                f"\n{finding.claim}", style="red" if row.confirmed is False else "bold", highlight=False, markup=False
+            )
+            cells = {
+                "printed": finding.printed,
+                "verdict": finding.verdict,
+                "corrected": finding.corrected,
+                "this run": evidence,
+            }
+            for label, text in cells.items():
+                if text:
+                    print_labelled(f"  {label}", text, indent=INDENT, style="dim", console=console)
+        console.print()
+    print_wrapped(_summary(rows))
 
 
 def _summary(rows: list[Row]) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from wellposed.certify import Certificate
 from wellposed.cli._app import ExitCode, app, guarded, out, say
+from wellposed.cli._layout import print_labelled, print_wrapped
 from wellposed.errors import InvalidArgument
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.experiments.training import load_run
@@ -25,6 +26,10 @@ EPILOG = (
     "  wellposed certify config.yaml --set model.width=1024\n\n"
     "The exit code is 0 if and only if the verdict is CERTIFIED; 1 if it is not."
 )
+
+
+#: Where the hypotheses begin, beside the word that judges them.
+INDENT = 11
 
 
 @app.command(epilog=EPILOG)
@@ -47,7 +52,8 @@ def certify(
     if as_json:
         typer.echo(json.dumps({"at": where, **certificate.to_dict()}, indent=2))
     else:
-        out().print(f"{source}, {where}\n\n{certificate}", highlight=False, markup=False)
+        print_wrapped(f"{source}, {where}\n")
+        _show(certificate)
     if not certificate.certified:
         raise typer.Exit(ExitCode.NEGATIVE)
 
@@ -68,3 +74,25 @@ def _certificate(problem: Problem, theorem: str) -> Certificate:
         raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__}.")
     X, y = problem.parts.train
     return certificate_of(problem.model, X, y, theorem=theorem)
+
+
+def _show(certificate: Certificate) -> None:
+    """`str(certificate)`; where its table is wider than the terminal, its rows below each other."""
+    lines, count = str(certificate).split("\n"), len(certificate.hypotheses)
+    start = next((i for i, line in enumerate(lines) if line.startswith("hypothesis ")), len(lines))
+    before, table, after = lines[:start], lines[start : start + count + 2], lines[start + count + 2 :]
+    console = out()
+    for line in before:
+        print_wrapped(line)
+    if all(len(line) <= console.width for line in table):
+        for line in table:
+            console.print(line, highlight=False, markup=False)
+    else:
+        for part in certificate.hypotheses:
+            holds = {True: "holds", False: "fails", None: "undecided"}[part.holds]
+            print_labelled(f"{holds}:", part.name, indent=INDENT)
+            value, bound = ("?" if number is None else f"{number:.4g}" for number in (part.value, part.bound))
+            note = f" ({part.note})" if part.note else ""
+            print_labelled("", f"{value} {part.relation} {bound} {part.equation}{note}", indent=INDENT)
+    for line in after:
+        print_wrapped(line)

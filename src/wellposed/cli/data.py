@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from wellposed.cli._app import ExitCode, app, guarded, out, say
+from wellposed.cli._layout import print_table
 from wellposed.data import Dataset, load
 from wellposed.data._load import NAMES
 from wellposed.data.files import FILES
@@ -43,8 +44,10 @@ def list_(as_json: AsJson = False) -> None:
         return
     table = Table("name", "samples", "at hand", "from")
     for row in rows:
-        table.add_row(row["name"], row["samples"], "yes" if row["at_hand"] else "no", row["from"])
-    out().print(table)
+        folder, _, file = row["from"].rpartition(os.sep) if row["at_hand"] else ("", "", row["from"])
+        origin = f"{file} in $WELLPOSED_DATA" if folder else file
+        table.add_row(row["name"], row["samples"], "yes" if row["at_hand"] else "no", origin)
+    print_table(table)
 
 
 @group.command(epilog="[bold]Example[/]\n\n  wellposed data show mnist --n 1000 --classes 3,8 --paper ling2022")

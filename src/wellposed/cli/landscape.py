@@ -14,7 +14,8 @@ import typer
 from rich.table import Table
 from torch import Tensor, nn
 
-from wellposed.cli._app import ExitCode, app, guarded, out, say
+from wellposed.cli._app import ExitCode, app, guarded, say
+from wellposed.cli._layout import print_table
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
 from wellposed.experiments.setup import Problem
 from wellposed.experiments.training import load_run
@@ -241,4 +242,4 @@ def _show(summary: dict[str, Any]) -> None:
     for path in summary["files"].values():
         if path is not None:
             table.add_row("written", path)
-    out().print(table)
+    print_table(table)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from wellposed.cli._app import app, guarded, out, say
+from wellposed.errors import how_to_install
 from wellposed.experiments.report import can_draw, compare, write
 
 __all__ = ["report"]
@@ -38,7 +39,7 @@ def report(
     with say().status("writing the page"):
         page = write(runs[0], path) if len(runs) == 1 else compare(runs, path or Path("comparison.html"))
     if not can_draw():
-        hint = "The page has tables in place of figures: plotly is missing. Install it with: pip install 'wellposed[report]'"
+        hint = f"The page has tables in place of figures: plotly is missing. Install it with: {how_to_install('report')}."
         say().print(hint, markup=False, highlight=False)
     if as_json:
         typer.echo(json.dumps({"report": str(page)}))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wellposed.cli._app import ExitCode, app, guarded, out, say
+from wellposed.cli._layout import print_labelled, print_wrapped
 from wellposed.errors import InvalidArgument
-from wellposed.experiments import EXPERIMENTS, Outcome, Record, Result, changes_of, find
+from wellposed.experiments import EXPERIMENTS, Outcome, Record, Result, changes_of, choose
 from wellposed.experiments import reproduce as run_experiment
 
 __all__ = ["reproduce"]
@@ -23,19 +23,25 @@ __all__ = ["reproduce"]
 EPILOG = (
     "[bold]Examples[/]\n\n"
     "  wellposed reproduce --list\n\n"
-    "  WELLPOSED_DATA=~/data wellposed reproduce ling2022/figure1\n\n"
+    "  WELLPOSED_DATA=~/data wellposed reproduce\n\n"
+    "  wellposed reproduce ling2022/figure1 xie2021\n\n"
     "  wellposed reproduce gao2022/figure1 --set widths=50,100,200 --set seeds=0,1,2,3,4\n\n"
     "  wellposed reproduce ling2022/figure1 --full --dask tcp://10.0.0.1:8786\n\n"
     "Started again with the same options it goes on where it was interrupted. Exit code 1: a claim was not reproduced."
 )
 COLORS = {Outcome.REPRODUCED: "green", Outcome.NOT_REPRODUCED: "red", Outcome.NOT_TESTED: "yellow"}
+#: Where the texts beside the verdicts begin.
+INDENT = 15
 SECONDS_BETWEEN_LINES = 5.0
 
 
 @app.command(epilog=EPILOG)
 @guarded
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Such as ling2022/figure1; see --list.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Experiments such as ling2022/figure1, papers such as ling2022, or all."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick/--full", help="Minutes, or the sizes of the paper.")] = True,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a size.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where records, figures and finished tasks go.")] = Path("reproduced"),
@@ -44,51 +50,59 @@ def reproduce(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
     figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw figure.png.")] = True,
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and their claims, and exit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON; a list of several.")] = False,
 ) -> None:
-    """Run an experiment of a paper and say which of its claims are reproduced, with numbers."""
+    """Run experiments of the papers, all if none is named, and say which claims are reproduced, with numbers."""
     if listing:
         _list(as_json=as_json)
         return
-    if name is None:
-        raise InvalidArgument("Name an experiment, such as ling2022/figure1; `wellposed reproduce --list` shows all.")
-    find(name)  # an unknown name before anything is shown
-    with _watching(name) as listener:
-        record = run_experiment(
-            name,
-            "quick" if quick else "full",
-            changes_of(settings or []),
-            out=folder,
-            jobs=jobs,
-            dask=dask,
-            fresh=fresh,
-            figure=figure,
-            listener=listener,
+    if not names and not quick:
+        raise InvalidArgument(
+            "The sizes of the papers take hours to days: name experiments, such as ling2022/figure1 (`--list` shows them), or "
+            "say `wellposed reproduce all --full`."
         )
+    chosen, size, changes = choose(names or ["all"]), "quick" if quick else "full", changes_of(settings or [])
+    for experiment in chosen:  # mistakes before anything is measured
+        getattr(experiment, size).changed(changes)
+    records = []
+    for experiment in chosen:
+        name = experiment.name
+        with _watching(name) as listener:
+            record = run_experiment(
+                name, size, changes, out=folder, jobs=jobs, dask=dask, fresh=fresh, figure=figure, listener=listener
+            )
+        records.append(record)
+        if not as_json:
+            _show(record)
+            where = folder.joinpath(*name.split("/"))
+            files = f"{where / 'record.json'}" + (f", {where / 'figure.png'}" if figure else "")
+            out().print(files, highlight=False, markup=False)
     if as_json:
-        typer.echo(record.to_json())
-    else:
-        _show(record)
-        where = folder.joinpath(*name.split("/"))
-        out().print(f"{where / 'record.json'}" + (f", {where / 'figure.png'}" if figure else ""), highlight=False, markup=False)
-    if record.count(Outcome.NOT_REPRODUCED):
+        one = len(records) == 1
+        typer.echo(records[0].to_json() if one else json.dumps([json.loads(record.to_json()) for record in records], indent=1))
+    elif len(records) > 1:
+        print_wrapped(_summary(records))
+    if any(record.count(Outcome.NOT_REPRODUCED) for record in records):
         raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _summary(records: list[Record]) -> str:
+    counts = ", ".join(f"{sum(record.count(outcome) for record in records)} {outcome.value}" for outcome in Outcome)
+    return f"{len(records)} experiments, {sum(record.seconds for record in records):.0f} s; claims: {counts}."
 
 
 def _show(record: Record) -> None:
     cached = sum(result.cached for result in record.results)
     kept = f", {cached} of them kept from before" if cached else ""
-    console = out()
     facts = f"({record.size}; {len(record.results)} tasks{kept}; {record.seconds:.0f} s)"
-    console.print(f"[bold]{record.experiment}[/] {escape(record.title)} {facts}", highlight=False)
+    print_wrapped(f"{record.experiment} {record.title} {facts}", style="bold")
     for check in record.checks:
         claim, finding = check.claim, check.finding
-        verdict = f"[{COLORS[check.outcome]}]{check.outcome.value:<14}[/]"
-        console.print(f"{verdict} {escape(claim.text)} {escape(claim.source)}", highlight=False)
-        console.print(f"{'':<15}measured: {escape(finding.measured)}", highlight=False)
-        console.print(f"{'':<15}decided by: {escape(claim.decided_by)}", highlight=False)
+        print_labelled(check.outcome.value, f"{claim.text} {claim.source}", indent=INDENT, style=COLORS[check.outcome])
+        print_labelled("", f"measured: {finding.measured}", indent=INDENT)
+        print_labelled("", f"decided by: {claim.decided_by}", indent=INDENT)
     for note in record.notes:
-        console.print(f"note: {escape(note)}", highlight=False)
+        print_labelled("note", note, indent=INDENT, style="dim")
 
 
 def _list(*, as_json: bool) -> None:
@@ -97,9 +111,9 @@ def _list(*, as_json: bool) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for experiment in EXPERIMENTS.values():
-        out().print(f"[bold]{experiment.name}[/] {escape(experiment.title)}", highlight=False)
+        print_wrapped(f"{experiment.name} {experiment.title}", style="bold")
         for claim in experiment.claims:
-            out().print(f"  {escape(claim.text)} {escape(claim.source)}", highlight=False)
+            print_labelled("  -", f"{claim.text} {claim.source}", indent=4)
 
 
 @contextmanager

@@ -13,8 +13,10 @@ import typer
 from rich.table import Table
 
 from wellposed.cli._app import ExitCode, app, guarded, out, say
+from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
 from wellposed.errors import InvalidArgument
+from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.models import MODELS
 from wellposed.experiments.training import Trained
 from wellposed.experiments.training import train as train_run
@@ -27,7 +29,8 @@ EPILOG = (
     "[bold]Examples[/]\n\n"
     "  wellposed train\n\n"
     "  wellposed train --set model.name=skip --set data.norm=unit --set run.epochs=40\n\n"
-    "  wellposed train --set data.classes=null --set data.n=null --set model.name=dense --set run.dtype=float32\n\n"
+    "  wellposed train --set model.name=dense --set data.n=null --set run.dtype=float32\n\n"
+    "  wellposed train --set data.name=sphere --set run.epochs=100\n\n"
     "  wellposed train --show-config > config.yaml; wellposed train config.yaml --out runs/first\n\n"
     "  wellposed train --resume runs/first\n\n"
     "  torchrun --nproc-per-node 2 -m wellposed train config.yaml --out runs/second\n\n"
@@ -66,7 +69,9 @@ def train(
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
     else:
-        _show(trained, settings, report)
+        _show(trained, settings)
+        # the last line, so that `$(wellposed train | tail -1)` is the page, or the run without one
+        out().print(str(report or folder), markup=False, highlight=False)
     if trained.outcome.stop == "interrupted":
         say().print(f"Interrupted; a checkpoint is saved. Go on with: wellposed train --resume {folder}", highlight=False)
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -78,7 +83,7 @@ def train(
 def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[Config, Path]:
     """The configuration and the run directory."""
     if resume is None:
-        settings = resolve({}, changes) if config is None else read(config, changes)
+        settings = filled_in(resolve({}, changes) if config is None else read(config, changes))
         date = time.strftime("%Y%m%d-%H%M%S")
         return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{settings.data.name}")
     if config is not None or folder is not None:
@@ -100,7 +105,7 @@ def _unused(folder: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _show(trained: Trained, settings: Config, report: Path | None) -> None:
+def _show(trained: Trained, settings: Config) -> None:
     summary, last = trained.summary, trained.summary["last"]
     table = Table(title=f"{settings.model.name} on {settings.data.name}", show_header=False, title_justify="left")
     samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())
@@ -121,12 +126,9 @@ def _show(trained: Trained, settings: Config, report: Path | None) -> None:
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
     if "certified" in last:
         rows.append(("certificate", _certificate(last, summary["first_certified_epoch"])))
-    rows.append(("run", str(trained.folder)))
-    if report is not None:
-        rows.append(("report", str(report)))
     for row in rows:
         table.add_row(*row)
-    out().print(table)
+    print_table(table)
 
 
 def _certificate(last: dict[str, Any], first: int | None) -> str:

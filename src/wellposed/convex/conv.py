@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.convex._network import AbstractOptEq, check_norm_bound
-from wellposed.convex.operators import ConvOperator
+from wellposed.convex.operators import ConvOperator, channels_last
 from wellposed.convex.stages import Unit
 from wellposed.errors import InvalidArgument
 from wellposed.nn import ConvNormBall, conv_norm_upper
@@ -122,10 +122,10 @@ class ConvOptEq(AbstractOptEq):
     def units(self, features: Tensor) -> list[Unit]:
         options = {"scale": self.alpha / self.mu, "keep": 1 - self.alpha}
         padding = self.U[0].shape[-1] // 2
-        return [
-            Unit(ConvOperator(K), nn.functional.conv2d(features, U, b, padding=padding), self.activation, **options)
-            for K, U, b in zip(self.kernels(), self.U, self.b, strict=True)
+        seen = [
+            nn.functional.conv2d(features, channels_last(U), b, padding=padding) for U, b in zip(self.U, self.b, strict=True)
         ]
+        return [Unit(ConvOperator(K), c, self.activation, **options) for K, c in zip(self.kernels(), seen, strict=True)]
 
     def sample_shape(self, features: Tensor) -> tuple[int, ...]:
         if features.dim() != 4 or features.shape[1] != self.feature_channels:

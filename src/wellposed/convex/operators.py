@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-__all__ = ["AbstractOperator", "ConvOperator", "MatrixOperator"]
+__all__ = ["AbstractOperator", "ConvOperator", "MatrixOperator", "channels_last"]
 
 
 class AbstractOperator(abc.ABC):
@@ -57,7 +58,7 @@ class ConvOperator(AbstractOperator):
     """A convolution with a kernel K (h, c, k, k), k odd, stride 1 and zeros around the image, so that sizes are kept."""
 
     def __init__(self, K: Tensor) -> None:
-        self.tensor = K
+        self.tensor = channels_last(K)
         self._padding = K.shape[-1] // 2
 
     def apply(self, z: Tensor) -> Tensor:
@@ -72,3 +73,11 @@ class ConvOperator(AbstractOperator):
 
     def with_tensor(self, tensor: Tensor) -> ConvOperator:
         return ConvOperator(tensor)
+
+
+def channels_last(K: Tensor) -> Tensor:
+    """The same kernel, channels innermost in memory: convolutions with it answer in that layout too, in half the time.
+
+    Only in single precision; for double precision there are no such kernels on a CPU, and every product would be copied.
+    """
+    return K.contiguous(memory_format=torch.channels_last) if K.dtype == torch.float32 else K

@@ -24,8 +24,11 @@ class AbstractRegularizer(abc.ABC):
 
     #: Whether R is convex; where it is not, no theorem about selection applies.
     is_convex: bool = True
-    #: Whether the value belongs to the batch as a whole: then samples are no longer independent.
-    couples_samples: bool = False
+
+    @property
+    def couples_samples(self) -> bool:
+        """Whether the value belongs to the batch as a whole: then samples are no longer independent."""
+        return False
 
     @abc.abstractmethod
     def value(self, z: Tensor) -> Tensor:
@@ -215,7 +218,7 @@ class Decorrelation(AbstractRegularizer):
             )
 
     @property
-    def couples_samples(self) -> bool:  # type: ignore[override]
+    def couples_samples(self) -> bool:
         return self.across == "samples"
 
     def value(self, z: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.errors import InvalidArgument, MissingPackage
+from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 
 __all__ = ["FILES", "digits", "read"]
 
@@ -119,5 +119,5 @@ def _scikit_learn(name: str) -> Any:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise MissingPackage(f"{name} needs scikit-learn; install it with: pip install 'wellposed[data]'.") from error
+        raise MissingPackage(f"{name} needs scikit-learn; install it with: {how_to_install('data')}.") from error
     return datasets

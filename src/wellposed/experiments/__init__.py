@@ -7,7 +7,7 @@ from wellposed.experiments._claim import Check, Claim, Finding, Outcome
 from wellposed.experiments._config import Config, changes_of
 from wellposed.experiments._experiment import AbstractExperiment, Record, Result
 from wellposed.experiments._reproduce import reproduce
-from wellposed.experiments.registry import EXPERIMENTS, find
+from wellposed.experiments.registry import EXPERIMENTS, choose, find
 
 __all__ = [
     "AbstractExperiment",
@@ -20,6 +20,7 @@ __all__ = [
     "Record",
     "Result",
     "changes_of",
+    "choose",
     "find",
     "reproduce",
 ]

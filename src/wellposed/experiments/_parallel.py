@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from wellposed.errors import InvalidArgument, MissingPackage
+from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.experiments._experiment import Result, Task
 
 __all__ = ["execute", "run_tasks"]
@@ -60,7 +60,7 @@ def _joblib() -> Any:
         import joblib
     except ImportError as error:
         raise MissingPackage(
-            "Several processes need joblib; install it with: pip install 'wellposed[experiments]', or take jobs=1."
+            f"Several processes need joblib; take jobs=1, or install it with: {how_to_install('experiments')}."
         ) from error
     return joblib
 
@@ -70,7 +70,7 @@ def _client(address: str) -> Any:
         from distributed import Client
     except ImportError as error:
         raise MissingPackage(
-            "A Dask cluster needs dask.distributed; install it with: pip install 'wellposed[experiments]'."
+            f"A Dask cluster needs dask.distributed; install it with: {how_to_install('experiments')}."
         ) from error
     try:
         return Client(address, timeout="10s")

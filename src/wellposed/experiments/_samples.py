@@ -15,7 +15,7 @@ __all__ = ["at_hand", "samples"]
 CLASSES = (0, 1)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def samples(name: str, n: int, n_test: int, *, paper: str, seed: int, dtype: torch.dtype = torch.float32) -> Dataset:
     """Classes 0 and 1 with targets -1 and +1, as the paper prepares them.
 

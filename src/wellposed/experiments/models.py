@@ -120,6 +120,14 @@ def _monotone(
     return MonotoneClassifier.dense(math.prod(shape), width, classes, **options, **made, **solving)
 
 
+def _monotone_conv(
+    shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict
+) -> nn.Module:
+    if len(shape) != 3:
+        raise InvalidArgument(f"model.name='monotone_conv' needs images, got inputs of shape {shape}: set data.flatten=false.")
+    return MonotoneClassifier.conv((shape[0], shape[1], shape[2]), width, classes, **options, **made, **solving)
+
+
 def _opteq(shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict) -> nn.Module:
     return Classifier(OptEq(math.prod(shape), width, **made, **solving), width, classes, made)
 
@@ -141,6 +149,9 @@ MODELS: dict[str, Kind] = {
     "dense": Kind("classification", ("bound",), _dense, "|W| <= bound < 1 and a linear read-out"),
     "monotone_classifier": Kind(
         "classification", ("margin",), _monotone, "monotone equilibrium, linear read-out [winston2020]"
+    ),
+    "monotone_conv": Kind(
+        "classification", ("margin", "grid"), _monotone_conv, "one monotone convolution, averages, read-out [winston2020]"
     ),
     "opteq_classifier": Kind("classification", (), _opteq, "opteq with a linear read-out"),
     "segmenter": Kind("segmentation", ("margin",), _segmenter, "monotone convolution, logits for every pixel"),

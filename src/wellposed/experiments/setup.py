@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from wellposed.data import Dataset, load
 from wellposed.errors import InvalidArgument
-from wellposed.experiments.models import build, kind_of
+from wellposed.experiments.defaults import LOSSES, filled_in
+from wellposed.experiments.models import MODELS, build, kind_of
 from wellposed.train.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
 from wellposed.train.outcome import Parts
 
@@ -43,13 +44,14 @@ class Problem:
 
 def prepare(config: Config) -> Problem:
     """Loads the data and draws the network; the same configuration gives the same problem."""
+    config = filled_in(config)
     kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
     device, dtype = _device(config.run.device), getattr(torch, config.run.dtype)
     d = config.data
     data = load(
         d.name,
         d.n,
-        None if d.classes is None else tuple(d.classes),
+        None if d.classes is None else tuple(int(c) for c in d.classes),
         seed=d.seed,
         n_test=d.n_test,
         paper=d.paper,
@@ -61,11 +63,13 @@ def prepare(config: Config) -> Problem:
         noise=d.noise,
         dtype=dtype,
     )
-    X, y = data
-    loss, classes = _loss(config, y, data.y_test, kind.task)
+    X, y, y_test = data.X, data.y, data.y_test
+    if kind.task == "classification" and _are_signs(y):
+        y, y_test = (y > 0).long(), None if y_test is None else (y_test > 0).long()
+    loss, classes = _loss(config, y, y_test, kind.task)
     generator = torch.Generator().manual_seed(config.run.seed)
     model = build(config.model, tuple(X.shape[1:]), classes, generator=generator, dtype=dtype).to(device)
-    test = None if data.X_test is None or data.y_test is None else _to(device, data.X_test, data.y_test)
+    test = None if data.X_test is None or y_test is None else _to(device, data.X_test, y_test)
     if not d.validation:
         return Problem(data, Parts(_to(device, X, y), None, test), model, loss)
     count = round(d.validation * len(X))
@@ -79,30 +83,31 @@ def prepare(config: Config) -> Problem:
 
 def _loss(config: Config, y: Tensor, y_test: Tensor | None, task: str) -> tuple[AbstractLoss, int]:
     """The loss, and the number of classes (0 for numbers), if data and network fit."""
-    fitting = {"regression": "squared", "classification": "cross_entropy", "segmentation": "segmentation"}
-    network = config.model.name
     if y.is_floating_point():
-        y_classes, of_data = 0, "numbers" if bool((y.abs() != 1).any()) else "two classes, -1 and +1"
-        natural = "squared"
+        y_classes, of_data, natural = 0, "two classes, -1 and +1" if _are_signs(y) else "numbers", "squared"
     else:
         natural, of_data = ("cross_entropy", "classes") if y.dim() == 1 else ("segmentation", "a class for every pixel")
         ignore = _ignored(config)
         y_classes = max(int(part[part != ignore].max()) for part in (y, y_test) if part is not None) + 1
-    name = natural if config.loss.name == "auto" else config.loss.name
-    if name != natural or fitting[task] != name:
-        wanted = {"squared": "gaussian, skip, implicit_only, monotone or opteq", "segmentation": "segmenter"}
+    name = config.loss.name
+    if not name == natural == LOSSES[task]:
+        fitting = ", ".join(network for network, kind in MODELS.items() if LOSSES[kind.task] == natural)
+        two = natural == "cross_entropy" and task == "regression"
         raise InvalidArgument(
-            f"model.name={network!r} is for {task} (loss {fitting[task]}), but the targets of {config.data.name} are {of_data} "
-            f"and loss.name is {config.loss.name!r}. Choose model.name "
-            f"{wanted.get(natural, 'dense, monotone_classifier or opteq_classifier')} with loss.name auto"
-            f"{', or two classes by data.classes=[0, 1]' if natural == 'cross_entropy' and task == 'regression' else ''}"
-            f"{', or more than two classes' if natural == 'squared' and task == 'classification' else ''}."
+            f"model.name={config.model.name!r} is for {task} with the loss {LOSSES[task]!r}; the targets of {config.data.name} "
+            f"are {of_data}, and loss.name is {name!r}. For these targets leave loss.name out and choose model.name from "
+            f"{fitting}{', or two classes by data.classes=[0, 1]' if two else ''}."
         )
     if name == "squared":
-        return Squared(signs=not bool((y.abs() != 1).any())), 0
+        return Squared(signs=_are_signs(y)), 0
     if name == "cross_entropy":
         return CrossEntropy(), y_classes
     return Segmentation(y_classes, ignore_index=_ignored(config)), y_classes
+
+
+def _are_signs(y: Tensor) -> bool:
+    """Whether the targets are two classes, -1 and +1."""
+    return y.is_floating_point() and not bool((y.abs() != 1).any())
 
 
 def _ignored(config: Config) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wellposed.errors import RunError, WellposedError
+from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.train._distributed import World, joined
 from wellposed.train._random_state import seed_everything
@@ -49,7 +50,8 @@ class Trained:
 def train(config: Config, folder: Path, *, resume: bool = False, listener: Listener | None = None) -> Trained:
     """Trains in a run directory, in one process or, under torchrun, in several.
 
-    Mistakes in the configuration are found before anything is written.
+    Mistakes in the configuration are found before anything is written, and what it leaves open (`auto`) is filled in, so that
+    config.yaml has every key as it was used.
 
     Args:
         config: What to do; for `resume` from `read_config`.
@@ -58,7 +60,7 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
         listener: Is told how it goes; used in the first process only.
     """
     with joined() as world:
-        config = _with_threads(config)
+        config = _with_threads(config if resume else filled_in(config))
         torch.set_num_threads(config.run.threads or 1)
         seed_everything(config.run.seed)
         problem = prepare(config)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from wellposed._tree import leaves, rebuild
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, NotConverged, NotConvergedWarning
 from wellposed.landscape._equilibria import Equilibria, Key, agreement_of, distances, proved_unique, random_start, rows_of
+from wellposed.landscape._predictor import Index, Predictor
 from wellposed.landscape.cell_status import CellStatus
 from wellposed.solve import Solution
 
@@ -36,6 +37,7 @@ class PointLoss:
     Args:
         model, loss, X, y: As in `surface`.
         warm_start, num_starts, probes, agreement, batch_size: As in `surface`.
+        shape: Of the grid.
         seed: Of the random starts and of which samples are probed; each point has its own draw, by its number.
     """
 
@@ -51,6 +53,7 @@ class PointLoss:
         probes: int | None,
         agreement: float | None,
         batch_size: int | None,
+        shape: tuple[int, ...],
         seed: int,
     ) -> None:
         self.model, self.loss, self.X, self.y = model, loss, X, y
@@ -59,20 +62,18 @@ class PointLoss:
         self.probes = self.n if probes is None else min(probes, self.n)
         self.chunks = torch.arange(self.n).split(batch_size or max(self.n, 1))
         self.equilibria = Equilibria(model)
-        self._last: dict[Key, Any] = {}
-        self._before: dict[Key, Any] = {}
+        self.columns = shape[-1]
+        self._predictor = Predictor(self.columns)
+        self._suspects = torch.empty(0, dtype=torch.int64)  # samples that had several equilibria at some point
 
-    def turn(self) -> None:
-        """The next point lies in another direction than the one before: do not follow the line through the last two."""
-        self._before = {}
-
-    def __call__(self, number: int) -> Measured:
-        """The loss at the present parameters of point `number`."""
+    def __call__(self, index: tuple[int, ...]) -> Measured:
+        """The loss at the present parameters, which are those of the point `index`."""
+        place: Index = (0, index[0]) if len(index) == 1 else (index[0], index[1])
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("error", NotConvergedWarning)
             warnings.simplefilter("error", IllPosedWarning)
             try:
-                return self._measured(number)
+                return self._measured(place)
             except (IllPosed, IllPosedWarning):
                 return self._lost(CellStatus.ILL_POSED)
             except NotConvergedWarning:
@@ -82,13 +83,13 @@ class PointLoss:
                 part = math.nan if solution is None else float((~solution.converged).sum()) / self.n
                 return self._lost(CellStatus.NOT_CONVERGED, failed=part)
 
-    def _lost(self, status: CellStatus, *, num_steps: float = math.nan, failed: float = math.nan) -> Measured:
-        """A point without an equilibrium is no place to begin the next solve at."""
-        self._last, self._before = {}, {}
+    @staticmethod
+    def _lost(status: CellStatus, *, num_steps: float = math.nan, failed: float = math.nan) -> Measured:
+        """A point without an equilibrium; nothing of it is kept, as it is no place to begin another solve at."""
         return Measured(math.nan, status, num_steps, failed)
 
-    def _measured(self, number: int) -> Measured:
-        prediction = self._first()
+    def _measured(self, place: Index) -> Measured:
+        prediction = self._first(place)
         found = self.equilibria.found
         steps = _mean_steps(found)
         status, failed = CellStatus.VALID, 0.0
@@ -96,24 +97,25 @@ class PointLoss:
             if not found or self.num_starts == 0:
                 status = CellStatus.UNCHECKED
             else:
-                failed, extra = self._strayed(found, number)
+                failed, extra = self._strayed(found, place[0] * self.columns + place[1])
                 steps += extra
         if failed > 0:
             return self._lost(CellStatus.NOT_UNIQUE, num_steps=steps, failed=failed)
-        self._keep(found)
+        if self.warm_start:
+            self._predictor.keep(place, {key: solution.value for key, solution in found.items()})
         value = self._scalar(self.loss(prediction, self.y))
         if not math.isfinite(value):
             return Measured(math.nan, CellStatus.NOT_FINITE, steps)
         return Measured(value, status, steps)
 
-    def _first(self) -> Any:
+    def _first(self, place: Index) -> Any:
         """The prediction, warm if anything is known; a warm start that fails is no verdict, so the cold one is tried."""
-        starts = self._starts()
+        starts = self._predictor.predict(place, 1 if place[0] % 2 == 0 else -1)
         if starts:
             try:
                 return self._forward(starts)
             except (NotConverged, NotConvergedWarning):
-                self._last, self._before = {}, {}
+                pass
         return self._forward(None)
 
     def _forward(self, starts: dict[Key, Any] | None) -> Any:
@@ -121,46 +123,62 @@ class PointLoss:
         parts = [self.model(_part(self.X, rows)) for rows in self.chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _starts(self) -> dict[Key, Any]:
-        """The line through the last two points where there are two, else the last."""
-        if not self.warm_start:
-            return {}
-        return {key: _line(self._before[key], last) if key in self._before else last for key, last in self._last.items()}
-
-    def _keep(self, found: dict[Key, Solution]) -> None:
-        self._before, self._last = self._last, {key: solution.value for key, solution in found.items()}
-
     def _strayed(self, found: dict[Key, Solution], number: int) -> tuple[float, float]:
         """The part of the checked samples that other starts led elsewhere, and the evaluations a sample that this took."""
         generator = torch.Generator().manual_seed((self.seed + number) % 2**63)
-        rows = torch.randperm(self.n, generator=generator)[: self.probes].sort().values
-        if self.probes < self.n and len(self.chunks) == 1 and all(len(one.status) == self.n for one in found.values()):
-            expected = {key: rows_of(one.value, rows) for key, one in found.items()}
-            part = True
-        else:
-            expected, part = {key: one.value for key, one in found.items()}, False
+        drawn = torch.randperm(self.n, generator=generator)[: self.probes]
+        rows = torch.cat((drawn, self._suspects)).unique()
+        expected = self._of_samples(found, rows) if len(rows) < self.n else None
+        part = expected is not None
+        if expected is None:
+            expected = {key: one.value for key, one in found.items()}
         extra = 0.0
         for _ in range(self.num_starts):
             starts = {key: random_start(value, generator) for key, value in expected.items()}
             if part:
                 self.equilibria.begin(starts)
                 self.model(_part(self.X, rows))
-                extra += _mean_steps(self.equilibria.found) * len(rows) / self.n
             else:
                 self._forward(starts)
-                extra += _mean_steps(self.equilibria.found)
             again = self.equilibria.found
+            extra += _mean_steps(again) * (len(rows) / self.n if part else 1.0)
             # a call that did not come again cannot be compared, so nothing is known of its samples
-            failed = max((self._apart(key, expected[key], again[key]) if key in again else 1.0) for key in expected)
+            if any(key not in again for key in expected):
+                return 1.0, extra
+            apart = {key: self._apart(key, value, again[key]) for key, value in expected.items()}
+            failed = max(float(strayed.double().mean()) for strayed in apart.values())
             if failed > 0:
+                if part:
+                    self._suspect(rows, apart)
                 return failed, extra
         return 0.0, extra
 
-    def _apart(self, key: Key, expected: Any, again: Solution) -> float:
-        """The part of the samples of one call that have two different results."""
+    def _of_samples(self, found: dict[Key, Solution], rows: Tensor) -> dict[Key, Any] | None:
+        """What a forward pass of these samples alone should find; None if calls and samples do not correspond."""
+        calls = [sum(layer == number for layer, _ in found) for number in range(len(self.equilibria.layers))]
+        chunks = self.chunks
+        if any(count % len(chunks) for count in calls):
+            return None
+        pieces: dict[Key, list[Any]] = {}
+        for (layer, call), one in sorted(found.items(), key=lambda item: item[0]):
+            each = calls[layer] // len(chunks)
+            chunk = chunks[call // each]
+            if len(one.status) != len(chunk):
+                return None
+            here = rows[(rows >= chunk[0]) & (rows <= chunk[-1])] - chunk[0]
+            pieces.setdefault((layer, call % each), []).append(rows_of(one.value, here))
+        return {key: _joined(parts) for key, parts in pieces.items()}
+
+    def _suspect(self, rows: Tensor, apart: dict[Key, Tensor]) -> None:
+        """A sample with several equilibria here may have them at other points: it is checked at all that follow."""
+        found = torch.stack([strayed.cpu() for strayed in apart.values()]).any(dim=0)
+        self._suspects = torch.cat((rows[found], self._suspects)).unique()[: self.probes]
+
+    def _apart(self, key: Key, expected: Any, again: Solution) -> Tensor:
+        """(samples,) which of one call have two different results."""
         layer = self.equilibria.layers[key[0]]
         limit = agreement_of(layer, again.residual.dtype) if self.agreement is None else self.agreement
-        return float((~(distances(expected, again.value) <= limit)).double().mean())
+        return ~(distances(expected, again.value) <= limit)
 
     @staticmethod
     def _scalar(value: Any) -> float:
@@ -179,12 +197,11 @@ def _part(X: Any, rows: Tensor) -> Any:
     return X[rows.to(X.device)]
 
 
-def _line(before: Any, last: Any) -> Any:
-    """last + (last - before), leaf by leaf; last itself where the shapes differ."""
-    pairs = list(zip(leaves(before), leaves(last), strict=True))
-    if any(a.shape != b.shape for a, b in pairs):
-        return last
-    return rebuild(last, [torch.lerp(a, b, 2.0) for a, b in pairs])
+def _joined(parts: list[Any]) -> Any:
+    """Samples of several chunks as one state."""
+    if len(parts) == 1:
+        return parts[0]
+    return rebuild(parts[0], [torch.cat(pieces) for pieces in zip(*map(leaves, parts), strict=True)])
 
 
 def _mean_steps(found: dict[Key, Solution]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from wellposed.errors import InvalidType, MissingPackage
+from wellposed.errors import InvalidType, MissingPackage, how_to_install
 
 __all__ = ["Report", "reporting"]
 
@@ -33,7 +33,7 @@ def reporting(progress: bool | Report, title: str) -> Iterator[Report]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError as error:
-        raise MissingPackage("progress=True needs rich; install it with: pip install 'wellposed[cli]'.") from error
+        raise MissingPackage(f"progress=True needs rich; install it with: {how_to_install('cli')}.") from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=None)

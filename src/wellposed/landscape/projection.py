@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.errors import InvalidArgument, MissingPackage
+from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.landscape._archive import from_plain, load_arrays, plain, save_arrays
 from wellposed.landscape.trajectory import Trajectory
 from wellposed.solve import check_positive_integer
@@ -93,7 +93,7 @@ def project(
     try:
         from sklearn.decomposition import PCA
     except ImportError as error:
-        raise MissingPackage("project needs scikit-learn; install it with: pip install 'wellposed[data]'.") from error
+        raise MissingPackage(f"project needs scikit-learn; install it with: {how_to_install('data')}.") from error
     known = [np.isfinite(one.states).all(axis=2) for one in trajectories]
     rows = np.concatenate([one.states[mask] for one, mask in zip(trajectories, known, strict=True)])
     if min(rows.shape) < num:

@@ -52,10 +52,10 @@ def surface(
         >>> wp.landscape.surface(model, torch.nn.functional.mse_loss, X, y, num=5, radius=0.2).counts()
         {'VALID': 25}
 
-    Where the model has equilibria (an `EquilibriumLayer` anywhere in it) each point is solved from those of the point before,
-    along a snake of neighbours, and nothing is taken on trust: a point where a solve failed, where the model calls itself
-    ill-posed, or where another start leads to another equilibrium has the value NaN and says so in `status`. Uniqueness is
-    proved where the model can prove it (contraction, monotone); elsewhere `num_starts` random starts of the size of the
+    Where the model has equilibria (an `EquilibriumLayer` anywhere in it) each point is solved from where those of its
+    neighbours point to, along a snake, and nothing is taken on trust: a point where a solve failed, where the model calls
+    itself ill-posed, or where another start leads to another equilibrium has the value NaN and says so in `status`. Uniqueness
+    is proved where the model can prove it (contraction, monotone); elsewhere `num_starts` random starts of the size of the
     equilibrium are tried, which can refute it and not prove it.
 
     The model is evaluated in evaluation mode, without a graph, and comes back as it was, also after an exception or Ctrl-C.
@@ -68,10 +68,12 @@ def surface(
             filter-normalized ones if not given.
         num: Points along each direction.
         radius: Coordinates go from -radius to radius.
-        warm_start: Begin at the neighbour's equilibria. The values are those of a cold start to the tolerance of the layers.
+        warm_start: Begin where the neighbours' equilibria point to. The values are those of a cold start to the tolerance of
+            the layers.
         num_starts: Random starts against which every equilibrium is checked; 0 does not ask, and says UNCHECKED.
-        probes: Check only so many samples at each point, drawn anew at each; None checks all. A part is cheap and finds what
-            concerns many samples or several neighbouring points; only all samples find a single one at once.
+        probes: Check so many samples at each point, drawn anew at each, and those that failed the check at an earlier point;
+            None checks all. A part is cheap and finds what concerns many samples or many neighbouring points; only all samples
+            find a single one at once.
         agreement: Relative distance up to which two results are one equilibrium; None takes the root of the layer's tolerance.
         batch_size: Samples a forward pass; None takes all together.
         generator: Of the directions, the starts and the probes; by default a new one with seed 0.
@@ -106,19 +108,18 @@ def surface(
         probes=probes,
         agreement=agreement,
         batch_size=batch_size,
+        shape=record.values.shape,
         seed=seed,
     )
     began = saved = time.monotonic()
     before = record.seconds
     with reporting(progress, "landscape") as report, preserved(model), at.equilibria.watched():
         try:
-            for done, (index, turned) in enumerate(_snake(record.values.shape)):
-                if turned:
-                    at.turn()
+            for done, index in enumerate(_snake(record.values.shape)):
                 if record.status[index] == 0:
                     steps = [(float(axis[i]), d) for axis, i, d in zip(record.coordinates, index, directions, strict=True)]
                     move(parameters, origin, steps)
-                    measured = at(int(np.ravel_multi_index(index, record.values.shape)))
+                    measured = at(index)
                     record.values[index], record.num_steps[index] = measured.value, measured.num_steps
                     record.failed[index] = measured.failed
                     record.status[index] = measured.status  # last: without it the point counts as not evaluated
@@ -133,16 +134,14 @@ def surface(
     return record
 
 
-def _snake(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """The points so that each is a neighbour of the one before, and whether the way bends before it."""
+def _snake(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The points so that each is a neighbour of the one before."""
     if len(shape) == 1:
-        for i in range(shape[0]):
-            yield (i,), False
+        yield from ((i,) for i in range(shape[0]))
         return
     for i in range(shape[0]):
-        columns = range(shape[1]) if i % 2 == 0 else range(shape[1] - 1, -1, -1)
-        for place, j in enumerate(columns):
-            yield (i, j), place <= 1 and i > 0
+        for j in range(shape[1]) if i % 2 == 0 else range(shape[1] - 1, -1, -1):
+            yield i, j
 
 
 def _new(dimensions: int, num: Any, radius: Any) -> Surface:

@@ -18,7 +18,7 @@ from wellposed.nn.learned import AndersonWeights, LearnedAnderson, train_learned
 from wellposed.nn.models import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell, TierWeights
 from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spectral, conv_norm_upper
-from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds
+from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 from wellposed.nn.sequence import TransformerCell, TransformerDEQ
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 from wellposed.nn.vision import (
@@ -53,6 +53,7 @@ __all__ = [
     "GramProduct",
     "Identity",
     "ImplicitOnlyDEQ",
+    "JacobianBounds",
     "LeakyReLU",
     "LearnedAnderson",
     "Linearised",

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["AbstractOperator", "Memory"]
+__all__ = ["AbstractOperator", "Habit", "Memory"]
+
+#: Relative change of the norm of a tensor below which what was learned about it is kept.
+SMALL_CHANGE = 0.02
+
+
+@dataclass
+class Habit:
+    """A number learned about an operator that may be a little out of date without being wrong.
+
+    Attributes:
+        value: The number.
+        sizes: Norms of the tensors that it was learned from.
+        rest: Versions of them for which it is used before it is learned anew.
+        patience: Those that it was given.
+    """
+
+    value: float
+    sizes: tuple[float, ...]
+    rest: int
+    patience: int
+
+    def still_good(self, sizes: tuple[float, ...]) -> bool:
+        """Whether tensors with these norms may use it."""
+        near = (abs(new - old) <= SMALL_CHANGE * old for new, old in zip(sizes, self.sizes, strict=True))
+        return self.rest > 0 and all(near)
 
 
 class Memory:
@@ -25,7 +51,7 @@ class Memory:
     def __init__(self) -> None:
         self._tensors: tuple[Tensor, ...] | None = None
         self._known: dict[Any, Any] = {}
-        self.habits: dict[str, float] = {}
+        self.habits: dict[str, Habit] = {}
 
     def of(self, tensors: tuple[Tensor, ...]) -> dict[Any, Any]:
         """The dictionary for these tensors: empty unless they equal those of the call before."""

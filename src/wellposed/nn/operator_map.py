@@ -10,13 +10,15 @@ from torch import Tensor
 from wellposed.implicit import AbstractPullback, AbstractStructuredMap, AdjointMap
 from wellposed.linalg import AbstractJacobian
 from wellposed.nn.activations import AbstractActivation
-from wellposed.nn.operator import AbstractOperator
+from wellposed.nn.operator import AbstractOperator, Habit
 from wellposed.solve import AbstractSplitMap
 
 __all__ = ["OperatorMap"]
 
 #: Rows of a probe: enough for a mean, few enough to cost nothing beside a batch.
 PROBES = 4
+#: Versions of the parameters after which a step size that has proved itself is measured again.
+MOST_PATIENCE = 16
 
 
 class OperatorMap(AbstractStructuredMap, AbstractSplitMap):
@@ -101,11 +103,19 @@ class OperatorMap(AbstractStructuredMap, AbstractSplitMap):
 
 
 def _tuned(operator: AbstractOperator, name: str, tune: Callable[[float | None], float]) -> float:
+    """What `tune` found for these tensors, or for a version before that was much like them."""
     habits = operator.memory.habits
 
     def make() -> float:
-        habits[name] = tune(habits.get(name))
-        return habits[name]
+        sizes = tuple(float(torch.linalg.vector_norm(x)) for x in operator.plain)
+        habit = habits.get(name)
+        if habit is not None and habit.still_good(sizes):
+            habit.rest -= 1
+            return habit.value
+        value = tune(None if habit is None else habit.value)
+        patience = min(2 * habit.patience, MOST_PATIENCE) if habit is not None and habit.value == value else 1
+        habits[name] = Habit(value, sizes, patience, patience)
+        return value
 
     step_size: float = operator.recall(name, make)
     return step_size

@@ -10,7 +10,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["AbstractSensitivity", "DescentBounds"]
+__all__ = ["AbstractSensitivity", "DescentBounds", "JacobianBounds"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,22 @@ class DescentBounds:
     largest: float
     gradients: Mapping[str, float]
     steps: float
+
+
+@dataclass(frozen=True)
+class JacobianBounds:
+    """What holds everywhere in a ball for J, the Jacobian of the predictions in all parameters that are trained.
+
+    Attributes:
+        least: Lower bound of sigma_min(J) over its n rows.
+        largest: Upper bound of |J|.
+        variation: Upper bound of |S - J|, where J is the Jacobian with which a step begins, and S a matrix with
+            f(end) - f(beginning) = S (end - beginning).
+    """
+
+    least: float
+    largest: float
+    variation: float
 
 
 class AbstractSensitivity(abc.ABC):
@@ -63,6 +79,13 @@ class AbstractSensitivity(abc.ABC):
 
         All read-out parameters together move by at most the radius of each of them.
         """
+
+    def jacobian(self, R: float, share: float) -> JacobianBounds | None:
+        """Bounds in the ball of radius R for descent with one step size, share/largest^2; None if nothing is known.
+
+        Steps that begin with a residual of at most `residual` and end in the ball are covered.
+        """
+        return None  # what most families know is `descent`, which needs a read-out that is trained
 
     @abc.abstractmethod
     def measured(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.errors import InvalidArgument, InvalidType, MissingPackage
+from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, how_to_install
 
 __all__ = ["COLORS", "array", "new_figure", "record_of"]
 
@@ -21,7 +21,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingPackage("wellposed.plot needs matplotlib; install it with: pip install 'wellposed[plot]'.") from error
+        raise MissingPackage(f"wellposed.plot needs matplotlib; install it with: {how_to_install('plot')}.") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

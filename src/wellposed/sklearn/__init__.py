@@ -1,11 +1,11 @@
 """Equilibrium networks as scikit-learn estimators."""
 
-from wellposed.errors import MissingPackage
+from wellposed.errors import MissingPackage, how_to_install
 
 try:
     import sklearn as _sklearn  # noqa: F401
 except ImportError:
-    raise MissingPackage("The estimators need scikit-learn; install it with: pip install 'wellposed[sklearn]'.") from None
+    raise MissingPackage(f"The estimators need scikit-learn; install it with: {how_to_install('sklearn')}.") from None
 
 from wellposed.sklearn.classifier import EquilibriumClassifier
 from wellposed.sklearn.regressor import EquilibriumRegressor

@@ -28,8 +28,8 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
 
     Args:
         family: As in `EquilibriumRegressor`; of a theory network the equilibria are used, with a new read-out.
-        width, family_options, learning_rate, max_iter, batch_size, tol, n_iter_no_change, weight_decay, rtol, dtype, certify,
-            random_state: As in `EquilibriumRegressor`.
+        width, family_options, learning_rate, max_iter, batch_size: As in `EquilibriumRegressor`.
+        tol, n_iter_no_change, weight_decay, rtol, dtype, certify, random_state: As there.
 
     Attributes:
         classes_: (k,) the labels.

@@ -124,7 +124,7 @@ class _Stage:
         self.state: Any = None
         self.lent: list[Tensor] = []  # buffers of the workspace, full size
         self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, that nobody reads
-        self.pace = Pace(rows.z.shape[0], rows.z.device, ahead=f.steady and solver.is_plain)
+        self.pace = Pace(rows.z.shape[0], rows.z.device, ahead=f.steady and (solver.is_plain or solver.skips))
 
     def run(self, record: bool) -> list[Rows]:
         """Returns the samples that the next stage should take over."""
@@ -171,13 +171,16 @@ class _Stage:
             if count == 0:
                 self.state = self.solver.init(self.f, point)
             point.spare = self._spare(rows)
+            free = not record and (self.watch is None or not self.watch.wants_next)
+            if free and self.solver.skips:
+                point.skip = max(min(self.pace.next_look(count + 1, self.idle) - count, self.max_steps - self.most) - 1, 0)
             step = self.solver.step(self.state, self.f, point)
-            count += 1
+            count += 1 + point.skip
             rows.z, rows.fz = step.z, step.fz
             self._release(point.z)
             rows.evaluations = rows.evaluations + step.evaluations
             self.most = self.most + step.evaluations if isinstance(step.evaluations, int) else int(rows.evaluations.max())
-            if not record and (self.watch is None or not self.watch.wants_next):
+            if free and self.solver.is_plain:
                 count += self._go_ahead(self.pace.next_look(count, self.idle) - count)
 
     def _go_ahead(self, steps: int) -> int:

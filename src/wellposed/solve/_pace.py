@@ -21,6 +21,8 @@ FIXED = frozenset({0}) | JUDGED_AT
 #: The part of the predicted steps that is taken before the next look, rounded up: predictions err, and a step too many costs
 #: more than a look too early.
 PART = 0.95
+#: The first look is not later than this: a nilpotent or very small W is done by then.
+FIRST = 3
 #: A residual is not expected to fall by more than this in a step.
 FASTEST = 10.0
 
@@ -55,8 +57,8 @@ class Pace:
             return
         now = torch.full_like(self._due, count)
         if self._before is None:
-            # no factor is known yet: a start that is near is looked at soon
-            first = (torch.log(r / target) / math.log(FASTEST)).nan_to_num(nan=1.0, posinf=1.0).clamp(1, min(JUDGED_AT))
+            # no factor is known yet: a start that is near is looked at soon, and maps that end after a few steps do
+            first = (torch.log(r / target) / math.log(FASTEST)).nan_to_num(nan=1.0, posinf=1.0).clamp(1, FIRST)
             self._before, self._due = (now, r), now + first.to(torch.int64)
             return
         then, before = self._before

@@ -31,6 +31,7 @@ class Point:
         evaluations: (batch,) evaluations each sample has taken part in.
         max_steps: How many it may take part in; every sample here has at least one left.
         spare: A buffer of the shape of z that may be overwritten, or None.
+        skip: Steps to take, for a solver that `skips`, before the one that is returned.
     """
 
     z: Tensor
@@ -41,6 +42,7 @@ class Point:
     evaluations: Tensor
     max_steps: int
     spare: Tensor | None = None
+    skip: int = 0
 
     @property
     def budget(self) -> Tensor:
@@ -72,6 +74,11 @@ class AbstractSolver(abc.ABC):
     @property
     def is_plain(self) -> bool:
         """Whether a step is z <- f(z), nothing else: the loop may then take some by itself."""
+        return False
+
+    @property
+    def skips(self) -> bool:
+        """Whether `step` takes `Point.skip` steps more, which cost less because nobody looks at them."""
         return False
 
     @abc.abstractmethod

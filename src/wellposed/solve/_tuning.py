@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TunedStep", "minimal_residual", "tune_reflection"]
 
-#: Steps after which a reflection is judged: enough for the slow directions to stand out.
-PROBE_STEPS = 12
+#: Steps after which a reflection is judged, at the latest: enough for the slow directions to stand out.
+PROBE_STEPS = 20
+#: Displacements have fallen enough when they are this part of the first one; much smaller ones are rounding.
+ENOUGH = 1e-4
 #: Rounds of tuning, at most; each costs a factorization and PROBE_STEPS small steps.
 ROUNDS = 6
 #: A step size within this factor of the measured optimum stays: the number of steps is flat there.
-GOOD_ENOUGH = 1.3
+GOOD_ENOUGH = 1.15
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,28 @@ def tune_reflection(f: AbstractSplitMap, start: float | None) -> float:
         return 1.0 if start is None else start
     with torch.no_grad():
         a = _initial(probe) if start is None else start
-        low, high = 0.0, math.inf  # step sizes seen to be too short, and too long
+        seen: dict[float, float] = {}  # log of the ratio by log of the step size; falls, and is 0 at the optimum
         for _ in range(ROUNDS):
             ratio = _ratio(probe, a)
-            if not (0 < ratio < math.inf) or max(ratio, 1 / ratio) <= GOOD_ENOUGH:
-                break
-            low, high = (max(low, a), high) if ratio > 1 else (low, min(high, a))
-            following = a * ratio
-            # Measured far from the optimum the ratio is only roughly right: stay inside what is known.
-            a = following if low < following < high else math.sqrt(low * high)
-    return a
+            if not 0 < ratio < math.inf:
+                return a
+            seen[math.log(a)] = math.log(ratio)
+            if abs(math.log(ratio)) <= math.log(GOOD_ENOUGH):
+                return a
+            a = math.exp(_root(seen))
+    return math.exp(min(seen, key=lambda x: abs(seen[x])))
+
+
+def _root(seen: dict[float, float]) -> float:
+    """Where the line through the nearest point of either sign is 0; beyond the last point, if all have one sign."""
+    below = max((x for x, y in seen.items() if y > 0), default=None)
+    above = min((x for x, y in seen.items() if y < 0), default=None)
+    if below is None or above is None or above <= below:
+        x = below if below is not None and above is None else above
+        assert x is not None  # a ratio of 1 has ended the search
+        return x + seen[x]
+    part = seen[below] / (seen[below] - seen[above])
+    return below + min(max(part, 0.1), 0.9) * (above - below)
 
 
 def _initial(f: AbstractSplitMap) -> float:
@@ -92,16 +106,22 @@ def _ratio(f: AbstractSplitMap, a: float) -> float:
     u = z = torch.zeros_like(f.affine_at_zero())
     x_before = y_before = None
     ratios: list[float] = []
-    for k in range(PROBE_STEPS):
+    first = 0.0
+    for _ in range(PROBE_STEPS):
         reflected = 2 * z - u
         x = f.resolvent(reflected, a)
         y = (reflected - x) / a  # F x - c
         u = 2 * x - reflected
         z = f.prox(u, a)
-        if x_before is not None and y_before is not None and k >= PROBE_STEPS - 3:
-            ratios.append(_mean_ratio(x - x_before, y - y_before, a))
+        if x_before is not None and y_before is not None:
+            d = x - x_before
+            ratios.append(_mean_ratio(d, y - y_before, a))
+            size = float(torch.linalg.vector_norm(d))
+            first = first or size
+            if not size > ENOUGH * first:
+                break
         x_before, y_before = x, y
-    finite = [r for r in ratios if 0 < r < math.inf]
+    finite = [r for r in ratios[-3:] if 0 < r < math.inf]
     return math.exp(sum(map(math.log, finite)) / len(finite)) if finite else math.nan
 
 

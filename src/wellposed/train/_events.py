@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from wellposed.errors import how_to_install
 from wellposed.train.run import Run
 
 __all__ = ["Events"]
@@ -25,7 +26,7 @@ class Events:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            run.log("No events are written: TensorBoard is not installed (pip install 'wellposed[runs]').")
+            run.log(f"No events are written: TensorBoard is not installed; {how_to_install('runs')}.")
             return
         self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=after + 1 if after else None)
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import CheckpointRefused, MissingPackage
-from wellposed.nn.operator import Memory
+from wellposed.errors import CheckpointRefused, MissingPackage, how_to_install
+from wellposed.nn.operator import Habit, Memory
 from wellposed.train._atomic import write_whole
 from wellposed.train._random_state import capture_random_state, restore_random_state
 
 __all__ = ["Checkpoint", "Progress", "capture", "find", "load", "newest", "prune", "restore", "save", "tidy"]
 
-FORMAT, VERSION = "wellposed-checkpoint", 1
+FORMAT, VERSION = "wellposed-checkpoint", 2
 
 
 @dataclass
@@ -86,7 +86,11 @@ def capture(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progre
         "optimizer": {"groups": state["param_groups"], "scalars": scalars},
         "random": random_record,
         # step sizes that solvers found and begin with at the next parameters
-        "habits": {name: memory.habits for name, memory in _memories(model).items() if memory.habits},
+        "habits": {
+            name: {key: asdict(habit) for key, habit in memory.habits.items()}
+            for name, memory in _memories(model).items()
+            if memory.habits
+        },
     }
     return Checkpoint(tensors, record)
 
@@ -117,7 +121,8 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     optimizer.load_state_dict({"state": slots, "param_groups": checkpoint.record["optimizer"]["groups"]})
     restore_random_state(checkpoint.tensors, checkpoint.record["random"])
     for name, memory in _memories(model).items():
-        memory.habits = dict(checkpoint.record["habits"].get(name, {}))
+        known = checkpoint.record["habits"].get(name, {})
+        memory.habits = {key: Habit(**{**plain, "sizes": tuple(plain["sizes"])}) for key, plain in known.items()}
     return progress
 
 
@@ -241,5 +246,5 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:
-        raise MissingPackage("Checkpoints need safetensors; install it with: pip install 'wellposed[runs]'.") from None
+        raise MissingPackage(f"Checkpoints need safetensors; install it with: {how_to_install('runs')}.") from None
     return safetensors.torch

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.train.config_yaml import parse, parse_value
 
 __all__ = ["Config", "DataSection", "LossSection", "ModelSection", "OptimizerSection", "RunSection", "read", "resolve"]
 
@@ -28,7 +29,11 @@ class DataSection(_Section):
     name: str = Field(default="digits", description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn or camvid")
     n: int | None = Field(default=100, ge=1, description="training samples; null for all")
     n_test: int | None = Field(default=None, ge=1, description="test samples; null for all")
-    classes: list[int] | None = Field(default=[0, 1], description="which classes; two give targets -1 and +1; null for all")
+    classes: list[int] | Literal["auto"] | None = Field(
+        default="auto",
+        description="which classes; null for all; auto is [0, 1] for networks with one output, and null for classifiers and "
+        "for data without classes to choose from",
+    )
     paper: str | None = Field(default=None, description="preprocessing of ling2022, gao2022 or gao2023")
     norm: Literal["unit", "sqrt_d"] | None = Field(default="sqrt_d", description="norm of every sample; null leaves it")
     grey: bool = Field(default=False, description="colours to luminance")
@@ -44,14 +49,17 @@ class ModelSection(_Section):
     """Which network. Keys after `width` belong to some networks only; null takes the network's default."""
 
     name: str = Field(
-        default="gaussian", description="gaussian, skip, implicit_only, monotone, dense, ...: see `wellposed train --help`"
+        default="auto",
+        description="gaussian, skip, implicit_only, monotone, dense, ...: see `wellposed train --help`; auto is gaussian, "
+        "dense for more than two classes, and segmenter for pixels",
     )
-    width: int = Field(default=256, ge=1, description="units of the equilibrium (channels of a segmenter)")
+    width: int = Field(default=256, ge=1, description="units of the equilibrium; channels of monotone_conv, segmenter")
     weight_variance: float | None = Field(default=None, description="gaussian")
     gamma: float | None = Field(default=None, description="skip")
     gamma0: float | None = Field(default=None, description="implicit_only")
     init: str | None = Field(default=None, description="implicit_only")
-    margin: float | None = Field(default=None, description="monotone, monotone_classifier, segmenter")
+    margin: float | None = Field(default=None, description="monotone, monotone_classifier, monotone_conv, segmenter")
+    grid: int | None = Field(default=None, ge=1, description="monotone_conv: regions per side that the read-out averages over")
     bound: float | None = Field(default=None, description="dense: the recurrent matrix keeps a spectral norm of at most this")
     rtol: float | None = Field(default=None, gt=0, lt=1, description="tolerance of the equilibrium")
     max_steps: int | None = Field(default=None, ge=1, description="evaluations that an equilibrium may take")
@@ -78,7 +86,7 @@ class LossSection(_Section):
     """What is minimised, a mean over samples (over pixels for segmentation)."""
 
     name: Literal["auto", "squared", "cross_entropy", "segmentation"] = Field(
-        default="auto", description="auto follows the targets"
+        default="auto", description="auto follows the network"
     )
     ignore_index: int | None = Field(
         default=None, description="segmentation: label that does not count; null is void of camvid"
@@ -137,15 +145,7 @@ class Config(_Section):
 
 def read(path: Path, changes: Iterable[str] = ()) -> Config:
     """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3"."""
-    import yaml
-
-    try:
-        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"The configuration {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
-        raise InvalidArgument(f"{path} is not a YAML file: {where}.") from error
+    plain = parse(path)
     if plain is not None and not isinstance(plain, dict):
         raise InvalidArgument(f"{path} must hold sections such as 'data:' and 'model:'; got {type(plain).__name__}.")
     return resolve(plain or {}, changes, where=str(path))
@@ -167,26 +167,15 @@ def resolve(plain: Mapping[str, Any], changes: Iterable[str] = (), *, where: str
         key, equals, text = change.partition("=")
         section, dot, name = key.strip().partition(".")
         if not equals or not dot:
-            raise InvalidArgument(
-                f"--set needs section.key=value, e.g. optimizer.lr=1e-3; got {change!r}.{_whole(key.strip())}"
-            )
+            raise InvalidArgument(f"--set needs section.key=value, e.g. optimizer.lr=1e-3; got {change!r}.{_completed(change)}")
         keys = merged.setdefault(section, {})
         if not isinstance(keys, dict):
             raise InvalidArgument(f"'{section}' of {where} must be a section with keys; got {keys!r}.")
-        keys[name] = _value(text)
+        keys[name] = parse_value(text)
     try:
         return Config.model_validate(_numbers(merged))
     except ValidationError as error:
         raise InvalidArgument(_sentence(error, where)) from None
-
-
-def _value(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InvalidArgument(f"{text!r} is not a value that YAML knows; put text with special characters in quotes.") from None
 
 
 def _numbers(value: Any) -> Any:
@@ -214,14 +203,30 @@ def _sentence(error: ValidationError, where: str) -> str:
         text = f"Unknown key {'.'.join(place)!r}: {within} has {', '.join(known)}.{hint}"
     else:
         text = f"{'.'.join(place[:2])} of {where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
-    more = len(problems) - 1
+    more = len({problem["loc"][:2] for problem in problems}) - 1  # a value of several allowed kinds is wrong once for each
     return text + (f" ({more} more key{'s are' if more > 1 else ' is'} wrong.)" if more else "")
 
 
 def _whole(leaf: str) -> str:
     """A hint for a key that was given without, or in the wrong, section."""
-    keys = {
-        name: f"{section}.{name}" for section in Config.model_fields for name in type(getattr(Config(), section)).model_fields
-    }
-    near = keys.get(leaf.rpartition(".")[2])
+    near = next((key for key in _defaults() if key.rpartition(".")[2] == leaf.rpartition(".")[2]), None)
     return f" Did you mean {near!r}?" if near else ""
+
+
+def _completed(change: str) -> str:
+    """A hint for a change that is not section.key=value: with its section, and with a value if it has none."""
+    key, equals, text = (part.strip() for part in change.partition("="))
+    known = _defaults()
+    if not equals and key in known:
+        default = json.dumps(known[key]).strip('"')
+        return f" It has no value: write for example {f'{key}={default}'!r}, which is its default."
+    near = [name for name in known if name.rpartition(".")[2] == key]
+    if near:
+        return " Did you mean " + " or ".join(repr(f"{name}={text}" if equals else name) for name in near) + "?"
+    return did_you_mean(key, known)
+
+
+def _defaults() -> dict[str, Any]:
+    """Every section.key with its default."""
+    sections = Config().model_dump()
+    return {f"{section}.{name}": value for section, keys in sections.items() for name, value in keys.items()}

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, MissingPackage, WellposedError, did_you_mean
+from wellposed.errors import (
+    DivergedWarning,
+    InvalidArgument,
+    InvalidType,
+    MissingPackage,
+    WellposedError,
+    did_you_mean,
+    how_to_install,
+)
 from wellposed.solve import user_level
 from wellposed.train._objective import AbstractObjective, Evaluation, objective_of
 from wellposed.train._progress import progress_of
@@ -214,9 +222,7 @@ def _odeint() -> Any:
     try:
         from torchdiffeq import odeint
     except ImportError:
-        raise MissingPackage(
-            "flow integrates with torchdiffeq, which is not installed: pip install 'wellposed[flow]'."
-        ) from None
+        raise MissingPackage(f"flow integrates with torchdiffeq, which is not installed: {how_to_install('flow')}.") from None
     return odeint
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellposed.certify import Certificate, contraction, monotone
-from wellposed.errors import InvalidArgument, MissingPackage
+from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.nn import AbstractNetwork, EquilibriumLayer, MonotoneDEQ
 from wellposed.solve import Solution, check_positive_integer
 from wellposed.train.certificates import certificate_of, has_certificate
@@ -83,7 +83,7 @@ class EquilibriumMonitor(Callback):
         max_unconverged: float | None = None,
     ) -> None:
         if _MISSING:
-            raise MissingPackage("EquilibriumMonitor needs lightning; install it with: pip install 'wellposed[lightning]'.")
+            raise MissingPackage(f"EquilibriumMonitor needs lightning; install it with: {how_to_install('lightning')}.")
         super().__init__()
         check_positive_integer("EquilibriumMonitor", "every", every)
         if (X is None) != (y is None):

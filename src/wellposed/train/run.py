@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import time
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wellposed.certify import Certificate
-from wellposed.errors import InvalidArgument, RunError
+from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed.train._atomic import append_line, is_temporary, write_whole, writing
 from wellposed.train._environment import environment
 from wellposed.train._lock import Lock
@@ -152,7 +153,7 @@ class Run:
             import pyarrow
             import pyarrow.parquet
         except ImportError:
-            self.log("metrics.parquet is left out: pyarrow is not installed (pip install 'wellposed[runs]').")
+            self.log(f"metrics.parquet is left out: pyarrow is not installed; {how_to_install('runs')}.")
             return
         rows = read_metrics(self.folder)
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -190,9 +191,31 @@ def read_config(folder: Path) -> Config:
     from wellposed.train.config import read
 
     if not (folder / "config.yaml").is_file():
-        what = "is no run" if folder.is_dir() else "does not exist"
-        raise InvalidArgument(f"{folder} {what}: it has no config.yaml. Start one with: wellposed train --out {folder}.")
+        raise InvalidArgument(_no_run(folder))
     return read(folder / "config.yaml")
+
+
+def _no_run(folder: Path) -> str:
+    """Why there is no run, and what to do in this case."""
+    if folder.is_file():
+        beside = f" Give the folder that it is in: {folder.parent}." if (folder.parent / "config.yaml").is_file() else ""
+        return f"{folder} is a file; a run is a directory with a config.yaml.{beside}"
+    if not folder.is_dir():
+        start = f"Start a run there with: wellposed train --out {folder}"
+        return f"{folder} does not exist, so there is no run.{_near(folder.parent, folder.name) or f' {start}.'}"
+    inside = sorted(path.parent for path in folder.glob("*/config.yaml"))
+    if inside:
+        return f"{folder} is no run, but holds {len(inside)} of them: give one, such as {inside[-1]}."
+    if any(folder.iterdir()):
+        return f"{folder} is no run: it holds other files and no config.yaml. Give the directory of a run."
+    return f"{folder} is no run: it is empty. Start one there with: wellposed train --out {folder}."
+
+
+def _near(parent: Path, name: str) -> str:
+    """` Did you mean 'runs/first'?` if a run of nearly this name lies beside."""
+    names = [path.parent.name for path in parent.glob("*/config.yaml")] if parent.is_dir() else []
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {str(parent / near[0])!r}?" if near else ""
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -219,3 +219,15 @@ def test_bad_arguments():
         TierWeights((2,), margin=0.0)
     with pytest.raises(wp.InvalidArgument, match=r"3 tiers need a height and width divisible by 4; got 6 x 8"):
         TierWeights((2, 2, 2)).operator(6, 8)
+
+
+@pytest.mark.parametrize(("size", "phases"), [((4, 6), 1), ((5, 7), 1), ((1, 4), 1), ((8, 4), 2)])
+def test_products_with_transforms_are_fast_transforms(size, phases, monkeypatch):
+    from wellposed.nn.monotone import _lattice
+
+    lattice = Lattice(3, *size, phases)
+    x = torch.randn(2, lattice.features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    spectrum = lattice.spectrum(x)
+    monkeypatch.setattr(_lattice, "LARGEST_PRODUCT", 0)
+    torch.testing.assert_close(lattice.spectrum(x), spectrum)
+    torch.testing.assert_close(lattice.field(spectrum), x)

@@ -49,7 +49,7 @@ class Figure41Config(Config):
 class Figure41(AbstractExperiment):
     """f(z, x) = norm(relu(z + norm(x + W_2 * norm(relu(W_1 * z))))), eq. (4.1), with Anderson acceleration."""
 
-    name = "nguyen2022/figure4_1"
+    name = "nguyen2022/figure4.1"
     title = "initialization and the convergence of iterates"
     claims = (
         Claim(

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
+from wellposed.errors import how_to_install
 from wellposed.experiments.report._figure import Figure
 from wellposed.experiments.report._html import Html, el, embedded, script
 from wellposed.experiments.report._sections import sentence
 
 __all__ = ["Section", "can_draw", "page"]
 
-NO_PLOTLY = "plotly is not installed, so figures are shown as tables; pip install 'wellposed[report]' and write the page again."
+NO_PLOTLY = (
+    f"plotly is not installed, so figures are shown as tables; install it and write the page again: {how_to_install('report')}."
+)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wellposed.certify import Certificate
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, how_to_install
 
 __all__ = ["RunFiles", "as_number", "read_run"]
 
@@ -72,7 +72,7 @@ def read_run(folder: Path) -> RunFiles:
         InvalidArgument: It is no directory, or holds nothing of a run.
     """
     if not folder.is_dir():
-        raise InvalidArgument(f"{folder} is not a run directory; give the folder that `wellposed train` printed.")
+        raise InvalidArgument(f"{folder} is not a run directory; give one that `wellposed train` made, such as runs/first.")
     run = RunFiles(folder, folder.resolve().name)
     text = _text(run, "config.yaml")
     run.config_text = text or ""
@@ -148,7 +148,7 @@ def _config(run: RunFiles, text: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        run.remarks.append("config.yaml is shown as text, because pyyaml is not installed (pip install 'wellposed[cli]').")
+        run.remarks.append(f"config.yaml is shown as text, because pyyaml is not installed; {how_to_install('cli')}.")
         return {}
     try:
         plain = yaml.safe_load(text)

@@ -72,11 +72,12 @@ class FourierOperator(AbstractOperator):
 
     def transposed(self, p: Tensor, out: Tensor | None = None) -> Tensor:
         parts = self._split(p)
+        D, K = self._adjoints(self._D, "D"), self._adjoints(self._K, "K")
         fields = []
-        for i, (lattice, M) in enumerate(zip(self._lattices, self._D, strict=True)):
-            spectrum = _times(lattice.spectrum(parts[i]), M.mH)
-            if i < len(self._K):  # on the same lattice: tier i by phases, tier i + 1 by pixels
-                spectrum += _times(self._targets[i + 1].spectrum(parts[i + 1]), self._K[i].mH)
+        for i, (lattice, M) in enumerate(zip(self._lattices, D, strict=True)):
+            spectrum = _times(lattice.spectrum(parts[i]), M)
+            if i < len(K):  # on the same lattice: tier i by phases, tier i + 1 by pixels
+                spectrum += _times(self._targets[i + 1].spectrum(parts[i + 1]), K[i])
             fields.append(lattice.field(spectrum))
         return _joined(fields)
 
@@ -93,6 +94,8 @@ class FourierOperator(AbstractOperator):
 
     def resolvent(self, v: Tensor, step_size: float, *, transpose: bool = False) -> Tensor:
         inverses: list[Tensor] = self.recall(("inverse", step_size), lambda: self._inverses(step_size))
+        if transpose:
+            inverses = self.recall(("adjoint inverse", step_size), lambda: [_adjoint(M) for M in inverses])
         parts = self._split(v)
         tiers = len(self._lattices)
         spectra: list[Tensor] = [torch.empty(0)] * tiers
@@ -103,13 +106,18 @@ class FourierOperator(AbstractOperator):
                 S = lattice.spectrum(rhs)
                 if i + 1 < tiers:
                     above = self._targets[i + 1].spectrum(self._lattices[i + 1].field(spectra[i + 1]))
-                    S = S + step_size * _times(above, self._K[i].mH)
-                spectra[i] = _times(S, inverses[i].mH)
+                    S = S + step_size * _times(above, self._adjoints(self._K, "K")[i])
+                spectra[i] = _times(S, inverses[i])
             else:
                 if i > 0:
                     rhs = rhs + step_size * self._targets[i].field(_times(spectra[i - 1], self._K[i - 1]))
                 spectra[i] = _times(lattice.spectrum(rhs), inverses[i])
         return _joined([lattice.field(S) for lattice, S in zip(self._lattices, spectra, strict=True)])
+
+    def _adjoints(self, matrices: tuple[Tensor, ...], name: str) -> list[Tensor]:
+        """M^H of every frequency, kept: a product with a lazily conjugated matrix copies it every time."""
+        adjoints: list[Tensor] = self.recall(("adjoint", name), lambda: [_adjoint(M) for M in matrices])
+        return adjoints
 
     def _inverses(self, a: float) -> list[Tensor]:
         inverses = []
@@ -160,6 +168,10 @@ def coupling_symbol(A: Tensor, C: Tensor, target: Lattice) -> Tensor:
 def _times(Z: Tensor, M: Tensor) -> Tensor:
     """(frequencies, batch, in) by (frequencies, out, in)."""
     return torch.bmm(Z, M.transpose(1, 2))
+
+
+def _adjoint(M: Tensor) -> Tensor:
+    return M.mH.resolve_conj()
 
 
 def _outer(left: Lattice, p: Tensor, right: Lattice, z: Tensor) -> Tensor:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.implicit import AbstractGradient
+from wellposed.nn._solving import Solving
 from wellposed.nn.layer import EquilibriumLayer
-from wellposed.solve import AbstractSolver, Solution, check_interval, check_positive_integer
+from wellposed.solve import Solution, check_interval, check_positive_integer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["TransformerCell", "TransformerDEQ"]
 
@@ -104,7 +107,7 @@ class TransformerDEQ(nn.Module):
         vocabulary: Number of tokens.
         width, heads, hidden, init_std: As in `TransformerCell`.
         length: The longest sequence.
-        solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`.
+        solving: solver, gradient, on_failure, rtol, atol, max_steps, as in `EquilibriumLayer`.
         generator, device, dtype: Of the parameters.
 
     Attributes:
@@ -120,21 +123,17 @@ class TransformerDEQ(nn.Module):
         length: int,
         hidden: int | None = None,
         init_std: float = 0.02,
-        solver: AbstractSolver | None = None,
-        gradient: AbstractGradient | None = None,
-        on_failure: str = "warn",
-        rtol: float | None = None,
-        max_steps: int = 200,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **solving: Unpack[Solving],
     ) -> None:
         super().__init__()
         check_positive_integer("TransformerDEQ", "vocabulary", vocabulary)
         check_positive_integer("TransformerDEQ", "length", length)
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = TransformerCell(width, heads, hidden, init_std=init_std, **made)
-        self.layer = EquilibriumLayer(cell, solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
+        self.layer = EquilibriumLayer(cell, **solving)
         placed = {"device": device, "dtype": dtype}
         self.E = nn.Parameter(torch.empty(vocabulary, width, **placed).normal_(0.0, width**-0.5, generator=generator))  # type: ignore[arg-type]
         self.P = nn.Parameter(torch.empty(length, width, **placed).normal_(0.0, width**-0.5, generator=generator))  # type: ignore[arg-type]

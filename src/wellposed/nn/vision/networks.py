@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from wellposed.implicit import AbstractGradient
+from wellposed.nn._solving import Solving
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.vision._network import EquilibriumNetwork
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
 from wellposed.nn.vision.dropout import VariationalDropout
 from wellposed.nn.vision.encoders import ImageEncoder, PyramidEncoder
 from wellposed.nn.vision.heads import ClassificationHead, SegmentationHead
-from wellposed.solve import AbstractSolver
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["MultiscaleDEQ", "ResidualDEQ"]
 
@@ -37,7 +39,7 @@ class ResidualDEQ(EquilibriumNetwork):
         stride: Of the encoder, a 3 x 3 convolution and a norm.
         grid: As in `ClassificationHead`.
         dropout: p of `VariationalDropout`.
-        solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`.
+        solving: solver, gradient, on_failure, rtol, atol, max_steps, as in `EquilibriumLayer`.
         generator: Draws the parameters, and later the masks of dropout.
         device, dtype: Of the parameters.
 
@@ -59,14 +61,10 @@ class ResidualDEQ(EquilibriumNetwork):
         stride: int = 1,
         grid: int = 1,
         dropout: float = 0.0,
-        solver: AbstractSolver | None = None,
-        gradient: AbstractGradient | None = None,
-        on_failure: str = "warn",
-        rtol: float | None = None,
-        max_steps: int = 200,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **solving: Unpack[Solving],
     ) -> None:
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = ResidualCell(
@@ -80,7 +78,7 @@ class ResidualDEQ(EquilibriumNetwork):
         )
         super().__init__(
             ImageEncoder(in_channels, channels, stride=stride, groups=groups, **made),
-            EquilibriumLayer(cell, solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps),
+            EquilibriumLayer(cell, **solving),
             ClassificationHead((channels,), classes, grid=grid, **made),
             VariationalDropout(dropout, generator=generator),
         )
@@ -102,7 +100,7 @@ class MultiscaleDEQ(EquilibriumNetwork):
         head: (state, (H, W)) -> predictions.
         groups, init_std, weight_norm: As in `MultiscaleCell`.
         stride: Of the encoder.
-        dropout, solver, gradient, on_failure, rtol, max_steps, generator, device, dtype: As in `ResidualDEQ`.
+        dropout, generator, device, dtype, solving: As in `ResidualDEQ`.
 
     Attributes:
         layer: The `EquilibriumLayer`; its state is a tuple.
@@ -119,20 +117,16 @@ class MultiscaleDEQ(EquilibriumNetwork):
         weight_norm: bool = False,
         stride: int = 1,
         dropout: float = 0.0,
-        solver: AbstractSolver | None = None,
-        gradient: AbstractGradient | None = None,
-        on_failure: str = "warn",
-        rtol: float | None = None,
-        max_steps: int = 200,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **solving: Unpack[Solving],
     ) -> None:
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = MultiscaleCell(channels, groups=groups, init_std=init_std, weight_norm=weight_norm, **made)
         super().__init__(
             PyramidEncoder(in_channels, cell.channels, stride=stride, groups=groups, **made),
-            EquilibriumLayer(cell, solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps),
+            EquilibriumLayer(cell, **solving),
             head,
             VariationalDropout(dropout, generator=generator),
         )

@@ -1,0 +1,47 @@
+"""What a configuration leaves open (`auto`), filled in so that data, network and loss fit each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wellposed.experiments.models import kind_of
+
+if TYPE_CHECKING:
+    from wellposed.train.config import Config
+
+__all__ = ["LOSSES", "filled_in"]
+
+#: The loss of a task.
+LOSSES = {"regression": "squared", "classification": "cross_entropy", "segmentation": "segmentation"}
+#: The network of a task, if none is named.
+NETWORKS = {"regression": "gaussian", "classification": "dense", "segmentation": "segmenter"}
+#: Data without classes to choose from, and what they are for.
+WITHOUT_CLASSES = {"sphere": "regression", "moons": "regression", "camvid": "segmentation"}
+
+
+def filled_in(config: Config) -> Config:
+    """The configuration with a network, classes and a loss in the place of `auto`; what was said is never changed.
+
+    The network follows the data, then the loss, then the number of classes; classes and loss follow the network: one output
+    learns the classes 0 and 1, a classifier all of them, and data without classes to choose from have none.
+    """
+    data, model, loss = config.data, config.model, config.loss
+    if model.name == "auto":
+        model = model.model_copy(update={"name": NETWORKS[_task(config)]})
+    task = kind_of(model.name).task
+    if data.classes == "auto":
+        classes = [0, 1] if task == "regression" and data.name not in WITHOUT_CLASSES else None
+        data = data.model_copy(update={"classes": classes})
+    if loss.name == "auto":
+        loss = loss.model_copy(update={"name": LOSSES[task]})
+    return config.model_copy(update={"data": data, "model": model, "loss": loss})
+
+
+def _task(config: Config) -> str:
+    """What a network is asked for that is not named."""
+    data, loss = config.data, config.loss
+    if data.name in WITHOUT_CLASSES:
+        return WITHOUT_CLASSES[data.name]
+    if loss.name != "auto":
+        return next(task for task, name in LOSSES.items() if name == loss.name)
+    return "regression" if data.classes == "auto" or (data.classes is not None and len(data.classes) == 2) else "classification"

@@ -1,0 +1,71 @@
+"""Every public name is on a page of the reference, and the reference shows nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import doc_hooks
+import wellposed
+
+REFERENCE = doc_hooks.DOCS / "reference"
+#: `cli` is a program, with a page of its own.
+PACKAGES = sorted(
+    {info.name for info in pkgutil.iter_modules(wellposed.__path__) if info.ispkg and not info.name.startswith("_")} - {"cli"}
+    | {"errors"}
+)
+SHOWN = re.compile(r"^::: (wellposed\.[\w.]+)$", re.MULTILINE)
+
+
+def path_of(package: str, name: str) -> str:
+    """Where the site finds a name: a function that hides a module of its name is looked for where it is defined."""
+    module = Path(wellposed.__path__[0]) / package / name
+    if module.with_suffix(".py").exists() or module.is_dir():
+        return f"{getattr(importlib.import_module(f'wellposed.{package}'), name).__module__}.{name}"
+    return f"wellposed.{package}.{name}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_of_a_package_are_on_its_page(package: str) -> None:
+    module = importlib.import_module(f"wellposed.{package}")
+    shown = SHOWN.findall((REFERENCE / f"{package}.md").read_text())
+    assert len(shown) == len(set(shown)), "shown twice"
+    wanted = {path_of(package, name) for name in module.__all__}
+    assert not wanted - set(shown), f"docs/reference/{package}.md lacks '::: ' lines for {sorted(wanted - set(shown))}"
+
+
+def test_everything_shown_exists() -> None:
+    for page in REFERENCE.glob("*.md"):
+        for path in SHOWN.findall(page.read_text()):
+            module, _, name = path.rpartition(".")
+            if module == "wellposed.train.lightning":
+                continue  # needs an optional package; the site finds it without importing
+            importlib.import_module(module)
+            shown = getattr(sys.modules[module], name, None)
+            assert shown is not None, f"{page.name} shows {path}, which does not exist"
+            assert not isinstance(shown, ModuleType), f"{page.name} shows {path}, which is a module"
+
+
+def test_names_of_wellposed_are_on_the_first_page() -> None:
+    page = (REFERENCE / "index.md").read_text()
+    for name in wellposed.__all__:
+        if name in PACKAGES and name != "certify":
+            assert f"]({name}.md)" in page, f"docs/reference/index.md does not list the package {name}"
+            continue
+        target = re.search(rf"\[`{name}`\]\[(wellposed\.(\w+)\.{name}(?:\.{name})?)\]", page)
+        assert target is not None, f"docs/reference/index.md does not list {name}"
+        assert getattr(importlib.import_module(f"wellposed.{target[2]}"), name) is getattr(wellposed, name) or name == "certify"
+        pages = "\n".join(path.read_text() for path in REFERENCE.glob("*.md"))
+        assert f"::: {target[1]}\n" in pages
+
+
+def test_the_navigation_has_every_page_of_the_reference() -> None:
+    navigation = (doc_hooks.ROOT / "mkdocs.yml").read_text()
+    for page in REFERENCE.glob("*.md"):
+        assert f"reference/{page.name}" in navigation

@@ -1,0 +1,64 @@
+"""The whole site, built as `make docs` builds it: warnings are errors, every public name has its place, nothing is loaded."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import browser
+import doc_hooks
+
+pytestmark = pytest.mark.slow
+for package in ("mkdocs", "material", "mkdocstrings_handlers.python", "matplotlib"):
+    pytest.importorskip(package, reason=f"the site needs {package}; `make docs` installs it")
+
+CHECKED = ("index.html", "choosing.html", "notation.html", "reference/solve.html", "tutorials/index.html")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=doc_hooks.ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_public_name_has_an_anchor(site: Path) -> None:
+    for page in (doc_hooks.DOCS / "reference").glob("*.md"):
+        built = (site / "reference" / f"{page.stem}.html").read_text()
+        for path in re.findall(r"^::: ([\w.]+)$", page.read_text(), flags=re.MULTILINE):
+            assert f'id="{path}"' in built, f"{path} is not on its page"
+
+
+def test_formulas_survive(site: Path) -> None:
+    """`<x, y>` is no tag, and a citation is a link, in pages and in docstrings."""
+    assert "H_ij = <df(x_i)/dtheta, df(x_j)/dtheta>" in html.unescape((site / "notation.html").read_text())
+    for page in ("findings.html", "reference/certify.html"):
+        assert re.search(r'<a [^>]*href="[^"]*references\.html#\w+"[^>]*>\[\w+2022', (site / page).read_text())
+
+
+def test_tutorials_are_pages_with_figures_and_their_script(site: Path) -> None:
+    for script in (doc_hooks.DOCS / "tutorials").glob("*.py"):
+        page = (site / "tutorials" / f"{script.stem}.html").read_text()
+        figures = re.findall(rf'src="({script.stem}-\d+\.png)"', page)
+        assert figures and all((site / "tutorials" / figure).exists() for figure in figures)
+        assert (site / "tutorials" / script.name).read_text() == script.read_text()
+
+
+def test_pages_open_without_errors_and_load_nothing(site: Path, tmp_path: Path) -> None:
+    program = browser.find()
+    if program is None:
+        pytest.skip("there is no Chromium to look at the pages with")
+    with browser.running(program, tmp_path) as chromium:
+        for page in CHECKED:
+            chromium.open(site / page)
+            assert not chromium.problems(), page
+            assert all(url.startswith(("file:", "data:", "blob:")) for url in chromium.requests()), page

@@ -1,0 +1,32 @@
+"""Errors are where users look for them, and say how to install what is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import wellposed as wp
+from wellposed.errors import how_to_install
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_run_errors_are_public() -> None:
+    for name in ("CheckpointRefused", "RunError", "RunLocked"):
+        assert getattr(wp, name) is getattr(wp.errors, name) is getattr(wp.train, name)
+    assert issubclass(wp.RunLocked, wp.RunError) and issubclass(wp.CheckpointRefused, wp.RunError)
+
+
+def test_every_extra_that_is_advised_exists_and_is_on_the_page() -> None:
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    advised = set(re.findall(r"how_to_install\('(\w+)'\)", sources))
+    known = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    page = (ROOT / "docs" / "tool.md").read_text(encoding="utf-8")
+    assert len(advised) >= 8 and advised <= known
+    assert all(f"| `{extra}` |" in page for extra in advised)
+    assert "pip install 'wellposed[" not in sources.replace(how_to_install("{extra}").split(" (")[0], "")
+
+
+def test_the_advice_is_right_from_an_index_and_in_a_clone() -> None:
+    advice = how_to_install("plot")
+    assert advice.startswith("pip install 'wellposed[plot]' ") and "pip install -c constraints.txt -e '.[plot]'" in advice
