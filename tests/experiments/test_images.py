@@ -11,7 +11,7 @@ from torch import nn
 
 from wellposed.experiments import EXPERIMENTS, Outcome
 from wellposed.experiments._experiment import Result
-from wellposed.experiments._images import accuracy, fit, images
+from wellposed.experiments._images import accuracy, fit, images, ten_classes
 from wellposed.experiments.nguyen2022._residual import residual, wander
 from wellposed.experiments.nguyen2022.figure4_3 import _last, _nearest
 from wellposed.experiments.nguyen2022.figure4_5 import minima
@@ -42,6 +42,16 @@ def test_minima_by_hand() -> None:
     assert minima([[0.0, 1.0, 0.0], [1.0, 2.0, 1.0]]) == 2
     assert minima([[0.0, 0.0], [1.0, 1.0]]) == 0  # a flat valley has no point lower than its neighbours
     assert minima([[None, 1.0], [2.0, None]]) == 1
+
+
+def test_sizes_are_those_that_there_are() -> None:
+    assert ten_classes("digits", 50, 20) == ("digits", 50, 20, [])
+    name, n, n_test, (note,) = ten_classes("digits", 10000, 20)
+    (X, y), (X_test, _) = images(name, n, n_test, size=8, seed=0)
+    assert len(X) == n < 10000 and len(X_test) == n_test == 20 and f"{n} images to train" in note
+    assert set(y.bincount().tolist()) == {n // 10}
+    with pytest.raises(ValueError, match="lower n"):
+        images(name, n + 10, n_test, size=8, seed=0)
 
 
 def test_training_learns_and_repeats() -> None:

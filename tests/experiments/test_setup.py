@@ -143,3 +143,12 @@ def test_events_for_tensorboard(tmp_path: Path) -> None:
     rows = read_metrics(tmp_path / "run")
     seen = [(event.step, event.value) for event in events.Scalars("loss/train")]
     assert seen == [(row["epoch"], pytest.approx(row["train_loss"], rel=1e-6)) for row in rows]
+
+
+def test_a_monotone_convolution_takes_images() -> None:
+    changes = ["data.name=digits", "data.classes=null", "data.n=4", "data.norm=null", "model.name=monotone_conv"]
+    changes += ["model.width=3", "model.grid=2", "model.margin=0.5"]
+    model = prepare(resolve(None, [*changes, "data.flatten=false"])).model
+    assert isinstance(model, wp.nn.MonotoneClassifier) and model.grid == 2 and model.cell.weights.margin == 0.5
+    with pytest.raises(wp.InvalidArgument, match="flatten=false"):
+        prepare(resolve(None, changes))

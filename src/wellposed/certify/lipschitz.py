@@ -18,6 +18,7 @@ from wellposed.certify._lipschitz_classifier import LipschitzBounds, classifier_
 from wellposed.certify._lipschitz_network import DenseNetwork, NetworkLipschitz, bound_network
 from wellposed.certify._measure import down, up
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import (
     AbstractContraction,
     AbstractNetwork,
@@ -107,9 +108,8 @@ def _(model: EquilibriumLayer) -> NetworkLipschitz:
         return bound_network(DenseNetwork(W, 0.0, U, slope=slope), "layer")
     if not isinstance(cell.weight, Spectral):
         raise InvalidType(f"lipschitz_upper knows weight=None, Spectral and Monotone; got {type(cell.weight).__name__}.")
-    R = cell.weight(W)
-    # the norm by which it divides is LAPACK's, right to a small multiple of m units: far less than this
-    return bound_network(DenseNetwork(R, 2.0**-36 * float(R.norm()), U, slope=slope), "layer")
+    R, error = _spectral(W, cell.weight.bound)
+    return bound_network(DenseNetwork(R, error, U, slope=slope), "layer")
 
 
 def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
@@ -118,6 +118,18 @@ def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
         raise InvalidArgument("lipschitz_upper: a parameter has NaN or infinite entries; look for the step that made them.")
     return found
+
+
+def _spectral(W: Tensor, bound: float) -> tuple[Tensor, float]:
+    """W min(1, bound/|W|) up to an error, which is bounded: |W| lies between |W v|/|v|, for any v, and the upper bound."""
+    upper = spectral_norm_upper(W)
+    v = torch.linalg.svd(W).Vh[0]
+    rounding = up(2 * (W.shape[0] + 2) * _UNIT * float(W.norm()))
+    lower = down(down(float((W @ v).norm()) / up(float(v.norm()))) - rounding)
+    least = min(1.0, bound / upper) if upper > 0 else 1.0
+    most = min(1.0, up(bound / lower)) if lower > 0 else 1.0
+    R = W * least
+    return R, up(up(most - down(least)) * upper + _relative(R))
 
 
 def _relative(R: Tensor) -> float:

@@ -5,13 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wellposed.data import load
+from wellposed.data.files import digits, read
+from wellposed.experiments._samples import at_hand
 
-__all__ = ["accuracy", "fit", "images"]
+__all__ = ["accuracy", "fit", "images", "ten_classes"]
+
+
+def ten_classes(name: str, n: int, n_test: int) -> tuple[str, int, int, list[str]]:
+    """The data set, or digits if it is not at hand; sizes that it has, the same number of each class; and notes.
+
+    Args:
+        name: Of the data set.
+        n, n_test: What is asked for.
+    """
+    (found,), _, _, notes = at_hand((name,), 2, 2, paper="gao2022")
+    parts, _ = digits() if found == "digits" else read(found)
+    most, most_test = (10 * int(np.bincount(parts[key], minlength=10).min()) for key in ("y_train", "y_test"))
+    if n > most or n_test > most_test:
+        notes.append(
+            f"{found} has {most} images to train and {most_test} to test, the same number of each class; {n} and {n_test} were "
+            "asked for"
+        )
+    return found, min(n, most), min(n_test, most_test), notes
 
 
 def images(

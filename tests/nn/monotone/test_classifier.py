@@ -48,8 +48,9 @@ def test_it_learns_the_digits(form):
     with torch.no_grad():
         accuracy = float((model(X[1400:]).argmax(dim=1) == y[1400:]).float().mean())
     assert accuracy > 0.6, accuracy
-    m, _ = model.cell.bind(model.prepared(X[:1])).monotonicity()
-    assert m >= 1.0 - 1e-3  # training did not touch the margin
+    # training did not touch the margin; in double precision, where the allowance for rounding is nothing beside it
+    m, _ = model.double().cell.bind(model.prepared(X[:1].double())).monotonicity()
+    assert m >= 1.0 - 1e-9
 
 
 @pytest.mark.parametrize("form", ["dense", "conv", "zeros", "multitier"])

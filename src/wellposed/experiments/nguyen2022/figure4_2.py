@@ -8,8 +8,7 @@ from typing import Any
 
 from wellposed.experiments._claim import Claim, Finding, decide, spread
 from wellposed.experiments._experiment import AbstractExperiment, Result, Task
-from wellposed.experiments._images import images
-from wellposed.experiments._samples import at_hand
+from wellposed.experiments._images import images, ten_classes
 from wellposed.experiments.nguyen2022._residual import residual, wander
 from wellposed.experiments.nguyen2022.figure4_1 import DEVIATION, LARGE, VARIANCE, Figure41Config
 from wellposed.landscape import project, trajectory
@@ -57,8 +56,8 @@ class Figure42(AbstractExperiment):
     full = Figure41Config(n=100, channels=48, steps=100, seeds=(0, 1, 2, 3, 4))
 
     def available(self, config: Figure41Config) -> tuple[Figure41Config, list[str]]:
-        (data,), _, _, notes = at_hand((config.data,), 2, 2, paper="gao2022")
-        return dataclasses.replace(config, data=data), notes
+        data, _, n, notes = ten_classes(config.data, 30, config.n)
+        return dataclasses.replace(config, data=data, n=n), notes
 
     def tasks(self, config: Figure41Config) -> list[Task]:
         shared = {key: getattr(config, key) for key in ("data", "n", "channels", "groups", "steps")}

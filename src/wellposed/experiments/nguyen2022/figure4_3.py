@@ -13,8 +13,7 @@ import torch
 from wellposed.experiments._claim import Claim, Finding, decide, spread
 from wellposed.experiments._config import Config
 from wellposed.experiments._experiment import AbstractExperiment, Result, Task
-from wellposed.experiments._images import accuracy, fit, images
-from wellposed.experiments._samples import at_hand
+from wellposed.experiments._images import accuracy, fit, images, ten_classes
 from wellposed.experiments.nguyen2022._residual import residual, wander
 from wellposed.experiments.nguyen2022.figure4_2 import STEADY
 from wellposed.landscape import project, trajectory
@@ -85,8 +84,8 @@ class Figure43(AbstractExperiment):
     full = Figure43Config(n=60000, shown=100, size=28, channels=48, epochs=40, batch=100, lr=1e-3)
 
     def available(self, config: Figure43Config) -> tuple[Figure43Config, list[str]]:
-        (data,), _, _, notes = at_hand((config.data,), 2, 2, paper="gao2022")
-        return dataclasses.replace(config, data=data), notes
+        data, n, _, notes = ten_classes(config.data, config.n, 100)
+        return dataclasses.replace(config, data=data, n=n), notes
 
     def tasks(self, config: Figure43Config) -> list[Task]:
         shared = {key: value for key, value in config.to_dict().items() if key != "seeds"}

@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from wellposed.experiments._claim import Claim, Finding, decide, not_tested, spread
 from wellposed.experiments._config import Config
 from wellposed.experiments._experiment import AbstractExperiment, Result, Task
-from wellposed.experiments._images import fit, images
-from wellposed.experiments._samples import at_hand
+from wellposed.experiments._images import fit, images, ten_classes
 from wellposed.experiments.nguyen2022._residual import residual
 from wellposed.landscape import basin, surface
 
@@ -128,8 +127,8 @@ class Figure44(AbstractExperiment):
     )
 
     def available(self, config: RepeatConfig) -> tuple[RepeatConfig, list[str]]:
-        (data,), _, _, notes = at_hand((config.data,), 2, 2, paper="gao2022")
-        return dataclasses.replace(config, data=data), notes
+        data, n, _, notes = ten_classes(config.data, config.n, 10)
+        return dataclasses.replace(config, data=data, n=n), notes
 
     def tasks(self, config: RepeatConfig) -> list[Task]:
         shared = {key: value for key, value in config.to_dict().items() if key not in ("seeds", "repeats")}

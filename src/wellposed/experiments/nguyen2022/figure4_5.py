@@ -11,7 +11,7 @@ import torch
 
 from wellposed.experiments._claim import Claim, Finding, decide, not_tested, spread
 from wellposed.experiments._experiment import AbstractExperiment, Result, Task
-from wellposed.experiments._samples import at_hand
+from wellposed.experiments._images import ten_classes
 from wellposed.experiments.nguyen2022.figure4_4 import LandscapeConfig, landscape
 from wellposed.nn import MultiscaleDEQ
 from wellposed.solve import Anderson
@@ -52,8 +52,8 @@ class Figure45(AbstractExperiment):
     )
 
     def available(self, config: LandscapeConfig) -> tuple[LandscapeConfig, list[str]]:
-        (data,), _, _, notes = at_hand((config.data,), 2, 2, paper="gao2022")
-        return dataclasses.replace(config, data=data), notes
+        data, n, _, notes = ten_classes(config.data, config.n, 10)
+        return dataclasses.replace(config, data=data, n=n), notes
 
     def tasks(self, config: LandscapeConfig) -> list[Task]:
         shared = {key: value for key, value in config.to_dict().items() if key != "seeds"}

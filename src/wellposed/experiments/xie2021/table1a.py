@@ -13,6 +13,7 @@ import torch
 from wellposed.convex import L1, OptEq, ProxStep, SquaredL2
 from wellposed.experiments._claim import Claim, Finding, decide, not_tested, spread
 from wellposed.experiments._experiment import AbstractExperiment, Result, Task
+from wellposed.experiments._images import ten_classes
 from wellposed.experiments._samples import at_hand, samples
 from wellposed.experiments.xie2021._conv import KEYS, ConvConfig, conv_opteq, learned
 from wellposed.kernel import tangent_kernel
@@ -103,7 +104,9 @@ class Table1a(AbstractExperiment):
 
     def available(self, config: Table1aConfig) -> tuple[Table1aConfig, list[str]]:
         (data,), n, n_test, notes = at_hand((config.data,), config.n, config.n_test, paper="gao2022")
-        return dataclasses.replace(config, data=data, n=n, n_test=n_test), notes
+        _, images, test_images, more = ten_classes(data, config.images, config.test_images)
+        config = dataclasses.replace(config, data=data, n=n, n_test=n_test, images=images, test_images=test_images)
+        return config, [*notes, *more]
 
     def tasks(self, config: Table1aConfig) -> list[Task]:
         plain = config.to_dict()

@@ -11,7 +11,7 @@ import torch
 
 from wellposed.experiments._claim import Claim, Finding, decide, not_tested, spread
 from wellposed.experiments._experiment import AbstractExperiment, Result, Task
-from wellposed.experiments._samples import at_hand
+from wellposed.experiments._images import ten_classes
 from wellposed.experiments.xie2021._conv import ENOUGH, KEYS, ConvConfig, conv_opteq, learned
 from wellposed.nn import MonotoneClassifier
 
@@ -79,8 +79,8 @@ class Table1b(AbstractExperiment):
     )
 
     def available(self, config: Table1bConfig) -> tuple[Table1bConfig, list[str]]:
-        (data,), _, _, notes = at_hand((config.data,), 2, 2, paper="gao2022")
-        return dataclasses.replace(config, data=data), notes
+        data, n, n_test, notes = ten_classes(config.data, config.images, config.test_images)
+        return dataclasses.replace(config, data=data, images=n, test_images=n_test), notes
 
     def tasks(self, config: Table1bConfig) -> list[Task]:
         plain = config.to_dict()
