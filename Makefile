@@ -72,7 +72,7 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/.created
 	@touch $@
 
 $(PEERS)/.installed: benchmarks/peers-constraints.txt | $(PEERS)/.created
-	$(PEERS)/bin/python -m pip install --quiet -c $< torch torchdeq jaxopt jax jaxlib scipy
+	$(PEERS)/bin/python -m pip install --quiet -c $< torch torchdeq jaxopt optimistix jax jaxlib scipy
 	@touch $@
 
 # Needs a Python that jaxlib 0.4.30 has wheels for: 3.10 to 3.12.

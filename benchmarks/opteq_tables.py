@@ -28,19 +28,19 @@ def table(titles: list[str], rows: list[list[str]]) -> str:
 
 def mean(run: Run, name: str) -> str:
     """Of a number over the epochs, or a dash."""
-    values = [epoch[name] for epoch in run["epochs"] if name in epoch]
+    values = [epoch[name] for epoch in run["history"] if name in epoch]
     return f"{sum(values) / len(values):.3g}" if values else "-"
 
 
 def share(run: Run) -> str:
     """The samples whose equilibrium converged: least over epochs, training and test."""
-    values = [epoch[name] for epoch in run["epochs"] for name in ("converged", "test_converged") if name in epoch]
+    values = [epoch[name] for epoch in run["history"] for name in ("converged", "test_converged") if name in epoch]
     return f"{100 * min(values):.4g}%" if values else "-"
 
 
 def scores(run: Run, name: str) -> list[str]:
     """At the end, and the best of all epochs, in percent."""
-    values = [epoch[name] for epoch in run["epochs"]]
+    values = [epoch[name] for epoch in run["history"]]
     return [f"{100 * values[-1]:.1f}", f"{100 * max(values):.1f}"]
 
 
@@ -60,7 +60,7 @@ def table_1a(runs: list[Run]) -> str:
             f"{run['alpha']:g}",
             run["prior"],
             *scores(run, "accuracy"),
-            f"{run['epochs'][-1]['train_loss']:.3f}",
+            f"{run['history'][-1]['train_loss']:.3f}",
             mean(run, "steps"),
             mean(run, "adjoint_steps"),
             share(run),
@@ -82,7 +82,7 @@ def table_1b(runs: list[Run]) -> str:
             str(run["parameters"]),
             f"{run['lr']:g}",
             *scores(run, "accuracy"),
-            f"{run['epochs'][-1]['train_loss']:.3f}",
+            f"{run['history'][-1]['train_loss']:.3f}",
             f"{run['evaluations_per_pass']:.3g}" if "evaluations_per_pass" in run else mean(run, "steps"),
             mean(run, "adjoint_steps"),
             share(run),
@@ -102,7 +102,7 @@ def table_2(runs: list[Run]) -> str:
             f"{run['lr']:g}",
             *(scores(run, name)[0] for name in ("mIoU", "mAcc", "aAcc")),
             scores(run, "mIoU")[1],
-            f"{run['epochs'][-1]['train_loss']:.3f}",
+            f"{run['history'][-1]['train_loss']:.3f}",
             mean(run, "steps"),
             share(run),
             mean(run, "cpu_seconds"),
@@ -121,8 +121,8 @@ def tuning(runs: list[Run]) -> str:
             run["name"],
             f"{run['lr']:g}",
             f"{run['images'] * 4 // 5} x {run['epochs']}",
-            scores(run, "accuracy" if "accuracy" in run["epochs"][0] else "mIoU")[0],
-            f"{run['epochs'][-1]['train_loss']:.3f}",
+            scores(run, "accuracy" if "accuracy" in run["history"][0] else "mIoU")[0],
+            f"{run['history'][-1]['train_loss']:.3f}",
         ]
         for run in sorted(runs, key=lambda run: (run["table"], run["name"], run["lr"]))
     ]
@@ -147,7 +147,7 @@ def main() -> None:
         "seconds (of the process, training only) are too long, by a factor that changes from run to run. Scores are in\n"
         "percent, on test images, at the end and best of all epochs (the latter is chosen on the test images). Steps are\n"
         "evaluations of the map per sample, for the ODEs evaluations of the field per batch, forward and backward. Converged\n"
-        "is the least share of any epoch.",
+        "is the least share of any epoch. All networks of a table have the same stem, head, images, order and optimizer.",
     ]
     for title, (name, make) in parts.items():
         chosen = [run for run in final if run["table"] == name]

@@ -121,7 +121,7 @@ def fit(
         epochs.append({"train_loss": sum(losses) / len(losses), "cpu_seconds": seconds, **solves.summary(), **result})
         if not math.isfinite(losses[-1]):
             break
-    return {"epochs": epochs, "loss_every_20_batches": [round(value, 4) for value in curve]}
+    return {"history": epochs, "loss_every_20_batches": [round(value, 4) for value in curve]}
 
 
 class Ledger:
@@ -140,7 +140,7 @@ class Ledger:
         self.runs.append(run)
         with self.path.open("a") as file:
             file.write(json.dumps(run) + "\n")
-        last = {name: value for name, value in run["epochs"][-1].items() if isinstance(value, float)}
+        last = {name: value for name, value in run["history"][-1].items() if isinstance(value, float)}
         print(run["name"], *(f"{name} {value:.4g}" for name, value in last.items()), flush=True)
 
 

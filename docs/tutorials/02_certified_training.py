@@ -1,3 +1,4 @@
+# slow
 # %% [markdown]
 # # A network that certifies itself while it trains
 #

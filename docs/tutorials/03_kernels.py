@@ -158,7 +158,7 @@ right.plot(angles * degrees, y, "o", color=RED, markersize=4, label="data")
 right.set(
     xlabel="angle, degrees", ylabel="prediction", xticks=(0, 90, 180, 270, 360), title="Kernel regression between samples"
 )
-right.legend(fontsize=8)
+right.legend(fontsize=8, loc="lower left")
 for ax in (left, right):
     ax.grid(alpha=0.3)
 

@@ -1,3 +1,4 @@
+# slow
 # %% [markdown]
 # # Choosing an equilibrium by a prior
 #

@@ -1,3 +1,4 @@
+# slow
 # %% [markdown]
 # # A loss landscape where equilibria fail
 #
@@ -137,15 +138,16 @@ ways.append(wp.landscape.trajectory(net, X[chosen].expand(40, 2), z0=starts))
 print(f"sample {chosen} has equilibria {spread[chosen]:.2f} apart")
 plane = wp.landscape.project(ways, names=["valid", "not converged", "not unique: one sample, 40 starts"])
 figure = wp.plot.trajectories(plane, samples=40, columns=3)
+figure.set_size_inches(8.4, 3.1)
 
 # %%
 figure = wp.plot.residuals(plane, samples=40)
 figure.axes[0].set_title("Residuals: thin lines are samples, thick ones medians", fontsize=10)
 
 # %% [markdown]
-# **What to notice.** Where the solve fails, a few samples run in circles and never settle, while others converge as if
-# nothing were wrong. That is why the status belongs to samples and not to batches. At the point that is not unique the same
-# sample ends in different places, and its residuals are as small as they should be: from one start nothing looks wrong.
+# **What to notice.** At the point in the middle samples jump back and forth for ever, while one converges as if nothing were
+# wrong. That is why the status belongs to samples and not to batches. At the point that is not unique the same sample ends in
+# different places, and its residuals are as small as they should be: from one start nothing looks wrong.
 #
 # ## The remedy
 #

@@ -12,6 +12,7 @@ from wellposed.errors import CheckpointRefused, InvalidArgument
 from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.setup import prepare
 from wellposed.experiments.training import load_run, train
+from wellposed.nn import MonotoneClassifier
 from wellposed.train.config import resolve
 from wellposed.train.losses import CrossEntropy, Segmentation, Squared
 from wellposed.train.run import read_config, read_metrics
@@ -67,6 +68,14 @@ def said(*changes: str) -> tuple[str, list[int] | str | None, str]:
 )
 def test_what_is_left_open_is_filled_in(changes: list[str], model: str, classes: list[int] | None, loss: str) -> None:
     assert said(*changes) == (model, classes, loss)
+
+
+def test_networks_of_images_get_images() -> None:
+    shapes = {}
+    for name in ("dense", "monotone_conv"):
+        config = filled_in(resolve({}, [f"model.name={name}", "data.n=10", "data.n_test=10", "model.width=4"]))
+        shapes[name] = (config.data.flatten, tuple(prepare(config).parts.train[0].shape))
+    assert shapes == {"dense": (True, (10, 64)), "monotone_conv": (False, (10, 1, 8, 8))}
 
 
 @pytest.mark.parametrize("changes", [["data.classes=[0, 1]"], ["data.name=moons"]])
@@ -148,7 +157,7 @@ def test_events_for_tensorboard(tmp_path: Path) -> None:
 def test_a_monotone_convolution_takes_images() -> None:
     changes = ["data.name=digits", "data.classes=null", "data.n=4", "data.norm=null", "model.name=monotone_conv"]
     changes += ["model.width=3", "model.grid=2", "model.margin=0.5"]
-    model = prepare(resolve(None, [*changes, "data.flatten=false"])).model
-    assert isinstance(model, wp.nn.MonotoneClassifier) and model.grid == 2 and model.cell.weights.margin == 0.5
-    with pytest.raises(wp.InvalidArgument, match="flatten=false"):
-        prepare(resolve(None, changes))
+    model = prepare(resolve({}, changes)).model
+    assert isinstance(model, MonotoneClassifier) and model.grid == 2 and model.cell.weights.margin == 0.5
+    with pytest.raises(InvalidArgument, match="flatten=false"):
+        prepare(resolve({}, [*changes, "data.flatten=true"]))

@@ -20,7 +20,7 @@ WITHOUT_CLASSES = {"sphere": "regression", "moons": "regression", "camvid": "seg
 
 
 def filled_in(config: Config) -> Config:
-    """The configuration with a network, classes and a loss in the place of `auto`; what was said is never changed.
+    """The configuration with a network, classes, shapes and a loss in the place of `auto`; what was said is never changed.
 
     The network follows the data, then the loss, then the number of classes; classes and loss follow the network: one output
     learns the classes 0 and 1, a classifier all of them, and data without classes to choose from have none.
@@ -28,10 +28,13 @@ def filled_in(config: Config) -> Config:
     data, model, loss = config.data, config.model, config.loss
     if model.name == "auto":
         model = model.model_copy(update={"name": NETWORKS[_task(config)]})
-    task = kind_of(model.name).task
+    kind = kind_of(model.name)
+    task = kind.task
     if data.classes == "auto":
         classes = [0, 1] if task == "regression" and data.name not in WITHOUT_CLASSES else None
         data = data.model_copy(update={"classes": classes})
+    if data.flatten == "auto":
+        data = data.model_copy(update={"flatten": not kind.images})
     if loss.name == "auto":
         loss = loss.model_copy(update={"name": LOSSES[task]})
     return config.model_copy(update={"data": data, "model": model, "loss": loss})

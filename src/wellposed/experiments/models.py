@@ -43,12 +43,14 @@ class Kind:
         options: Keys of the section `model` that it takes besides the common ones.
         make: (shape of an input, classes, keywords) -> model.
         summary: What it is, in a few words.
+        images: Whether it takes images and not rows.
     """
 
     task: str
     options: tuple[str, ...]
     make: Callable[..., nn.Module]
     summary: str
+    images: bool = False
 
 
 class Classifier(nn.Module):
@@ -151,10 +153,14 @@ MODELS: dict[str, Kind] = {
         "classification", ("margin",), _monotone, "monotone equilibrium, linear read-out [winston2020]"
     ),
     "monotone_conv": Kind(
-        "classification", ("margin", "grid"), _monotone_conv, "one monotone convolution, averages, read-out [winston2020]"
+        "classification",
+        ("margin", "grid"),
+        _monotone_conv,
+        "one monotone convolution, averages, read-out [winston2020]",
+        images=True,
     ),
     "opteq_classifier": Kind("classification", (), _opteq, "opteq with a linear read-out"),
-    "segmenter": Kind("segmentation", ("margin",), _segmenter, "monotone convolution, logits for every pixel"),
+    "segmenter": Kind("segmentation", ("margin",), _segmenter, "monotone convolution, logits for every pixel", images=True),
 }
 
 

@@ -58,7 +58,7 @@ def prepare(config: Config) -> Problem:
         grey=d.grey,
         size=d.size,
         norm=d.norm,
-        flatten=d.flatten,
+        flatten=d.flatten is True,
         features=d.features,
         noise=d.noise,
         dtype=dtype,

@@ -38,7 +38,7 @@ class DataSection(_Section):
     norm: Literal["unit", "sqrt_d"] | None = Field(default="sqrt_d", description="norm of every sample; null leaves it")
     grey: bool = Field(default=False, description="colours to luminance")
     size: int | None = Field(default=None, ge=1, description="images resized to this height and width")
-    flatten: bool = Field(default=True, description="rows instead of images")
+    flatten: bool | Literal["auto"] = Field(default="auto", description="rows, not images; auto asks the network")
     features: int = Field(default=50, ge=1, description="dimension of sphere")
     noise: float = Field(default=0.1, ge=0, description="standard deviation of moons")
     validation: float = Field(default=0.0, ge=0, lt=1, description="part of the training samples kept apart for early stopping")

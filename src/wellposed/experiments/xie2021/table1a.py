@@ -156,7 +156,7 @@ class Table1a(AbstractExperiment):
         alphas = sorted(config.alphas)
         scores = _scores(results, alphas)
         rows = [list(row) for row in zip(*(scores[alpha] for alpha in alphas), strict=True)]
-        axes = {"x_label": "alpha", "y_label": "test accuracy", "x_scale": "log"}
+        axes = {"x_label": "alpha", "y_label": "test accuracy"}
         return [*panels, {"title": "five convolutions", **axes, "curves": [{"label": config.data, "x": alphas, "y": rows}]}]
 
 
