@@ -45,8 +45,9 @@ class TunedStep:
 
     `ForwardBackward(TunedStep())` gives every sample its own step, from its own last displacement. `PeacemanRachford` and
     `DouglasRachford` need one factorization for all samples, so they take one step size for all, measured on a small fixed
-    probe problem with the same operator and prox; it depends on the parameters, not on the samples, is found once per
-    version of the parameters and begins with that of the version before. The adjoint takes the one of the forward solve.
+    probe problem with the same operator and prox. It depends on the parameters, not on the samples; while these change
+    little it is measured ever more rarely, and the search begins with the one known. The adjoint takes that of the forward
+    solve.
     """
 
 
