@@ -204,7 +204,8 @@ def agree(contenders: dict[str, Callable[[], None]], parameters: list[Tensor]) -
     reference = gradients["plain"]
     for name, gradient in gradients.items():
         error = float((gradient - reference).norm() / reference.norm())
-        assert error < 100 * RTOL, f"the gradient of {name!r} differs by {error:.1e}"
+        # one unit on the other side of its kink changes a gradient by about 1e-3
+        assert error < 1e-2, f"the gradient of {name!r} differs by {error:.1e}"
 
 
 def interleaved(contenders: dict[str, Callable[[], None]], parameters: list[Tensor], rounds: int) -> dict[str, list[float]]:
@@ -358,7 +359,7 @@ def step_sizes(width: int = 200) -> dict[str, object]:
 
                 def steps_of(step_size: object, kind: type = kind, f: object = f) -> float:
                     zero = torch.zeros(16, width, dtype=torch.float64)
-                    sol = wp.fixed_point(f, zero, kind(step_size), rtol=RTOL, max_steps=400, on_failure="ignore")  # type: ignore[arg-type]
+                    sol = wp.fixed_point(f, zero, kind(step_size), rtol=RTOL, max_steps=2000, on_failure="ignore")  # type: ignore[arg-type]
                     return float(sol.num_steps.max()) if bool(sol.converged.all()) else math.inf
 
                 best = min(steps_of(a) for a in grid)
