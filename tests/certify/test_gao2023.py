@@ -76,3 +76,11 @@ def test_errors_and_reasons() -> None:
     with torch.no_grad():
         model.A *= 100
     assert "not below 1" in gao2023(model, X, y).note
+
+
+def test_the_readout_is_a_buffer_and_the_note_says_so() -> None:
+    model = wp.ImplicitOnlyDEQ(5, 20, gamma0=0.2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert "b" in dict(model.named_buffers()) and "b" not in dict(model.named_parameters())
+    X = torch.nn.functional.normalize(torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    signs = next(h for h in gao2023(model, X, torch.ones(3, dtype=torch.float64)).hypotheses if h.name.startswith("b has"))
+    assert signs.holds and signs.note == "as drawn; it is not trained"

@@ -14,7 +14,7 @@ from torch import Tensor
 import wellposed as wp
 from wellposed.certify import NetworkLipschitz, lipschitz_lower, lipschitz_upper
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import DenseCell, EquilibriumLayer, LeakyReLU, Monotone, ReLU, Sigmoid, Spectral, Tanh
+from wellposed.nn import DenseCell, EquilibriumLayer, LeakyReLU, Monotone, MonotoneClassifier, ReLU, Sigmoid, Spectral, Tanh
 
 F64 = torch.float64
 FAMILIES = ("gaussian", "skip", "implicit", "half_normal", "monotone")
@@ -253,3 +253,37 @@ def test_an_unused_network_moves_nothing(family: str) -> None:
                 getattr(model, name).zero_()
     assert lipschitz_upper(model).prediction == 0.0
     assert bool((lipschitz_lower(model, inputs(0), steps=2, generator=generator(0)) == 0).all())
+
+
+WRONG_INPUTS = {
+    "nan": (torch.full((2, 4), math.nan, dtype=F64), InvalidArgument, "NaN or infinite"),
+    "infinite": (torch.full((2, 4), math.inf, dtype=F64), InvalidArgument, "NaN or infinite"),
+    "empty": (torch.zeros(0, 4, dtype=F64), InvalidArgument, r"no samples \(shape \(0, 4\)\)"),
+    "features": (torch.zeros(2, 5, dtype=F64), InvalidArgument, r"shape \(batch, 4\); got \(2, 5\)"),
+    "flat": (torch.zeros(4, dtype=F64), InvalidArgument, r"shape \(batch, 4\); got \(4,\)"),
+    "integers": (torch.zeros(2, 4, dtype=torch.long), InvalidType, "floating-point tensor.*got torch.int64"),
+    "list": ([0.0], InvalidType, "floating-point tensor.*got list"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_INPUTS)
+@pytest.mark.parametrize("family", [*FAMILIES, "layer", "classifier"])
+def test_the_search_refuses_wrong_inputs_in_a_sentence(family: str, wrong: str) -> None:
+    if family == "layer":
+        model: Any = EquilibriumLayer(DenseCell(4, 6, weight=Spectral(0.9), dtype=F64))
+    else:
+        model = MonotoneClassifier.dense(4, 6, 3, dtype=F64) if family == "classifier" else make(family)
+    x, kind, words = WRONG_INPUTS[wrong]
+    with pytest.raises(kind, match=f"lipschitz_lower: .*{words}"):
+        lipschitz_lower(model, x)
+
+
+def test_the_search_asks_for_one_dtype_and_for_images() -> None:
+    with pytest.raises(InvalidType, match=r"the model is torch.float64 and x is torch.float32"):
+        lipschitz_lower(MonotoneClassifier.dense(4, 6, 3, dtype=F64), torch.zeros(2, 4))
+    images = MonotoneClassifier.conv((1, 4, 4), 2, 3, dtype=F64)
+    with pytest.raises(InvalidArgument, match=r"shape \(batch, 1, 4, 4\); got \(2, 16\)"):
+        lipschitz_lower(images, torch.zeros(2, 16, dtype=F64))
+    flat = MonotoneClassifier.dense(4, 6, 3, dtype=F64)
+    folded = inputs(0).reshape(6, 2, 2)  # a dense classifier flattens what it is given
+    assert lipschitz_lower(flat, folded, steps=1, generator=generator(0)).shape == (6,)

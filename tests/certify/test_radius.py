@@ -13,11 +13,10 @@ from torch import Tensor
 
 import wellposed as wp
 from certificate_problems import FAMILIES, Point, check_descent, check_flow, clone, move, problem, train
-from wellposed.certify import AbstractSensitivity, Certificate, DescentBounds, Verdict, radius
+from wellposed.certify import AbstractSensitivity, Certificate, Contractive, DescentBounds, Verdict, radius
 from wellposed.certify._active_sets import restricted_norm_upper
 from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._radius import descent_radii, flow_radius
-from wellposed.certify._sensitivity import Contractive
 from wellposed.certify.radius import sensitivity_of
 from wellposed.errors import InvalidArgument, InvalidType
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import wellposed as wp
 from wellposed.cli import app
+from wellposed.cli.train import _certificate
 from wellposed.train.config import Config
 
 SMALL = [
@@ -73,6 +74,31 @@ def test_train_prints_a_table_and_the_directory(tmp_path: Path) -> None:
         assert words in result.stdout
     assert folder.name.endswith("-gaussian-digits")
     assert (folder / "metrics.parquet").exists() and (folder / "summary.json").exists()
+
+
+def test_train_says_what_is_proved_and_of_which_dynamics(tmp_path: Path) -> None:
+    result = call("train", "-q", "--no-report", "--out", tmp_path / "run", *changes("run.certify_every=2"))
+    assert result.exit_code == 0, result.output
+    path = sorted((tmp_path / "run" / "certificates").glob("*.json"))[-1]
+    certificate = wp.Certificate.from_json(path.read_text())
+    assert certificate.certified and certificate.dynamics == "descent" and isinstance(certificate.step_size, dict)
+    h = certificate.step_size["W"] / certificate.step_size["a"]
+    said = " ".join(result.stdout.split())
+    assert f"gradient descent from here with the licensed steps, hidden steps h = {h:.3g} times the read-out's" in said
+    assert f"a factor of {certificate.rate:.10g} per step" in said and "not of adam" in said
+
+
+def test_the_certificate_of_a_run_in_words() -> None:
+    verdict, certified = wp.Verdict.CERTIFIED, {"rate": 0.25, "rates": {"a": 1.0, "W": 0.5}}
+    flow = _certificate(wp.Certificate("radius", verdict, dynamics="flow", **certified), 3, "sgd")
+    assert "first at epoch 3: the gradient flow from here, hidden speeds h = 0.5 times" in flow and "exp(-0.25 t)" in flow
+    plain = _certificate(wp.Certificate("radius", verdict, dynamics="flow", rate=0.25, rates={"A": 1.0}), 3, "sgd")
+    assert "flow from here, ends" in plain and plain.endswith("not of sgd")
+    step = _certificate(wp.Certificate("ling2022", verdict, dynamics="descent", rate=0.5, step_size=0.1), 0, "adam")
+    assert "with the licensed steps, ends at zero loss" in step and "0.5 per step" in step
+    alone = _certificate(wp.Certificate("contraction", verdict), 0, "adam")
+    assert alone.endswith("exactly one equilibrium for every input; nothing about training")
+    assert "says why" in _certificate(wp.Certificate("radius", wp.Verdict.UNDECIDED), None, "adam")
 
 
 def test_train_as_json(tmp_path: Path) -> None:

@@ -599,3 +599,29 @@ def test_a_state_of_another_width_is_explained():
     with pytest.raises(wp.InvalidArgument, match=r"shape of x, \(6, 5\).*state_shape"):
         wp.EquilibriumLayer(cell)(x)
     assert wp.EquilibriumLayer(cell, state_shape=(8,))(x).shape == (6, 8)
+
+
+@pytest.mark.parametrize("kind", ["cell", "function"])
+def test_a_row_that_is_not_finite_is_nan_and_costs_the_others_nothing(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    cell = wp.nn.DenseCell(4, 4, wp.nn.Tanh(), generator=generator, dtype=torch.float64)
+    made = cell if kind == "cell" else (lambda z, x: 0.5 * torch.tanh(z) + x)
+    layer = wp.EquilibriumLayer(made, on_failure="ignore")
+    x = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    good = layer(x[[0, 2]])
+    x[1, 2] = torch.nan
+    z = layer(x.requires_grad_())
+    assert z[1].isnan().all()
+    torch.testing.assert_close(z[[0, 2]], good)
+    z[[0, 2]].sum().backward()
+    assert x.grad[[0, 2]].isfinite().all() and x.grad[[0, 2]].abs().sum() > 0
+    if kind == "cell":
+        good_x = x.detach()[[0, 2]]
+        (expected,) = torch.autograd.grad(layer(good_x).sum(), cell.b)
+        torch.testing.assert_close(cell.b.grad, expected)
+
+
+def test_the_message_of_an_unrolled_layer_speaks_of_its_own_steps() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.9 * torch.tanh(z) + x, gradient=wp.UnrolledGradient(3))
+    with pytest.warns(wp.NotConvergedWarning, match=r"after 4 steps\. Its depth is what UnrolledGradient\(steps=\.\.\.\) says"):
+        layer(torch.ones(2, 3, dtype=torch.float64).requires_grad_())

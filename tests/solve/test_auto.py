@@ -141,7 +141,7 @@ def test_failure_in_the_last_stage_is_reported() -> None:
 def test_own_stages() -> None:
     p = problem("smoothing")
     custom = wp.Auto(plain=wp.Picard(0.9), accelerated=wp.Anderson(memory=2), newton=wp.NewtonKrylov(forcing=0.5))
-    assert [type(stage).__name__ for stage, _ in custom.stages()] == ["Picard", "Anderson", "NewtonKrylov"]
+    assert [type(stage).__name__ for stage, _ in custom.stages()] == ["Picard", "Anderson", "Picard", "NewtonKrylov"]
     assert custom.stages()[0][0] == wp.Picard(0.9)
     assert solve(p, custom).converged.all()
 
@@ -151,3 +151,22 @@ def test_has_no_steps_of_its_own() -> None:
         wp.Auto().init(None, None)  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError, match="the loop runs its stages"):
         wp.Auto().step(None, None, None)  # type: ignore[arg-type]
+
+
+def test_a_sample_that_acceleration_cannot_solve_goes_back_to_plain_steps() -> None:
+    """Cells with kinks and a norm: Anderson is stuck on some samples that plain iteration solves."""
+    fewer = []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        W = torch.randn(16, 16, generator=generator) / 4
+        c = torch.randn(128, 8, generator=generator) @ (torch.randn(16, 8, generator=generator) / 3).T
+
+        def f(z: torch.Tensor, c: torch.Tensor, W: torch.Tensor = W) -> torch.Tensor:
+            return torch.nn.functional.layer_norm(torch.relu(z + 0.5 * torch.relu(z @ W.T + c)), (16,))
+
+        failed = {}
+        for solver in (wp.Auto(), wp.Anderson(), wp.Picard()):
+            sol = wp.fixed_point(f, torch.zeros(128, 16), solver, args=(c,), rtol=1e-5, max_steps=200, on_failure="ignore")
+            failed[type(solver).__name__] = int((~sol.converged).sum())
+        fewer.append(failed["Auto"] <= min(failed["Anderson"], failed["Picard"]))
+    assert all(fewer)

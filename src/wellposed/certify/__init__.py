@@ -12,6 +12,7 @@ from torch import Tensor
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._dispatch import certify
 from wellposed.certify._measure import Measurement
+from wellposed.certify._sensitivity import Contractive
 from wellposed.certify.gao2022 import gao2022
 from wellposed.certify.gao2023 import gao2023
 from wellposed.certify.generalization import GeneralizationBound, generalization_bound
@@ -30,6 +31,7 @@ __all__ = [
     "AbstractSensitivity",
     "Certificate",
     "CertificateMonitor",
+    "Contractive",
     "DescentBounds",
     "GeneralizationBound",
     "Hypothesis",

@@ -11,6 +11,8 @@ from wellposed.certify._measure import down, up
 from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds
 
 __all__ = [
+    "SHARES",
+    "SMALLEST_SPEED",
     "DescentResult",
     "FlowResult",
     "PlainDescentResult",
@@ -24,11 +26,12 @@ __all__ = [
 
 _ROUNDS = 400
 _WIDENINGS = 6
-_SMALLEST_SPEED = 1e-12
+#: Of the hidden parameters, relative to the read-out: where the search for the largest begins.
+SMALLEST_SPEED = 1e-12
 #: Radii beyond those of the first certificate for which active sets are tried, as factors.
 _GROWTHS = (8.0, 4.0, 2.0)
 #: Step sizes of plain descent that are tried, times |J|^2: the smaller, the nearer descent is to the flow.
-_SHARES = (1.0, 0.5, 0.25, 0.0625, 2.0**-10)
+SHARES = (1.0, 0.5, 0.25, 0.0625, 2.0**-10)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def plain_descent(sensitivity: AbstractSensitivity) -> PlainDescentResult | None
 
     and the step is eta |J^T r| long: the path is at most e/((1 - share/2) s - d). See Theorem 3 of docs/certificates.md.
     """
-    for share in _SHARES:
+    for share in SHARES:
 
         def slope(R: float, share: float = share) -> float:
             bounds = sensitivity.jacobian(R, share)
@@ -231,7 +234,7 @@ def largest_descent(sensitivity: AbstractSensitivity) -> DescentResult | None:
     return best
 
 
-def _largest(attempt: Callable[[float], Any], top: float, floor: float = _SMALLEST_SPEED) -> Any:
+def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLEST_SPEED) -> Any:
     """The result of `attempt` for the largest argument that gives one, to about 5 per cent, by bisection of the logarithm."""
     result = attempt(top)
     if result is not None:

@@ -64,9 +64,8 @@ def parallel(X: Tensor, equation: str) -> Hypothesis:
     return Hypothesis("no two inputs are parallel", equation, largest, 1.0, "<", holds, "the largest |cosine|")
 
 
-def has_signs(v: Tensor, name: str, equation: str) -> Hypothesis:
-    """All entries are +1 or -1."""
+def has_signs(v: Tensor, name: str, equation: str, *, trained: bool) -> Hypothesis:
+    """All entries are +1 or -1; a vector that is trained has them at the start only."""
     off = float((v.detach().abs() - 1).abs().max())
-    return Hypothesis.compare(
-        f"{name} has entries +1 and -1", equation, off, "<=", 0.0, note="as at the start; training moves it"
-    )
+    note = "as at the start; training moves it" if trained else "as drawn; it is not trained"
+    return Hypothesis.compare(f"{name} has entries +1 and -1", equation, off, "<=", 0.0, note=note)

@@ -229,8 +229,9 @@ class Contractive(AbstractSensitivity):
     def measured(self) -> dict[str, float]:
         at = self._at
         numbers = {"loss": at.loss, "|r|": at.residual, "|R|": at.contraction, "|R| on active units": self._q}
-        numbers |= {"sigma_min(F)": self._s0, "|Z|": at.Z_norm, "|X|": at.X_norm, "|v|": self._alpha}
-        return numbers
+        if self.readout:  # features count only if what reads them out is trained
+            numbers["sigma_min(F)"] = self._s0
+        return numbers | {"|Z|": at.Z_norm, "|X|": at.X_norm, "|v|": self._alpha}
 
     def errors(self) -> dict[str, float]:
         return self._at.errors()

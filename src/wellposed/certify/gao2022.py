@@ -65,8 +65,8 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
     hypotheses = (
         unit_norm(X, "[gao2022, Assumption 2]"),
         parallel(X, "[gao2022, Assumption 2]"),
-        has_signs(twin.u, "u", "[gao2022, Assumption 1]"),
-        has_signs(twin.v, "v", "[gao2022, Assumption 1]"),
+        has_signs(twin.u, "u", "[gao2022, Assumption 1]", trained=True),
+        has_signs(twin.v, "v", "[gao2022, Assumption 1]", trained=True),
         Hypothesis(
             "G_inf is positive definite",
             "[gao2022, Lemma 3.2]",

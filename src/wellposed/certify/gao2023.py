@@ -57,7 +57,7 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
     hypotheses = (
         unit_norm(X, "[gao2023, Section 2]"),
         Hypothesis.compare("labels are at most 1", "[gao2023, Section 2]", float(y.abs().max()), "<=", 1.0),
-        has_signs(twin.b, "b", "[gao2023, (4)]"),
+        has_signs(twin.b, "b", "[gao2023, (4)]", trained=False),
         Hypothesis.compare("the start contracts", "[gao2023, Lemma A.5]", at.contraction, "<", 1.0, note="gamma |A(0)|"),
         Hypothesis(
             "H(0) is positive definite",

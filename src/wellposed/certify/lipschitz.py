@@ -160,11 +160,12 @@ def lipschitz_lower(
 
     Args:
         model: A classifier, a theory network, or an equilibrium layer.
-        x: (batch, ...) where the search begins.
+        x: (batch, ...) where the search begins: at least one sample, finite, of the size that the model takes.
         steps: Of Adam, on x1 and x2 together.
         learning_rate: Of Adam, relative to the size of x.
         generator: Of the first directions, and of what is added to gradients.
     """
+    _check_inputs(model, x)
     f: Any = model
     if isinstance(model, AbstractNetwork):
         f, x = _precise(model), x.detach().double().cpu()
@@ -184,6 +185,37 @@ def lipschitz_lower(
         (-ratio.clamp(min=1e-30).log().sum()).backward(inputs=[first, second])
         optimizer.step()
     return best
+
+
+def _check_inputs(model: nn.Module, x: Any) -> None:
+    """One sentence about what is wrong with the inputs where a search begins."""
+    if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+        seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise InvalidType(f"lipschitz_lower: x must be a floating-point tensor (batch, ...); got {seen}.")
+    shape, wanted = tuple(x.shape), _input_shape(model)
+    flat = isinstance(model, MonotoneClassifier) and len(wanted or ()) == 1
+    if x.dim() < 2 or (wanted is not None and (x[:0].flatten(1) if flat else x).shape[1:] != wanted):
+        expected = "..." if wanted is None else ", ".join(map(str, wanted))
+        raise InvalidArgument(f"lipschitz_lower: x must have shape (batch, {expected}); got {shape}.")
+    if x.numel() == 0:
+        raise InvalidArgument(f"lipschitz_lower: x has no samples (shape {shape}); the search needs at least one to begin at.")
+    if not bool(torch.isfinite(x).all()):
+        raise InvalidArgument("lipschitz_lower: x has NaN or infinite entries; clean the data first.")
+    first = next(model.parameters(), x)
+    if first.dtype != x.dtype and not isinstance(model, AbstractNetwork):
+        raise InvalidType(f"lipschitz_lower: the model is {first.dtype} and x is {x.dtype}; convert one of them.")
+
+
+def _input_shape(model: nn.Module) -> tuple[int, ...] | None:
+    """Of one sample; None where the model does not say."""
+    if isinstance(model, AbstractNetwork):
+        return (model.in_features,)
+    if isinstance(model, MonotoneClassifier) and model.image is not None:
+        return tuple(model.image)
+    layer = model.layer if isinstance(model, MonotoneClassifier) else model
+    if isinstance(layer, EquilibriumLayer) and isinstance(layer.cell, DenseCell):
+        return (layer.cell.U.shape[1],)
+    return None
 
 
 def _precise(model: AbstractNetwork) -> AbstractNetwork:

@@ -8,9 +8,19 @@ import math
 from torch import Tensor, nn
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._conditions import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._family import sensitivity_of
 from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._radius import descent_at, flow_radius, largest_descent, largest_flow, plain_descent
+from wellposed.certify._radius import (
+    SHARES,
+    SMALLEST_SPEED,
+    descent_at,
+    flow_radius,
+    largest_descent,
+    largest_flow,
+    plain_descent,
+)
+from wellposed.certify._reason import Samples
 from wellposed.certify._sensitivity import SHARPENINGS
 from wellposed.convex import AbstractDenseOptEq, OptEqSensitivity
 from wellposed.errors import InvalidArgument
@@ -54,7 +64,8 @@ def radius(
     rate = check_radius_options(dynamics, hidden_rate, sharpen)
     X64, y64 = check_data(model, X, y)
     if isinstance(model, AbstractDenseOptEq):
-        return _judged(OptEqSensitivity(copy.deepcopy(model).double().cpu(), X64, y64), model, dynamics, rate)
+        twin = copy.deepcopy(model).double().cpu()
+        return _judged(OptEqSensitivity(twin, X64, y64), model, Samples(X64, y64), dynamics, rate)
     return radius_at(measure(model, X64, y64), dynamics, rate, sharpen)
 
 
@@ -80,13 +91,17 @@ def radius_at(
     if isinstance(at, str):
         well_posed = Hypothesis("exactly one equilibrium", "docs/certificates.md", None, None, "<", None, at)
         return Certificate("radius", Verdict.UNDECIDED, (well_posed,), dynamics, note=at)
-    return _judged(sensitivity_of(at, sharpen), at.model, dynamics, hidden_rate)
+    return _judged(sensitivity_of(at, sharpen), at.model, Samples.of(at), dynamics, hidden_rate)
 
 
-def _judged(sensitivity: AbstractSensitivity, model: nn.Module, dynamics: str, hidden_rate: float | str) -> Certificate:
+def _judged(
+    sensitivity: AbstractSensitivity, model: nn.Module, samples: Samples, dynamics: str, hidden_rate: float | str
+) -> Certificate:
     if other := _trained_otherwise(sensitivity, model):
         return Certificate("radius", Verdict.UNDECIDED, (), dynamics, measured=sensitivity.measured(), note=other)
-    return _flow(sensitivity, hidden_rate) if dynamics == "flow" else _descent(sensitivity, hidden_rate)
+    if dynamics == "flow":
+        return _flow(sensitivity, samples, hidden_rate)
+    return _descent(sensitivity, samples, hidden_rate) if sensitivity.readout else _plain_descent(sensitivity, samples)
 
 
 def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> str:
@@ -101,7 +116,7 @@ def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> st
     )
 
 
-def _flow(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certificate:
+def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str) -> Certificate:
     e = sensitivity.residual
     if not sensitivity.readout:
         hidden_rate = 1.0  # nothing to be slower than
@@ -111,8 +126,8 @@ def _flow(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certifi
     if result is None:
         sensitivity.prepare(math.inf)
         s0 = sensitivity.least(0.0, h)
-        note = _reason(s0, readout=bool(sensitivity.readout))
-        return _undecided(sensitivity, "flow", (_full_rank(s0), _ball(s0, e, None)), note)
+        note = samples.reason(s0, readout=bool(sensitivity.readout), layerwise=hidden_rate == "largest")
+        return _undecided(sensitivity, "flow", (full_rank(s0), ball(s0, e, None)), note)
     R, s, h = result.radius, result.least, result.speed
     radii = dict.fromkeys(sensitivity.readout, R) | dict.fromkeys(sensitivity.hidden, math.sqrt(h) * R)
     rates = dict.fromkeys(sensitivity.readout, 1.0) | dict.fromkeys(sensitivity.hidden, h)
@@ -124,7 +139,7 @@ def _flow(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certifi
     return Certificate(
         "radius",
         Verdict.CERTIFIED,
-        (_full_rank(s), _ball(s, e, R)),
+        (full_rank(s), ball(s, e, R)),
         "flow",
         rates=rates,
         rate=s**2,
@@ -135,23 +150,27 @@ def _flow(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certifi
     )
 
 
-def _descent(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Certificate:
-    if not sensitivity.readout:
-        return _plain_descent(sensitivity)
+def _descent(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str) -> Certificate:
     errors = sensitivity.errors()
     if hidden_rate == "largest":
         result = largest_descent(sensitivity)
     else:
         result = descent_at(sensitivity, float(hidden_rate))
     if result is None:
+        h = SMALLEST_SPEED if hidden_rate == "largest" else float(hidden_rate)
         sensitivity.prepare(math.inf)
-        s0 = sensitivity.least(0.0, 1e-12)
-        return _undecided(sensitivity, "descent", (_full_rank(s0),), _reason(s0, readout=True))
+        here = sensitivity.descent(dict.fromkeys((*sensitivity.readout, *sensitivity.hidden), 0.0), h)
+        s0 = sensitivity.least(0.0, h) if here is None else here.least
+        missing: tuple[Hypothesis, ...] = (full_rank(s0),)
+        if here is not None and s0 > 0:
+            gap = outweighs(h, here.steps, s0, here=True)
+            room = s0**2 - 2 * h * here.steps
+            needed = 2 * s0 * sensitivity.residual / room if room > 0 else math.inf
+            missing += (gap, no_radius("radius of the read-out R_w >= 2 s e/(s^2 - 2 h E)", needed, f"h = {h:.3g}"))
+        note = samples.reason(s0, readout=True, layerwise=hidden_rate == "largest")
+        return _undecided(sensitivity, "descent", missing, note)
     s, E, h = result.bounds.least, result.bounds.steps, result.speed
     step_size = dict.fromkeys(sensitivity.readout, result.step) | dict.fromkeys(sensitivity.hidden, h * result.step)
-    gap = Hypothesis.compare(
-        "the read-out outweighs the hidden steps: 2 h E < s^2", "docs/certificates.md", 2 * h * E, "<", s**2
-    )
     licenses = (
         f"gradient descent on |r|^2/2 from here, with these or smaller steps in the same proportion (h = {h:.3g}), keeps "
         "exactly one equilibrium and stays within the radii",
@@ -160,7 +179,7 @@ def _descent(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Cert
     return Certificate(
         "radius",
         Verdict.CERTIFIED,
-        (_full_rank(s), gap),
+        (full_rank(s), outweighs(h, E, s)),
         "descent",
         step_size=step_size,
         rate=result.rate,
@@ -171,22 +190,23 @@ def _descent(sensitivity: AbstractSensitivity, hidden_rate: float | str) -> Cert
     )
 
 
-def _plain_descent(sensitivity: AbstractSensitivity) -> Certificate:
+def _plain_descent(sensitivity: AbstractSensitivity, samples: Samples) -> Certificate:
     """Nothing reads out that could be faster than the rest: one step size for all."""
     result, e = plain_descent(sensitivity), sensitivity.residual
     if result is None:
         sensitivity.prepare(math.inf)
-        s0 = sensitivity.least(0.0, 1.0)
-        return _undecided(sensitivity, "descent", (_full_rank(s0),), _reason(s0, readout=False))
+        s0, share = sensitivity.least(0.0, 1.0), SHARES[-1]
+        here = sensitivity.jacobian(0.0, share)
+        missing: tuple[Hypothesis, ...] = (full_rank(s0),)
+        if here is not None and s0 > 0:
+            room = (1 - share / 2) * here.least - here.variation
+            needed = e / room if room > 0 else math.inf
+            missing += (
+                steady(here, share, here=True),
+                no_radius("radius R >= e/((1 - share/2) s - |S - J|)", needed, f"steps of {share:g}/|J|^2"),
+            )
+        return _undecided(sensitivity, "descent", missing, samples.reason(s0, readout=False, layerwise=False))
     bounds, R = result.bounds, result.radius
-    steady = Hypothesis.compare(
-        "the Jacobian is steady: |S - J| < (1 - share/2) s",
-        "docs/certificates.md",
-        bounds.variation,
-        "<",
-        (1 - result.share / 2) * bounds.least,
-        note=f"steps of {result.share:g}/|J|^2",
-    )
     licenses = (
         "gradient descent on |r|^2/2 from here, with this or a smaller step, keeps exactly one equilibrium and moves by at "
         f"most {R:.3g}",
@@ -195,7 +215,7 @@ def _plain_descent(sensitivity: AbstractSensitivity) -> Certificate:
     return Certificate(
         "radius",
         Verdict.CERTIFIED,
-        (_full_rank(bounds.least), steady),
+        (full_rank(bounds.least), steady(bounds, result.share)),
         "descent",
         step_size=dict.fromkeys(sensitivity.hidden, result.step),
         rate=result.rate,
@@ -209,30 +229,3 @@ def _plain_descent(sensitivity: AbstractSensitivity) -> Certificate:
 def _undecided(sensitivity: AbstractSensitivity, dynamics: str, hypotheses: tuple[Hypothesis, ...], note: str) -> Certificate:
     measured, errors = sensitivity.measured(), sensitivity.errors()
     return Certificate("radius", Verdict.UNDECIDED, hypotheses, dynamics, measured=measured, errors=errors, note=note)
-
-
-def _full_rank(s: float) -> Hypothesis:
-    return Hypothesis.compare(
-        "s: sqrt(lambda_min) of the kernel in the ball", "docs/certificates.md", s, ">", 0.0, refutes=False
-    )
-
-
-def _ball(s: float, e: float, R: float | None) -> Hypothesis:
-    """The ball is not left: R >= e/s(R)."""
-    if R is None:
-        needed = e / s if s > 0 else math.inf
-        note = "no R satisfies it; the bound shown is e/s(0)"
-        return Hypothesis("radius R >= e/s(R)", "docs/certificates.md", None, needed, ">=", None, note)
-    return Hypothesis.compare("radius R >= e/s(R)", "docs/certificates.md", R, ">=", e / s)
-
-
-def _reason(s0: float, *, readout: bool) -> str:
-    if s0 <= 0 and readout:
-        return "The features are not proved to be of full rank: there are more samples than units, or nearly parallel ones."
-    if s0 <= 0:
-        return (
-            "The Jacobian is not proved to be of full rank: there are too many samples, nearly parallel ones, or units at "
-            "their kinks."
-        )
-    other = ", or ask for layer-wise rates (hidden_rate='largest')" if readout else ""
-    return f"The residual is too large for the radius: train on and certify again{other}."

@@ -56,7 +56,9 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
     - "input_scale": inputs multiplied by t and the read-out divided by t: the predictions stay, the features grow;
     - "width": the same kind of network, newly drawn, at a width extrapolated from the present numbers (up to 2000 units).
 
-    An empty list means that nothing was found, for instance because two inputs are parallel.
+    An empty list means that none of these changes was found to help; no reason comes with it. Where nothing can help, because
+    two rows of X are equal or one is zero, or there are more samples than features, the note of
+    `certify(model, X, y, theorem="radius")` says so.
 
     Args:
         model: A theory network.

@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from wellposed.certify import Certificate
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
@@ -125,17 +127,28 @@ def _show(trained: Trained, settings: Config) -> None:
         failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
     if "certified" in last:
-        rows.append(("certificate", _certificate(last, summary["first_certified_epoch"])))
+        path = sorted((trained.folder / "certificates").glob("epoch-*.json"))[-1]
+        certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
+        rows.append(("certificate", _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)))
     for row in rows:
         table.add_row(*row)
     print_table(table)
 
 
-def _certificate(last: dict[str, Any], first: int | None) -> str:
-    if not last["certified"]:
-        return f"not certified ({last['certified_by']}); `wellposed certify RUN` says why"
-    rate = "" if last.get("certified_rate") is None else f", rate {last['certified_rate']:.10g}"
-    return f"CERTIFIED by {last['certified_by']}{rate}, from epoch {first} on"
+def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:
+    """The last verdict, and what it is about: not the optimizer that was used."""
+    if not certificate.certified:
+        return f"not certified ({certificate.theorem}); `wellposed certify RUN` says why"
+    head = f"CERTIFIED by {certificate.theorem}, first at epoch {first}: "
+    if certificate.rate is None:
+        return head + "exactly one equilibrium for every input; nothing about training"
+    flows = certificate.dynamics == "flow"
+    speeds = certificate.rates if flows else certificate.step_size
+    h = min(speeds.values()) / max(speeds.values()) if isinstance(speeds, Mapping) else 1.0
+    slower = "" if h == 1 else f", hidden {'speeds' if flows else 'steps'} h = {h:.3g} times the read-out's"
+    path = f"the gradient flow from here{slower}" if flows else f"gradient descent from here with the licensed steps{slower}"
+    pace = f"exp(-{certificate.rate:.4g} t)" if flows else f"{certificate.rate:.10g} per step"
+    return f"{head}{path}, ends at zero loss, |r| falling by a factor of {pace} or better. Proved of that, not of {optimizer}"
 
 
 def _report(folder: Path) -> Path | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
-from wellposed.implicit import AbstractGradient, AbstractStructuredMap, Context, ImplicitGradient
+from wellposed.implicit import AbstractGradient, AbstractStructuredMap, Context, ImplicitGradient, UnrolledGradient
 from wellposed.nn.cell import AbstractCell
 from wellposed.solve import (
     AbstractMap,
@@ -130,6 +130,9 @@ class EquilibriumLayer(nn.Module):
                 outcome = self._solve(f, start, tolerance)
                 rows = outcome.value.clone()  # the caller may change it; the record stays what it was
                 self._judge(outcome, layout, tolerance)
+            if not transforms_active() and not bool(outcome.g_norm.isfinite().all()):
+                # where f was finite nowhere there is no best value: a start of zeros must not pass for an answer
+                rows = torch.where(outcome.g_norm.isfinite().unsqueeze(1), rows, torch.nan)
             z = layout.unflatten(rows)
         low = layout.dtype in LOW_PRECISION and not mixed
         return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
@@ -255,7 +258,7 @@ class EquilibriumLayer(nn.Module):
             self.last_solution,
             self.on_failure,
             who="EquilibriumLayer",
-            solver=self.solver,
+            solver=self.gradient if isinstance(self.gradient, UnrolledGradient) else self.solver,
             rtol=tolerance.rtol,
             atol=tolerance.atol,
             max_steps=self.max_steps,

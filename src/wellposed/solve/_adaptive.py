@@ -26,7 +26,7 @@ WINDOW = 20
 #: The part of the contraction promised along its displacements that a run must show in a window.
 LEAST_PROGRESS = 0.1
 #: Steps over which one relaxation is measured, the first one, the factor between two, and the largest.
-TRIAL, FIRST_OVER, OVER_FACTOR, MOST_OVER = 8, 1.3, 1.15, 1.9
+TRIAL, FIRST_OVER, OVER_FACTOR, MOST_OVER = 12, 1.3, 1.15, 1.9
 #: After a window with progress the longest step may be this much longer.
 LENGTHEN = 1.5
 

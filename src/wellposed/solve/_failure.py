@@ -62,12 +62,13 @@ def describe_failure(solution: Solution, *, who: str, solver: Any, rtol: float, 
     status = solution.status[i]
     residual, steps, rate = float(solution.residual[i]), int(solution.num_steps[i]), float(solution.rate[i])
     wanted = f"rtol={rtol:.0e}" + (f" and |f(z)-z| > atol={atol:.0e}" if atol > 0 else "")
-    seen = f"residual {residual:.1e} > {wanted} after {steps} steps (max_steps={max_steps})"
+    unrolled = type(solver).__name__ == "UnrolledGradient"
+    seen = f"residual {residual:.1e} > {wanted} after {steps} steps" + ("" if unrolled else f" (max_steps={max_steps})")
     text = (
         f"{who}: {failed.shape[0]} of {len(solution.status)} samples did not converge (first: index {i}, {status.name}: "
         f"{status.message}); it has {seen}."
     )
-    if steps > 1 and rate == rate:
+    if steps > 1 and rate == rate and not unrolled:
         text += f" Its residual changed by a measured factor of {rate:.3g} per step."
     return text + " " + _advice(status, rate, rtol, solution.residual.dtype, type(solver).__name__)
 
@@ -77,8 +78,10 @@ def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver
         return "Check f and its input for NaN, overflow or division by zero near this sample."
     if status is Status.MAX_STEPS and rtol < 4 * torch.finfo(dtype).eps:
         return f"rtol={rtol:.0e} is below what {dtype} resolves: raise rtol or use float64."
+    if status is Status.MAX_STEPS and solver == "UnrolledGradient":
+        return "Its depth is what UnrolledGradient(steps=...) says: raise it, loosen rtol, or use ImplicitGradient()."
     if status is Status.MAX_STEPS and rate < 1:
-        other = "Auto()" if solver == "NewtonKrylov" else "NewtonKrylov()"
+        other = {"NewtonKrylov": "Auto()", "Auto": "Picard() or NewtonKrylov()"}.get(solver, "NewtonKrylov()")
         return f"Raise max_steps, loosen rtol, or try {other}."
     reasons = "The map may not contract, may have no fixed point, or may draw random numbers (dropout)"
     if solver == "Auto":  # it has tried the others already

@@ -18,8 +18,8 @@ __all__ = ["FIXED", "JUDGED_AT", "Pace"]
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 #: Steps at which every sample is measured.
 FIXED = frozenset({0}) | JUDGED_AT
-#: The part of the predicted steps that is taken before the next look, rounded up: predictions err, and a step too many costs
-#: more than a look too early.
+#: The part of the predicted steps that is taken before the next look: predictions err, and a step too many costs more than a
+#: look too early.
 PART = 0.95
 #: The first look is not later than this: a nilpotent or very small W is done by then.
 FIRST = 3
@@ -65,7 +65,7 @@ class Pace:
         per_step = torch.log(r / before) / (now - then)  # log of the factor
         wanted = PART * torch.log(target / r) / per_step
         # NaN, a factor of 1 or more, or a target already met: look again at once
-        more = torch.where((per_step < 0) & (wanted > 1), wanted, 1.0).clamp_max(1e6).ceil().to(torch.int64)
+        more = torch.where((per_step < 0) & (wanted > 1), wanted, 1.0).clamp_max(1e6).to(torch.int64)
         if due is None:
             self._before, self._due = (now, r), now + more
         else:

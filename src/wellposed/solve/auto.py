@@ -21,7 +21,7 @@ __all__ = ["Auto"]
 FEW_STEPS = 10.0
 #: What a step of Anderson acceleration costs, in plain steps of a dense cell, and how many it needs to build up its memory.
 ACCELERATED_COST, WARM_UP = 1.5, 6.0
-#: Newton takes over from Anderson if that is predicted to need more than this many further steps.
+#: Anderson gives up if it is predicted to need more than this many further steps.
 MANY_STEPS = 50.0
 
 
@@ -37,7 +37,9 @@ class Auto(AbstractSolver):
       to cost less: with c the factor by which the least-squares combination of the last three residuals is below |g_k|, it is
       credited with q c^(1/3) per step. (For a map whose spectrum fills a disk, e.g. a random or orthogonal W, c is near 1 and
       plain steps are as good as any; for a smoothing map they are not.)
-    - from `Anderson` to `NewtonKrylov` if its residuals stall or its own predicted N is large.
+    - from `Anderson` back to `Picard` if its residuals stall or its own predicted N is large: at a kink acceleration can be
+      stuck where plain steps are not;
+    - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget.
 
     These predictions are guesses and decide only about cost; what is returned is judged by the residual, as with any solver.
 
@@ -55,7 +57,12 @@ class Auto(AbstractSolver):
                 raise InvalidType(f"The {name!r} parameter of Auto must be a {kind.__name__}; got {getattr(self, name)!r}.")
 
     def stages(self) -> list[tuple[AbstractSolver, AbstractWatch | None]]:
-        return [(self.plain, _WatchPlain()), (self.accelerated, _WatchAccelerated()), (self.newton, None)]
+        return [
+            (self.plain, _WatchPlain()),
+            (self.accelerated, _WatchAccelerated()),
+            (self.plain, _WatchReturned()),
+            (self.newton, None),
+        ]
 
     def init(self, f: AbstractMap, point: Point) -> None:
         raise NotImplementedError("Auto has no steps of its own: the loop runs its stages.")
@@ -104,7 +111,7 @@ class _WatchPlain(AbstractWatch):
 
 
 class _WatchAccelerated(AbstractWatch):
-    """Decides when Anderson acceleration gives way to Newton-Krylov."""
+    """Decides when Anderson acceleration gives way."""
 
     def __init__(self) -> None:
         self._r: list[Tensor] = []  # least residual up to each step
@@ -120,6 +127,28 @@ class _WatchAccelerated(AbstractWatch):
 
     def take(self, rows: Tensor) -> None:
         self._r = [r[rows] for r in self._r]
+
+
+class _WatchReturned(AbstractWatch):
+    """Decides, after acceleration has failed, when plain iteration gives way to Newton-Krylov.
+
+    Residuals may rise on the way back, so a rate is believed only after twenty steps; before that, only growth is not accepted.
+    """
+
+    def __init__(self) -> None:
+        self._r: dict[int, Tensor] = {}  # norms at the steps at which everybody was measured
+
+    def see(self, count: int, point: Point) -> Tensor | None:
+        if count not in FIXED:
+            return None
+        self._r[count] = point.r
+        if count < 20:
+            return point.r > 10 * self._r[0]
+        q = (point.r / self._r[count // 2]) ** (2.0 / count)
+        return (q >= 1) | (_steps_to_target(point, q) > point.budget)
+
+    def take(self, rows: Tensor) -> None:
+        self._r = {count: r[rows] for count, r in self._r.items()}
 
 
 def _steps_to_target(point: Point, q: Tensor) -> Tensor:

@@ -197,7 +197,7 @@ def _certified(objective: AbstractObjective, step_size: str) -> Any:
         reason = certificate.note or "; ".join(h.name for h in certificate.hypotheses if not h.holds)
         raise WellposedError(
             f"No step size is certified for {type(objective.model).__name__} on these data ({certificate.verdict}: {reason}). "
-            "wp.suggest(model, X, y) lists changes that would help; or give step_size a number, which is not proved but may "
-            "well converge, and watch it with wp.CertificateMonitor()."
+            "wp.suggest(model, X, y) lists changes that would help, if it finds any; or give step_size a number, which is not "
+            "proved but may well converge, and watch it with wp.CertificateMonitor()."
         )
     return certificate
