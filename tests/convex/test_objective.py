@@ -235,6 +235,45 @@ def test_more_than_two_blocks_have_no_objective():
         objective(network(wp.DeepOptEq, (3, 4)), X)(torch.zeros(3, 4, dtype=F64))
     with pytest.raises(wp.InvalidType, match="dense network"):
         objective(wp.convex.ConvOptEq(1, (2,), state_channels=2, feature_channels=2), torch.zeros(1, 1, 4, 4))
+    for function in (objective, blocks, inclusion_residual):
+        with pytest.raises(wp.InvalidType, match=r"dense network such as OptEq or DeepOptEq; got GaussianDEQ\.$"):
+            function(wp.GaussianDEQ(4, 5, dtype=F64), X)
+
+
+@pytest.mark.parametrize("size", [5, (5, 4)])
+def test_states_that_do_not_fit_are_refused(size):
+    model = network(wp.OptEq if size == 5 else wp.DeepOptEq, size)
+    phi, m = objective(model, X), model.width
+    z = model.solve(X).value
+    calls = [
+        lambda z: phi(*[z] * len(phi.blocks)),
+        phi.states,
+        lambda z: inclusion_residual(model, X, z),
+        WideObjective(model, X),
+    ]
+    calls.append(lambda z: phi.along(phi.states(model.solve(X).value), [z] * len(phi.blocks), torch.zeros(1, dtype=F64)))
+    for call in calls:
+        for wrong in (z[:2], z[:1], z[:, 1:]):
+            seen = rf"\({wrong.shape[0]}, {wrong.shape[1]}\)"
+            with pytest.raises(wp.InvalidArgument, match=rf"made for 3 sample.*shape \(3, {m}\); got {seen}\. Make it anew"):
+                call(wrong)
+        with pytest.raises(wp.InvalidType, match=r"has torch.float64 parameters and got a state of torch.float32; convert it"):
+            call(z.float())
+        call(z)
+
+
+def test_states_of_different_shapes_are_refused():
+    z = torch.zeros(3, 5, dtype=F64)
+    with pytest.raises(wp.InvalidArgument, match=r"must have one shape; got \[\(3, 5\), \(2, 5\)\]. See `states\(z\)`"):
+        objective(network(prior=L1()), X[:1])(z, z[:2])
+
+
+@pytest.mark.parametrize("hidden", [5, 8])
+def test_one_sample_has_an_objective_of_many_states(hidden):
+    model = network(hidden_width=hidden)
+    z = model.solve(X).value.abs()
+    many = objective(model, X[:1])(z)
+    torch.testing.assert_close(many, objective(model, X[:1].expand(3, 4))(z))
 
 
 @pytest.mark.parametrize("widths", [(5,), (8,), (5, 4)])

@@ -161,3 +161,12 @@ def test_a_monotone_convolution_takes_images() -> None:
     assert isinstance(model, MonotoneClassifier) and model.grid == 2 and model.cell.weights.margin == 0.5
     with pytest.raises(InvalidArgument, match="flatten=false"):
         prepare(resolve({}, [*changes, "data.flatten=true"]))
+
+
+def test_networks_of_images_have_few_channels_unless_a_width_is_said() -> None:
+    from wellposed.experiments.defaults import filled_in
+    from wellposed.train.config import resolve
+
+    assert filled_in(resolve({}, ["model.name=monotone_conv"])).model.width == 32
+    assert filled_in(resolve({"model": {"name": "monotone_conv", "width": 256}}, [])).model.width == 256
+    assert filled_in(resolve({}, ["model.name=monotone_classifier"])).model.width == 256

@@ -348,10 +348,45 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         surface(gaussian(), mse, X, y, **options)
 
 
+#: The whole message, so that nothing of numpy's own text is in it.
+REFUSED = (
+    r"junk.npz holds no record of a surface: it is damaged, or was not written by `save`. Give another file or delete it.$"
+)
+
+
 @pytest.mark.parametrize("X", [(torch.zeros(2, 3),), torch.zeros(0, 3), 3.0])
 def test_inputs_that_are_no_samples_are_refused(X: Any) -> None:
     with pytest.raises(wp.InvalidType, match="one row for each sample"):
         surface(gaussian(), mse, X, None)
+
+
+@pytest.mark.parametrize("number", [4, 1])
+def test_labels_of_other_samples_are_refused(number: int) -> None:
+    X, _ = data()
+    for y in (torch.zeros(number), np.zeros(number)):
+        with pytest.raises(wp.InvalidArgument, match=rf"one row for each sample; got 3 rows of X and {number} of y"):
+            surface(gaussian(), mse, X[:3], y, num=2)
+
+
+def test_files_without_a_record_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        wp.InvalidArgument, match=r"no.npz does not exist; expected the .npz file that `save` wrote of a surface"
+    ):
+        Surface.load(tmp_path / "no.npz")
+    with pytest.raises(wp.InvalidArgument, match=r" is a folder; expected the .npz file"):
+        Surface.load(tmp_path)
+    file = tmp_path / "junk.npz"
+    for junk in (b"nonsense", b"", b"PK\x03\x04 nonsense"):
+        file.write_bytes(junk)
+        with pytest.raises(wp.InvalidArgument, match=REFUSED):
+            Surface.load(file)
+    np.savez(file, values=np.zeros(3))
+    with pytest.raises(wp.InvalidArgument, match=REFUSED):
+        Surface.load(file)
+    with open(file, "wb") as opened:
+        np.save(opened, np.zeros(3))
+    with pytest.raises(wp.InvalidArgument, match=REFUSED):
+        Surface.load(file)
 
 
 def test_a_loss_with_many_numbers_is_refused() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from wellposed.convex.operators import MatrixOperator
 from wellposed.convex.prox import primitive_conjugate, value_range
 from wellposed.convex.regularizers import AbstractRegularizer
 from wellposed.convex.stages import Unit
-from wellposed.errors import InvalidType
+from wellposed.errors import InvalidArgument, InvalidType
 
 __all__ = ["AbstractBlock", "RegularizerBlock", "UnitBlock"]
 
@@ -42,6 +43,9 @@ class AbstractBlock(abc.ABC):
     @abc.abstractmethod
     def prox(self, z: Tensor) -> Tensor:
         """(n, m) -> (n, m) the proximal operator of Phi."""
+
+    def check(self, z: Any) -> None:
+        """Raises unless z is a state for which the function was made; by default it is one of any."""
 
     def prepare(self, z: Tensor) -> Tensor:
         """(n, m) -> (n, k) a linear image of z that `value_prepared` needs; the expensive part, shared along a line."""
@@ -94,6 +98,20 @@ class UnitBlock(AbstractBlock):
     def is_closed_form(self) -> bool:
         """Whether (3) applies."""
         return self._factor is not None
+
+    def check(self, z: Any) -> None:
+        n, m, dtype = self._c.shape[0], self._W.shape[1], self._W.dtype
+        if not isinstance(z, Tensor):
+            raise InvalidType(f"The objective expects states of shape ({n}, {m}); got {type(z).__name__}. Give a tensor.")
+        if z.dim() != 2 or z.shape[1] != m or n not in (1, z.shape[0]):  # one sample: its function, at many points
+            raise InvalidArgument(
+                f"The objective was made for {n} sample(s) X and expects states of shape ({n}, {m}); got {tuple(z.shape)}. "
+                "Make it anew with the X of these states."
+            )
+        if z.dtype != dtype:
+            raise InvalidType(
+                f"The objective has {dtype} parameters and got a state of {z.dtype}; convert it, e.g. z.to({dtype})."
+            )
 
     def prox(self, z: Tensor) -> Tensor:
         return self._unit(z)

@@ -44,6 +44,7 @@ class Objective:
 
     def states(self, z: Tensor) -> tuple[Tensor, ...]:
         """The state of every block at an equilibrium z: (z,), or (f_1(z), z)."""
+        _check_fits(self.blocks, z)
         with torch.no_grad():
             return (z,) if len(self.blocks) == 1 else (self.blocks[0].prox(z), z)
 
@@ -85,6 +86,10 @@ class Objective:
                 f"The objective has {len(self.blocks)} block(s) and needs one (n, m) tensor for each; got {len(states)} of "
                 f"{[tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__ for z in states]}. See `states(z)`."
             )
+        for z in states:
+            _check_fits(self.blocks, z)
+        if len({z.shape for z in states}) > 1:
+            raise InvalidArgument(f"The states must have one shape; got {[tuple(z.shape) for z in states]}. See `states(z)`.")
 
 
 def objective(model: AbstractOptEq, X: Tensor) -> Objective:
@@ -101,7 +106,8 @@ def objective(model: AbstractOptEq, X: Tensor) -> Objective:
             the skip connection is left out: it does not change the minimisers.
         X: (n, d) inputs.
     """
-    parts = blocks(model, X, skip=_count(model) > 1)
+    model = _dense(model)
+    parts = blocks(model, X, skip=len(model.parameters_by_unit()) + (model.prior is not None) > 1)
     if len(parts) > 2:
         raise InvalidArgument(
             f"{type(model).__name__} has {len(parts)} blocks. More than two solve a monotone inclusion that is no minimisation "
@@ -118,8 +124,7 @@ def blocks(model: AbstractOptEq, X: Tensor, *, skip: bool = True) -> list[Abstra
         X: (n, d) inputs.
         skip: Whether the skip connections are kept: a M^(1-a)_phi instead of phi.
     """
-    if not isinstance(model, AbstractDenseOptEq):
-        raise InvalidType(f"The objective needs a dense network such as OptEq or DeepOptEq; got {type(model).__name__}.")
+    model = _dense(model)
     if model.prior is not None and not (isinstance(model.prior, ProxStep) and model.prior.regularizer.is_convex):
         raise InvalidArgument(
             f"{model.prior!r} is not the proximal operator of a known convex function, so there is no objective."
@@ -147,6 +152,8 @@ def inclusion_residual(model: AbstractOptEq, X: Tensor, Z: Tensor | None = None)
         Z: (n, m) the last block; the equilibrium if not given.
     """
     parts = blocks(model, X)
+    if Z is not None:
+        _check_fits(parts, Z)
     z = model.solve(X).value if Z is None else Z.detach()
     with torch.no_grad():
         states = [z]
@@ -180,6 +187,7 @@ class WideObjective:
 
     def __call__(self, y: Tensor) -> Tensor:
         """(n, m) -> (n,)."""
+        _check_fits(self._blocks, y)
         with torch.no_grad():
             return torch.stack([block.envelope(y) for block in self._blocks]).sum(dim=0)
 
@@ -214,9 +222,15 @@ def wide_limit(model: AbstractDenseOptEq) -> OptEq:
     return wide
 
 
-def _count(model: AbstractOptEq) -> int:
-    units = len(model.parameters_by_unit()) if isinstance(model, AbstractDenseOptEq) else 1
-    return units + (model.prior is not None)
+def _dense(model: object) -> AbstractDenseOptEq:
+    if not isinstance(model, AbstractDenseOptEq):
+        raise InvalidType(f"The objective needs a dense network such as OptEq or DeepOptEq; got {type(model).__name__}.")
+    return model
+
+
+def _check_fits(parts: Sequence[AbstractBlock], z: Any) -> None:
+    for block in parts:
+        block.check(z)
 
 
 def _check_plain(owner: str, model: AbstractDenseOptEq) -> None:

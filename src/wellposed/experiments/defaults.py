@@ -18,18 +18,24 @@ NETWORKS = {"regression": "gaussian", "classification": "dense", "segmentation":
 #: Data without classes to choose from, and what they are for.
 WITHOUT_CLASSES = {"sphere": "regression", "moons": "regression", "camvid": "segmentation"}
 
+#: The width of a network of images, if none is said: these are channels, and a step costs their square at every pixel.
+CHANNELS = 32
+
 
 def filled_in(config: Config) -> Config:
     """The configuration with a network, classes, shapes and a loss in the place of `auto`; what was said is never changed.
 
     The network follows the data, then the loss, then the number of classes; classes and loss follow the network: one output
-    learns the classes 0 and 1, a classifier all of them, and data without classes to choose from have none.
+    learns the classes 0 and 1, a classifier all of them, and data without classes to choose from have none. A network of images
+    has 32 channels where no width is said.
     """
     data, model, loss = config.data, config.model, config.loss
     if model.name == "auto":
         model = model.model_copy(update={"name": NETWORKS[_task(config)]})
     kind = kind_of(model.name)
     task = kind.task
+    if kind.images and "width" not in model.model_fields_set:
+        model = model.model_copy(update={"width": CHANNELS})
     if data.classes == "auto":
         classes = [0, 1] if task == "regression" and data.name not in WITHOUT_CLASSES else None
         data = data.model_copy(update={"classes": classes})

@@ -61,10 +61,14 @@ def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.n
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:  # np.load leaves damaged files open
             arrays = {name: file[name] for name in file.files}
-            text: dict[str, Any] = json.loads(str(arrays.pop(_TEXT)))
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            text: dict[str, Any] = dict(json.loads(str(arrays.pop(_TEXT))))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        what = "does not exist" if isinstance(error, FileNotFoundError) else "is a folder"
+        raise InvalidArgument(f"{os.fspath(path)} {what}; expected the .npz file that `save` wrote of a {kind}.") from error
+    except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # TypeError: a single array, .npy
         raise InvalidArgument(
-            f"{os.fspath(path)} holds no record of a {kind}: {error}. Give another file or delete it."
+            f"{os.fspath(path)} holds no record of a {kind}: it is damaged, or was not written by `save`. "
+            "Give another file or delete it."
         ) from error
     if text.get("kind") != kind:
         raise InvalidArgument(f"{os.fspath(path)} holds a record of kind {text.get('kind')!r}; expected {kind!r}.")

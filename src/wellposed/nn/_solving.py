@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypedDict
 
+from wellposed.errors import InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient
 from wellposed.solve import AbstractSolver
 
-__all__ = ["Solving"]
+__all__ = ["Solving", "check_solving"]
 
 
 class Solving(TypedDict, total=False):
@@ -19,3 +21,13 @@ class Solving(TypedDict, total=False):
     rtol: float | None
     atol: float
     max_steps: int
+
+
+def check_solving(owner: str, options: Iterable[str]) -> None:
+    """Raises for an option that is none of `Solving`, in the name of the network that was given it."""
+    known = Solving.__annotations__
+    for name in options:
+        if name not in known:
+            raise InvalidType(
+                f"{owner} has no option {name!r}; those of its solves are {', '.join(known)}.{did_you_mean(name, known)}"
+            )

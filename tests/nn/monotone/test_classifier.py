@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -93,6 +94,23 @@ def test_the_dense_operator_is_its_parametrization(k, batch):
     for ours, theirs in zip(operator.cotangents(p, z, (True, True)), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert operator.cotangents(p, z, (False, False)) == (None, None)
+
+
+@pytest.mark.parametrize("form", ["dense", "conv", "tiers"])
+def test_inputs_that_do_not_fit_are_refused(form):
+    model = make(form)
+    shape = r"\(batch, 64\)" if form == "dense" else r"\(batch, 1, 8, 8\)"
+    with pytest.raises(wp.InvalidType, match=rf"a tensor x of shape {shape}; got ndarray. Convert it, e.g. torch.as_tensor"):
+        model(np.zeros((2, 1, 8, 8), dtype=np.float32))
+    with pytest.raises(wp.InvalidArgument, match=rf"expects x of shape {shape}; got \(64,\)\. .*give x.unsqueeze\(0\)"):
+        model(torch.zeros(64))
+    with pytest.raises(wp.InvalidArgument, match=rf"expects x of shape {shape}; got \(\)"):
+        model.solve(torch.tensor(1.0))
+    with pytest.raises(wp.InvalidArgument, match=rf"expects x of shape {shape}; got \(2, 63\)"):
+        model(torch.zeros(2, 63))
+    with pytest.raises(wp.InvalidType, match=r"has torch.float32 parameters and got x of torch.float64; convert one"):
+        model(torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+    assert model(torch.zeros(0, 1, 8, 8)).shape == (0, 10)
 
 
 def test_bad_arguments():

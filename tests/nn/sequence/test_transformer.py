@@ -117,5 +117,23 @@ def test_bad_arguments() -> None:
         TransformerCell(8, 3)
     with pytest.raises(wp.InvalidArgument, match="t from 1 to 6"):
         model()(tokens(2, 7))
-    with pytest.raises(wp.InvalidType, match="int64 tensor of tokens"):
-        model()(tokens().double())
+    for wrong, seen in ((tokens().double(), "torch.float64"), (tokens().numpy(), "ndarray")):
+        with pytest.raises(wp.InvalidType, match=rf"int64 tensor of tokens; got {seen}. Convert it, e.g. torch.as_tensor"):
+            model()(wrong)
+    with pytest.raises(wp.InvalidType, match=r"TransformerDEQ has no option 'max_step'; .*Did you mean 'max_steps'\?"):
+        model(max_step=3)
+
+
+@pytest.mark.parametrize("token", [-1, 11, 99])
+def test_tokens_outside_of_the_vocabulary_are_refused(token: int) -> None:
+    wrong = tokens()
+    wrong[1, 2] = token
+    network = model()
+    for call in (network, network.solve, network.equilibrium):
+        with pytest.raises(wp.InvalidArgument, match=rf"tokens from 0 to 10; got {token}\. .*make the vocabulary larger"):
+            call(wrong)
+
+
+def test_the_ends_of_the_vocabulary_and_no_samples_are_taken() -> None:
+    assert model()(torch.tensor([[0, 10]])).shape == (1, 2, 11)
+    assert model()(tokens()[:0]).shape == (0, 6, 11)

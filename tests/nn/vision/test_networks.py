@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -213,9 +214,48 @@ def test_state_dict_round_trip() -> None:
     torch.testing.assert_close(other(X), model(X))
 
 
-def test_bad_images() -> None:
-    with pytest.raises(wp.InvalidArgument, match=r"batch, channels, height, width\); got \(3, 25\)"):
-        residual()(torch.zeros(3, 25))
+@pytest.mark.parametrize("make", [residual, multiscale, lambda **options: residual(**options).twin(2)])
+def test_bad_images(make: Any) -> None:
+    model = make()
+    for shape in [(3, 25), (3, 3, 5, 5), (2, 3, 1, 5, 5)]:
+        seen = re.escape(str(shape))
+        with pytest.raises(wp.InvalidArgument, match=rf"images of shape \(batch, 1, height, width\); got {seen}\.$"):
+            model(torch.zeros(shape, dtype=torch.float64))
+    with pytest.raises(wp.InvalidArgument, match=r"got \(1, 5, 5\)\. .*for one image give X.unsqueeze\(0\)"):
+        model(torch.zeros(1, 5, 5, dtype=torch.float64))
+    with pytest.raises(wp.InvalidType, match=r"\(batch, 1, height, width\); got ndarray. Convert it, e.g. torch.as_tensor"):
+        model(images().numpy())
+    for dtype in (torch.float32, torch.uint8):
+        with pytest.raises(wp.InvalidType, match=rf"has torch.float64 parameters and got images of {dtype}; convert one"):
+            model(images().to(dtype))
+    with pytest.raises(wp.InvalidType, match=r"has torch.float32 parameters and got images of torch.float64; convert one"):
+        make(dtype=torch.float32)(images())
+
+
+def test_autocast_takes_images_of_low_precision() -> None:
+    model = residual(dtype=torch.float32, on_failure="ignore", max_steps=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(images().bfloat16()).shape == (3, 3)
+        with pytest.raises(wp.InvalidType, match=r"got images of torch.float64"):
+            model(images())
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(wp.InvalidArgument, match=r"'channels' parameter of MultiscaleDEQ .*Got 8 instead. .* give \(8,\)"):
+        MultiscaleDEQ(1, 8, 10, foo=1)  # type: ignore[arg-type, call-arg]
+    with pytest.raises(wp.InvalidArgument, match=r"'channels' parameter of ClassificationHead .*Got 8 instead"):
+        MultiscaleDEQ.classifier(1, 8, 10)  # type: ignore[arg-type]
+    with pytest.raises(wp.InvalidArgument, match=r"'channels' parameter of SegmentationHead .*Got \(\) instead"):
+        MultiscaleDEQ.segmenter(1, (), 10)
+    with pytest.raises(wp.InvalidArgument, match=r"'channels' parameter of MultiscaleDEQ must be an integer.*Got 4.5 instead"):
+        MultiscaleDEQ(1, (4, 4.5), nn.Identity())  # type: ignore[arg-type]
+    for refused in (lambda: MultiscaleDEQ(1, (8,), 10), lambda: multiscale().with_head(10)):  # type: ignore[arg-type]
+        with pytest.raises(wp.InvalidType, match=r"'head' .* must be a module .*got 10\. .*use MultiscaleDEQ.classifier"):
+            refused()
+    with pytest.raises(wp.InvalidType, match=r"MultiscaleDEQ has no option 'foo'; those of its solves are solver, gradient"):
+        multiscale(foo=1)
+    with pytest.raises(wp.InvalidType, match=r"ResidualDEQ has no option 'max_step'; .*Did you mean 'max_steps'\?"):
+        residual(max_step=1)
     with pytest.raises(wp.InvalidArgument, match="'classes'"):
         ResidualDEQ(1, 4, 0)
     with pytest.raises(wp.InvalidArgument, match="'stride'"):

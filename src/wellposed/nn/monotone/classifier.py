@@ -195,14 +195,17 @@ class MonotoneClassifier(nn.Module):
 
     def prepared(self, x: Tensor) -> Tensor:
         """x as the cell takes it: flat for a dense cell; checked to be an image of the model's size otherwise."""
-        if self.image is None:
-            return x.flatten(1)
-        if not isinstance(x, Tensor) or tuple(x.shape[1:]) != self.image:
-            seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise InvalidArgument(
-                f"MonotoneClassifier expects x of shape (batch, {', '.join(map(str, self.image))}); got {seen}."
+        shape = self.cell.in_features if self.image is None else ", ".join(map(str, self.image))
+        if not isinstance(x, Tensor):
+            raise InvalidType(
+                f"MonotoneClassifier expects a tensor x of shape (batch, {shape}); got {type(x).__name__}. Convert it, e.g. "
+                f"torch.as_tensor(x, dtype={self.head.weight.dtype})."
             )
-        return x
+        rows = x.flatten(1) if self.image is None and x.dim() > 1 else x
+        if tuple(rows.shape[1:]) != ((self.cell.in_features,) if self.image is None else self.image):
+            hint = " The first dimension is the batch: for one sample give x.unsqueeze(0)." if x.dim() in (1, 3) else ""
+            raise InvalidArgument(f"MonotoneClassifier expects x of shape (batch, {shape}); got {tuple(x.shape)}.{hint}")
+        return rows
 
     def readout(self, z: Tensor) -> Tensor:
         """(batch, n) -> (batch, features of the head): P z."""

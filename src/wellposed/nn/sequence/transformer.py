@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn._solving import Solving
+from wellposed.nn._solving import Solving, check_solving
 from wellposed.nn.layer import EquilibriumLayer
-from wellposed.solve import Solution, check_interval, check_positive_integer
+from wellposed.solve import Solution, check_interval, check_positive_integer, transforms_active
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,7 +84,7 @@ class TransformerCell(nn.Module):
 
     def _split(self, part: Tensor) -> Tensor:
         """(batch, length, width) -> (batch, heads, length, width of a head)."""
-        return part.reshape(*part.shape[:2], self.heads, -1).transpose(1, 2)
+        return part.reshape(*part.shape[:2], self.heads, self.width // self.heads).transpose(1, 2)
 
     def extra_repr(self) -> str:
         return f"{self.width}, heads={self.heads}, hidden={self.hidden}"
@@ -131,6 +131,7 @@ class TransformerDEQ(nn.Module):
         super().__init__()
         check_positive_integer("TransformerDEQ", "vocabulary", vocabulary)
         check_positive_integer("TransformerDEQ", "length", length)
+        check_solving("TransformerDEQ", solving)
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = TransformerCell(width, heads, hidden, init_std=init_std, **made)
         self.layer = EquilibriumLayer(cell, **solving)
@@ -143,13 +144,28 @@ class TransformerDEQ(nn.Module):
         """(batch, t) of integers -> (batch, t, width): x."""
         if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64:
             seen = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise InvalidType(f"TransformerDEQ expects an int64 tensor of tokens; got {seen}.")
+            raise InvalidType(
+                f"TransformerDEQ expects an int64 tensor of tokens; got {seen}. Convert it, e.g. "
+                "torch.as_tensor(tokens, dtype=torch.int64)."
+            )
         if tokens.dim() != 2 or not 0 < tokens.shape[1] <= len(self.P):
             raise InvalidArgument(
                 f"TransformerDEQ expects tokens of shape (batch, t) with t from 1 to {len(self.P)}; got {tuple(tokens.shape)}."
             )
+        self._check_known(tokens)
         x: Tensor = math.sqrt(self.E.shape[1]) * (nn.functional.embedding(tokens, self.E) + self.P[: tokens.shape[1]])
         return x
+
+    @torch.compiler.disable
+    def _check_known(self, tokens: Tensor) -> None:
+        if transforms_active() or not tokens.numel():  # torch.func transforms hide values
+            return
+        low, high = (int(end) for end in tokens.aminmax())
+        if low < 0 or high >= len(self.E):
+            raise InvalidArgument(
+                f"TransformerDEQ expects tokens from 0 to {len(self.E) - 1}; got {low if low < 0 else high}. Map those that "
+                "are not in the vocabulary to one that is, or make the vocabulary larger."
+            )
 
     def equilibrium(self, tokens: Tensor, z0: Tensor | None = None) -> Tensor:
         """(batch, t) -> (batch, t, width), differentiable.

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, skip_init
 
-__all__ = ["conv", "linear", "norm"]
+from wellposed.errors import InvalidArgument
+from wellposed.solve import check_positive_integer
+
+__all__ = ["checked_channels", "conv", "linear", "norm"]
+
+
+def checked_channels(owner: str, channels: Any) -> tuple[int, ...]:
+    """The channels of each resolution; raises unless there is one positive integer for each, and at least one."""
+    if not isinstance(channels, Sequence) or isinstance(channels, str) or not channels:
+        hint = f" For one resolution give ({channels},)." if type(channels) is int else ""
+        raise InvalidArgument(
+            f"The 'channels' parameter of {owner} must be a tuple with the channels of at least one resolution, finest first. "
+            f"Got {channels!r} instead.{hint}"
+        )
+    for number in channels:
+        check_positive_integer(owner, "channels", number)
+    return tuple(channels)
 
 
 def conv(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._tree import leaves, map_leaves
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.vision.dropout import VariationalDropout
 from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
@@ -131,6 +131,18 @@ class ExplicitTwin(AbstractImageNetwork):
 
 
 def _check_images(model: AbstractImageNetwork, X: Any) -> None:
-    if not isinstance(X, Tensor) or X.dim() != 4:
-        seen = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
-        raise InvalidArgument(f"{type(model).__name__} expects images of shape (batch, channels, height, width); got {seen}.")
+    name, dtype = type(model).__name__, next(model.encoder.parameters()).dtype
+    channels: Any = model.encoder.in_channels
+    shape = f"(batch, {channels}, height, width)"
+    if not isinstance(X, Tensor):
+        raise InvalidType(
+            f"{name} expects a tensor of images of shape {shape}; got {type(X).__name__}. Convert it, e.g. "
+            f"torch.as_tensor(X, dtype={dtype})."
+        )
+    if X.dim() != 4 or X.shape[1] != channels:
+        hint = " The first dimension is the batch: for one image give X.unsqueeze(0)." if X.dim() == 3 else ""
+        raise InvalidArgument(f"{name} expects images of shape {shape}; got {tuple(X.shape)}.{hint}")
+    # autocast converts numbers of at most 32 bits by itself
+    cast = torch.is_autocast_enabled(X.device.type) and X.is_floating_point() and torch.float64 not in (X.dtype, dtype)
+    if X.dtype != dtype and not cast:
+        raise InvalidType(f"{name} has {dtype} parameters and got images of {X.dtype}; convert one, e.g. X.to({dtype}).")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed.nn.vision._modules import conv, norm
+from wellposed.nn.vision._modules import checked_channels, conv, norm
 from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["MultiscaleCell", "ResidualCell"]
@@ -118,9 +118,7 @@ class MultiscaleCell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.channels = tuple(channels)
-        if not self.channels:
-            raise InvalidArgument("MultiscaleCell needs the channels of at least one resolution; got none.")
+        self.channels = checked_channels("MultiscaleCell", channels)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         drawn: dict[str, Any] = {"generator": generator, "weight_norm": weight_norm, "init_std": init_std}
         self.blocks = nn.ModuleList(ResidualCell(c, groups=groups, **drawn, **made) for c in self.channels)

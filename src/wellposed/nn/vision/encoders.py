@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.nn.vision._modules import conv, norm
+from wellposed.nn.vision._modules import checked_channels, conv, norm
 from wellposed.solve import check_positive_integer
 
 __all__ = ["ImageEncoder", "PyramidEncoder"]
@@ -39,6 +39,7 @@ class ImageEncoder(nn.Module):
         for name, value in (("in_channels", in_channels), ("channels", channels), ("stride", stride)):
             check_positive_integer("ImageEncoder", name, value)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_channels = in_channels
         self.conv = conv(in_channels, channels, 3, std=None, stride=stride, generator=generator, **made)
         self.norm = norm(channels, groups, **made)
 
@@ -60,6 +61,9 @@ class PyramidEncoder(nn.Module):
 
     def __init__(self, in_channels: int, channels: Sequence[int], *, stride: int = 1, **options: Any) -> None:
         super().__init__()
+        check_positive_integer("PyramidEncoder", "in_channels", in_channels)
+        channels = checked_channels("PyramidEncoder", channels)
+        self.in_channels = in_channels
         widths = [in_channels, *channels]
         self.stages = nn.ModuleList(
             ImageEncoder(widths[i], widths[i + 1], stride=stride if i == 0 else 2, **options) for i in range(len(channels))

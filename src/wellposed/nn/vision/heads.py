@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.nn.vision._modules import conv, linear
+from wellposed.nn.vision._modules import checked_channels, conv, linear
 from wellposed.solve import check_positive_integer
 
 __all__ = ["ClassificationHead", "SegmentationHead"]
@@ -37,6 +37,7 @@ class ClassificationHead(nn.Module):
         super().__init__()
         check_positive_integer("ClassificationHead", "classes", classes)
         check_positive_integer("ClassificationHead", "grid", grid)
+        channels = checked_channels("ClassificationHead", channels)
         self.pool = nn.AdaptiveAvgPool2d(grid)
         self.linear = linear(sum(channels) * grid**2, classes, generator=generator, device=device, dtype=dtype)
 
@@ -70,6 +71,7 @@ class SegmentationHead(nn.Module):
     ) -> None:
         super().__init__()
         check_positive_integer("SegmentationHead", "classes", classes)
+        channels = checked_channels("SegmentationHead", channels)
         self.conv = conv(sum(channels), classes, 1, std=None, generator=generator, device=device, dtype=dtype)
 
     def forward(self, z: Any, size: tuple[int, int]) -> Tensor:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from wellposed.nn._solving import Solving
+from wellposed.errors import InvalidType
+from wellposed.nn._solving import Solving, check_solving
 from wellposed.nn.layer import EquilibriumLayer
+from wellposed.nn.vision._modules import checked_channels
 from wellposed.nn.vision._network import EquilibriumNetwork
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
 from wellposed.nn.vision.dropout import VariationalDropout
@@ -66,6 +68,7 @@ class ResidualDEQ(EquilibriumNetwork):
         dtype: torch.dtype | None = None,
         **solving: Unpack[Solving],
     ) -> None:
+        check_solving("ResidualDEQ", solving)
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = ResidualCell(
             channels,
@@ -122,6 +125,9 @@ class MultiscaleDEQ(EquilibriumNetwork):
         dtype: torch.dtype | None = None,
         **solving: Unpack[Solving],
     ) -> None:
+        channels = checked_channels("MultiscaleDEQ", channels)
+        _check_head(head)
+        check_solving("MultiscaleDEQ", solving)
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = MultiscaleCell(channels, groups=groups, init_std=init_std, weight_norm=weight_norm, **made)
         super().__init__(
@@ -151,6 +157,15 @@ class MultiscaleDEQ(EquilibriumNetwork):
         Args:
             head: (state, (H, W)) -> predictions.
         """
+        _check_head(head)
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
         return other
+
+
+def _check_head(head: Any) -> None:
+    if not isinstance(head, nn.Module):
+        raise InvalidType(
+            "The 'head' parameter of MultiscaleDEQ must be a module such as ClassificationHead(channels, classes); got "
+            f"{head!r}. For a number of classes use MultiscaleDEQ.classifier or MultiscaleDEQ.segmenter."
+        )
