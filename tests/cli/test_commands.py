@@ -336,3 +336,8 @@ def test_data_and_network_alone_are_enough(name: str, data: str, says: str, tmp_
     shown = yaml.safe_load(call("train", "--show-config", *words).stdout)
     del used["run"]["threads"], shown["run"]["threads"]
     assert used == shown
+
+
+def test_advice_about_an_ill_posed_network_can_be_followed_here(tmp_path: Path) -> None:
+    done = call("train", "-q", "--no-report", "--out", tmp_path / "run", *changes("optimizer.lr=1e30", "model.name=gaussian"))
+    assert done.exit_code == 1 and "take a smaller optimizer.lr" in done.stderr and "on_ill_posed" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -118,7 +119,9 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
 def _origin(name: str) -> dict[str, Any]:
     built_in = {"sphere": "any number", "moons": "any number", "digits": "1797 of 8x8"}
     if name in built_in:
-        return {"samples": built_in[name], "at_hand": True, "from": "scikit-learn" if name == "digits" else "drawn"}
+        drawn = name != "digits"
+        at_hand = drawn or importlib.util.find_spec("sklearn") is not None
+        return {"samples": built_in[name], "at_hand": at_hand, "from": "drawn" if drawn else "scikit-learn"}
     shape, classes, remote = FILES[name]
     folder = os.environ.get("WELLPOSED_DATA")
     path = None if not folder else Path(folder) / f"{name}.npz"

@@ -44,7 +44,7 @@ class AbstractBlock(abc.ABC):
     def prox(self, z: Tensor) -> Tensor:
         """(n, m) -> (n, m) the proximal operator of Phi."""
 
-    def check(self, z: Any) -> None:
+    def check(self, z: Any) -> None:  # noqa: B027
         """Raises unless z is a state for which the function was made; by default it is one of any."""
 
     def prepare(self, z: Tensor) -> Tensor:
