@@ -58,7 +58,9 @@ class Samples:
                 "The Jacobian is not proved to be of full rank: there are too many samples, nearly parallel ones, or units at "
                 "their kinks."
             )
-        other = ", or ask for layer-wise rates (hidden_rate='largest')" if readout and not layerwise else ""
+        if not readout:
+            return "The residual is too large for the radius, or units are too near to their kinks: train on and certify again."
+        other = "" if layerwise else ", or ask for layer-wise rates (hidden_rate='largest')"
         return f"The residual is too large for the radius: train on and certify again{other}."
 
     def _singular(self) -> str:

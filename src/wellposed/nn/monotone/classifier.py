@@ -203,7 +203,7 @@ class MonotoneClassifier(nn.Module):
             )
         rows = x.flatten(1) if self.image is None and x.dim() > 1 else x
         if tuple(rows.shape[1:]) != ((self.cell.in_features,) if self.image is None else self.image):
-            hint = " The first dimension is the batch: for one sample give x.unsqueeze(0)." if x.dim() in (1, 3) else ""
+            hint = " For one sample give x.unsqueeze(0)." if x.dim() == 1 or tuple(x.shape) == self.image else ""
             raise InvalidArgument(f"MonotoneClassifier expects x of shape (batch, {shape}); got {tuple(x.shape)}.{hint}")
         return rows
 
