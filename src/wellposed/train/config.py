@@ -53,7 +53,9 @@ class ModelSection(_Section):
         description="gaussian, skip, implicit_only, monotone, dense, ...: see `wellposed train --help`; auto is gaussian, "
         "dense for more than two classes, and segmenter for pixels",
     )
-    width: int = Field(default=256, ge=1, description="units of the equilibrium; for networks of images channels, 32 if not said")
+    width: int = Field(
+        default=256, ge=1, description="units of the equilibrium; for networks of images channels, 32 if not said"
+    )
     weight_variance: float | None = Field(default=None, description="gaussian")
     gamma: float | None = Field(default=None, description="skip")
     gamma0: float | None = Field(default=None, description="implicit_only")
