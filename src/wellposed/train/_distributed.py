@@ -37,13 +37,6 @@ class World:
         """Whether this process writes."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model, with gradients that are averaged over the processes."""
-        if self.size == 1:
-            return model
-        # Every process builds the model from the same seed, and no buffer changes in training.
-        return nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-
     def part(self, rows: Tensor) -> Tensor:
         """The rows that this process works on; some get one more than others, and there may be none."""
         return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
@@ -53,6 +46,23 @@ class World:
         if self.size > 1:
             torch.distributed.all_reduce(numbers, op=ReduceOp.SUM)
         return numbers
+
+    def add_gradients(self, model: nn.Module) -> None:
+        """Every gradient becomes its sum over the processes; what no process has a gradient of keeps none.
+
+        `DistributedDataParallel` would do it while the backward pass runs, but where it is freed after its process group (as
+        after an exception, whose traceback holds it) torch's own destructor deadlocks now and then: it joins gloo's threads while
+        it holds the interpreter's lock that they wait for.
+        """
+        if self.size == 1:
+            return
+        trained = [p for p in model.parameters() if p.requires_grad]
+        somewhere = self.add(torch.tensor([p.grad is not None for p in trained], dtype=torch.int64))
+        for parameter, count in zip(trained, somewhere.tolist(), strict=True):
+            if count and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad is not None:
+                parameter.grad = self.add(parameter.grad.contiguous())
 
     def wait(self) -> None:
         """Until all processes are here."""

@@ -29,12 +29,11 @@ class Trainee:
     """A model with all that a step needs.
 
     Attributes:
-        model: The model. wrapped: The same with gradients averaged over processes.
+        model: The model.
         optimizer, loss, config, world: As in `fit`.
     """
 
     model: nn.Module
-    wrapped: nn.Module
     optimizer: torch.optim.Optimizer
     loss: AbstractLoss
     config: Config
@@ -43,23 +42,19 @@ class Trainee:
     def step(self, X: Tensor, y: Tensor, rows: Tensor, rate: float, *, interrupted: bool) -> Tensor | None:
         """Sums as in `TOTALS` and a sign of interruption, over all processes; None, and no step, if the loss is not finite."""
         mine = self.world.part(rows)
-        # A process without samples runs one of them all the same, with no weight: the others wait for its gradient.
-        weight, mine = (1.0, mine) if len(mine) else (0.0, rows[:1])
         self.model.train()
         self.optimizer.zero_grad()
         x, target = X[mine.to(X.device)], y[mine.to(y.device)]
-        total = self.loss.total(self.wrapped(x), target) * weight
-        local = [
-            float(total.detach()),
-            weight * self.loss.count(target),
-            *(weight * part for part in self._solves()),
-            float(interrupted),
-        ]
-        sums = self.world.add(torch.tensor(local, dtype=torch.float64))
+        total, local = None, [0.0] * len(TOTALS)
+        if len(mine):  # with more processes than samples some have nothing to do
+            total = self.loss.total(self.model(x), target)
+            local = [float(total.detach()), self.loss.count(target), *self._solves()]
+        sums = self.world.add(torch.tensor([*local, float(interrupted)], dtype=torch.float64))
         if not math.isfinite(float(sums[0])):
             return None
-        # gradients are averaged over processes, hence the factor
-        (total * (self.world.size / max(float(sums[1]), 1.0))).backward()
+        if total is not None:
+            (total / max(float(sums[1]), 1.0)).backward()
+        self.world.add_gradients(self.model)
         if self.config.optimizer.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)
         for group in self.optimizer.param_groups:

@@ -64,7 +64,7 @@ def fit(
     batches = math.ceil(len(X) / batch_size)
     optimizer = make_optimizer(model, config.optimizer)
     progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
-    trainee = Trainee(model, world.wrap(model), optimizer, loss, config, world)
+    trainee = Trainee(model, optimizer, loss, config, world)
     outcome = Outcome("epochs", progress)
     books = Books(trainee, parts, run, listener, outcome)
 
