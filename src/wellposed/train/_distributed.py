@@ -51,8 +51,8 @@ class World:
         """Every gradient becomes its sum over the processes; what no process has a gradient of keeps none.
 
         `DistributedDataParallel` would do it while the backward pass runs, but where it is freed after its process group (as
-        after an exception, whose traceback holds it) torch's own destructor deadlocks now and then: it joins gloo's threads while
-        it holds the interpreter's lock that they wait for.
+        after an exception, whose traceback holds it) torch's own destructor deadlocks now and then: it joins gloo's threads
+        while it holds the interpreter's lock that they wait for.
         """
         if self.size == 1:
             return
