@@ -160,6 +160,9 @@ class _SplitAdjoint(AdjointMap, AbstractSplitMap):
     def affine(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self._own._W.transposed(z, out).add_(self._v)
 
+    def affine_at_zero(self) -> Tensor:
+        return self._v
+
     def resolvent(self, v: Tensor, step_size: float) -> Tensor:
         return self._own._W.resolvent(torch.add(v, self._v, alpha=step_size), step_size, transpose=True)
 

@@ -33,7 +33,7 @@ LENGTHEN = 1.5
 
 def begin(split: AbstractSplitMap, point: Point) -> dict[str, Any]:
     """The state of a run that starts at `point`."""
-    affine = split.affine(point.z)
+    affine = split.affine_at_start(point.z)
     start = torch.lerp(point.z, split.prox(affine, 1.0), 0.5)
     affine_there = split.affine(start)
     d = start - point.z

@@ -49,9 +49,13 @@ class AbstractSplitMap(AbstractMap):
     def monotonicity(self) -> tuple[float, float]:
         """(m, L): a lower bound of the least eigenvalue of sym(I - W) and an upper bound of |I - W|."""
 
+    @abc.abstractmethod
     def affine_at_zero(self) -> Tensor:
-        """(batch, features) c."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell its constant; a probe must.")
+        """(batch, features) c; never written to."""
+
+    def affine_at_start(self, z: Tensor) -> Tensor:
+        """W z + c, without a product where all of z is 0, as it mostly is at a start; never written to."""
+        return self.affine(z) if bool(z.any()) else self.affine_at_zero()
 
     def probe(self) -> AbstractSplitMap | None:
         """A map of a few fixed samples with the same W and prox, to measure contraction on; None if there is none."""
@@ -131,7 +135,7 @@ class ForwardBackward(AbstractSplitting):
             return adaptive.step(state, split, point)
         a, z = state["step_size"], point.z
         affine = state.pop("affine", None)
-        affine = split.affine(z) if affine is None else affine
+        affine = split.affine_at_start(z) if affine is None else affine
         for _ in range(1 + point.skip):
             z = split.prox(torch.lerp(z, affine, a) if a != 1 else affine, a)
             affine = split.affine(z)
