@@ -89,7 +89,7 @@ class MonotoneOperator(DenseOperator):
     def _form(self) -> Tensor:
         """As `Monotone` does it, in place: three passes over a matrix and one product."""
         A, B = self.plain
-        W = torch.addmm(B - B.t(), A.t(), A, alpha=-1)
+        W = torch.sub(B, B.t()).addmm_(A.t(), A, alpha=-1)
         W.diagonal().add_(1 - self._margin)
         return W
 
@@ -109,7 +109,8 @@ class MonotoneOperator(DenseOperator):
         A = self.plain[0]
         dA = dB = None
         if needed[0]:
-            dA = torch.addmm((p @ A.t()).t() @ z, (z @ A.t()).t(), p).neg_()
+            # in place: new memory of m x m costs as much as a product of the batch
+            dA = ((p @ A.t()).t() @ z).addmm_((z @ A.t()).t(), p).neg_()
         if needed[1]:
             G = p.t() @ z
             dB = G - G.t()
