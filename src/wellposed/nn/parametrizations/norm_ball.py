@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
+from wellposed.nn.parametrizations._radial import radial
 from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["ConvNormBall", "NormBall", "conv_norm_upper"]
@@ -31,8 +32,7 @@ class NormBall(nn.Module):
     def forward(self, V: Tensor) -> Tensor:
         """(h, m) -> (h, m)."""
         norm = torch.linalg.matrix_norm(V.float() if V.dtype in (torch.float16, torch.bfloat16) else V, ord=2)
-        # min(1, bound/|V|), written so that V = 0 has a derivative
-        return V * (self.bound / norm.clamp(min=self.bound)).to(V.dtype)
+        return radial(V, norm, self.bound)
 
     def extra_repr(self) -> str:
         return f"bound={self.bound:g}"
@@ -55,7 +55,7 @@ class ConvNormBall(nn.Module):
     def forward(self, K: Tensor) -> Tensor:
         """(h, c, k, k) -> (h, c, k, k)."""
         norm = conv_norm_upper(K, grid=self.grid)
-        return K * (self.bound / norm.clamp(min=self.bound)).to(K.dtype)
+        return radial(K, norm, self.bound)
 
     def extra_repr(self) -> str:
         return f"bound={self.bound:g}, grid={self.grid}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from wellposed.nn.parametrizations._radial import radial
 from wellposed.solve import check_interval
 
 __all__ = ["Spectral"]
@@ -29,8 +30,7 @@ class Spectral(nn.Module):
     def forward(self, V: Tensor) -> Tensor:
         """(m, m) -> (m, m)."""
         norm = torch.linalg.matrix_norm(V.float() if V.dtype in (torch.float16, torch.bfloat16) else V, ord=2)
-        # min(1, bound/|V|), written so that V = 0 has a derivative
-        return V * (self.bound / norm.clamp(min=self.bound)).to(V.dtype)
+        return radial(V, norm, self.bound)
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}"
