@@ -68,6 +68,10 @@ class AbstractActivation(abc.ABC):
             step_size: Positive; a tensor must broadcast with v.
         """
 
+    def reflect(self, v: Tensor, step_size: float) -> Tensor:
+        """2 prox(v) - v, a new tensor."""
+        return torch.lerp(v, self.prox(v, step_size), 2.0)
+
     @property
     def slope_bounds(self) -> tuple[float, float]:
         """(least, largest) derivative, or the interval's ends if they are only approached."""
@@ -116,6 +120,9 @@ class ReLU(AbstractActivation):
 
     def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
         return torch.relu(v)
+
+    def reflect(self, v: Tensor, step_size: float) -> Tensor:
+        return v.abs()
 
     def potential(self, y: Tensor) -> Tensor:
         return _indicator(y, y >= 0)

@@ -86,6 +86,9 @@ class OperatorMap(AbstractStructuredMap, AbstractSplitMap):
     def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
         return self._s.prox(v, step_size)
 
+    def reflect(self, v: Tensor, step_size: float) -> Tensor:
+        return self._s.reflect(v, step_size)
+
     def monotonicity(self) -> tuple[float, float]:
         bounds: tuple[float, float] = self.operator.recall("monotonicity", self.operator.monotonicity)
         return bounds
@@ -153,6 +156,7 @@ class _SplitAdjoint(AdjointMap, AbstractSplitMap):
         super().__init__(pullback, rhs)
         self._own, self._v = pullback, v
         self._factors: dict[float, Tensor] = {}  # d/(d + a(1 - d)) by step size: what the prox multiplies with
+        self._reflections: dict[float, Tensor] = {}  # 2 d/(d + a(1 - d)) - 1
 
     def take(self, rows: Tensor) -> _SplitAdjoint:
         return _SplitAdjoint(self._own.take(rows), self._rhs.index_select(0, rows), self._v.index_select(0, rows))
@@ -172,9 +176,20 @@ class _SplitAdjoint(AdjointMap, AbstractSplitMap):
             return v
         if isinstance(step_size, Tensor):
             return d * v / (d + step_size * (1 - d))
+        return self._factor(d, step_size) * v
+
+    def reflect(self, v: Tensor, step_size: float) -> Tensor:
+        d = self._own._slope
+        if d is None:
+            return v.clone()
+        if step_size not in self._reflections:
+            self._reflections[step_size] = 2 * self._factor(d, step_size) - 1
+        return self._reflections[step_size] * v
+
+    def _factor(self, d: Tensor, step_size: float) -> Tensor:
         if step_size not in self._factors:
             self._factors[step_size] = d if step_size == 1 else d / (d + step_size * (1 - d))
-        return self._factors[step_size] * v
+        return self._factors[step_size]
 
     def monotonicity(self) -> tuple[float, float]:
         operator = self._own._W  # of W^T they are the same

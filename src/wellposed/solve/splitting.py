@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+#: Residuals of x, in targets, from which on z is evaluated: those of z were 0.4 to 0.9 of them on every problem tried.
+NEAR = 2.2
+
+
 class AbstractSplitMap(AbstractMap):
     """f(z) = prox_1(W z + c): an affine operator followed by a proximal operator of some convex potential."""
 
@@ -44,6 +48,10 @@ class AbstractSplitMap(AbstractMap):
     @abc.abstractmethod
     def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
         """The proximal operator of step_size times the potential; a tensor holds one step size per sample, (batch, 1)."""
+
+    def reflect(self, v: Tensor, step_size: float) -> Tensor:
+        """2 prox(v) - v, a new tensor."""
+        return torch.lerp(v, self.prox(v, step_size), 2.0)
 
     @abc.abstractmethod
     def monotonicity(self) -> tuple[float, float]:
@@ -184,13 +192,14 @@ class PeacemanRachford(AbstractSplitting):
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, type(self).__name__)
         u, z, a = state["u"], state["z"], state["step_size"]
-        for skipped in reversed(range(1 + point.skip)):
-            reflected = torch.lerp(u, z, 2.0)  # 2z - u
-            x = split.resolvent(reflected, a)
-            if skipped == 0:
-                fx = split.prox(torch.lerp(reflected, x, 1 + 1 / a), 1.0)  # W x + c = x - (u' - x)/a
-            u = self._combine(u, z, reflected, x)
-            z = split.prox(u, a)
+        reflected = torch.lerp(u, z, 2.0)  # 2z - u
+        for _ in range(point.skip):
+            u = self._combine(u, reflected, split.resolvent(reflected, a))
+            reflected = split.reflect(u, a)
+        x = split.resolvent(reflected, a)
+        fx = split.prox(torch.lerp(reflected, x, 1 + 1 / a), 1.0)  # W x + c = x - (u' - x)/a
+        u = self._combine(u, reflected, x)
+        z = split.prox(u, a)
         state["u"], state["z"] = u, z
         return self._measured(f, z, x, fx, point)
 
@@ -199,7 +208,7 @@ class PeacemanRachford(AbstractSplitting):
         """x with f(x), where that is far from done; z with f(z) evaluated, where it is near."""
         r = torch.linalg.vector_norm(fx - x, dim=1)
         steps = 1 + point.skip
-        exact = (r <= 4 * point.target) | (point.budget <= steps)
+        exact = (r <= NEAR * point.target) | (point.budget <= steps)
         rows = exact.nonzero().squeeze(1)
         if rows.shape[0] == 0:
             return Step(x, fx, steps)
@@ -209,7 +218,7 @@ class PeacemanRachford(AbstractSplitting):
         return Step(x.index_copy(0, rows, z), fx.index_copy(0, rows, f.take(rows)(z)), steps)
 
     @staticmethod
-    def _combine(u: Tensor, z: Tensor, reflected: Tensor, resolved: Tensor) -> Tensor:
+    def _combine(u: Tensor, reflected: Tensor, resolved: Tensor) -> Tensor:
         """The next u; may overwrite `reflected`."""
         return torch.lerp(reflected, resolved, 2.0, out=reflected)  # 2x - u'
 
@@ -223,5 +232,5 @@ class DouglasRachford(PeacemanRachford):
     """
 
     @staticmethod
-    def _combine(u: Tensor, z: Tensor, reflected: Tensor, resolved: Tensor) -> Tensor:
-        return torch.sub(resolved, z).add_(u)
+    def _combine(u: Tensor, reflected: Tensor, resolved: Tensor) -> Tensor:
+        return torch.lerp(u, torch.lerp(reflected, resolved, 2.0, out=reflected), 0.5)

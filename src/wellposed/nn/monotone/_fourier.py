@@ -127,7 +127,7 @@ class FourierOperator(AbstractOperator):
         return inverses
 
     def monotonicity(self) -> tuple[float, float]:
-        """The margin less what rounding of the symbols may take; the norm from those of the blocks."""
+        """The margin less what rounding of the symbols may take; the norm from those of the blocks, and what it may add."""
         norms = []
         for D in self._D:
             identity = torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
@@ -136,7 +136,7 @@ class FourierOperator(AbstractOperator):
         L = max(norms) + max(couplings, default=0.0)  # a block diagonal plus a block off-diagonal part
         bands = max(D.shape[-1] for D in self._D)
         slack = 16 * (bands + 4) * torch.finfo(self._D[0].real.dtype).eps * (1 + L)
-        return self._margin - slack, L
+        return self._margin - slack, L + slack
 
     def _split(self, z: Tensor) -> tuple[Tensor, ...]:
         return z.split(self._sizes, dim=1)

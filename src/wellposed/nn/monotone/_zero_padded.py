@@ -121,7 +121,7 @@ class ZeroPaddedOperator(AbstractOperator):
         return conjugate_gradients(forward, None if symmetric else backward, v, rtol=rtol)
 
     def monotonicity(self) -> tuple[float, float]:
-        """The margin less what rounding may take; the norm from those of the kernels on a larger torus.
+        """The margin less what rounding may take; the norm from those of the kernels on a larger torus, and what it may add.
 
         Padding with zeros is a restriction of the convolution on a torus that is larger by the kernel.
         """
@@ -132,7 +132,8 @@ class ZeroPaddedOperator(AbstractOperator):
         blocks = [self._margin + a[i] ** 2 + c[i] ** 2 + s[i] for i in range(len(A))]
         L = max(blocks) + max((2 * a[i + 1] * c[i] for i in range(len(C))), default=0.0)
         terms = max(kernel[0].numel() for kernel in self.plain)
-        return self._margin - 16 * (terms + 4) * torch.finfo(self.plain[0].dtype).eps * (1 + L), L
+        slack = 16 * (terms + 4) * torch.finfo(self.plain[0].dtype).eps * (1 + L)
+        return self._margin - slack, L + slack
 
     def _torus_norm(self, kernel: Tensor, tier: int, *, strided: bool = False) -> float:
         lattice, k = self._lattices[tier], kernel.shape[-1]
