@@ -625,3 +625,51 @@ def test_the_message_of_an_unrolled_layer_speaks_of_its_own_steps() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: 0.9 * torch.tanh(z) + x, gradient=wp.UnrolledGradient(3))
     with pytest.warns(wp.NotConvergedWarning, match=r"after 4 steps\. Its depth is what UnrolledGradient\(steps=\.\.\.\) says"):
         layer(torch.ones(2, 3, dtype=torch.float64).requires_grad_())
+
+
+class Affine(nn.Module):
+    """tanh(W z + U x) with 6 units for 4 inputs, perhaps normalized."""
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.recurrent, self.inject, self.norm = nn.Linear(6, 6), nn.Linear(4, 6), norm
+        self.recurrent.weight.data *= 0.3
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        u = self.recurrent(z) + self.inject(x)
+        return torch.tanh(u if self.norm is None else self.norm(u))
+
+
+@pytest.mark.parametrize(
+    ("options", "z0", "message"),
+    [
+        ({}, None, r"z of the shape of x, \(5, 4\), which is the default: .*give state_shape"),
+        ({"state_shape": (7,)}, None, r"z of shape \(5, 7\) by state_shape=\(7,\): mat1.*less the batch"),
+        ({}, torch.zeros(5, 7), r"the given z0, \(5, 7\) of torch.float32: mat1.*what the cell returns"),
+        ({}, torch.zeros(4, 6), r"the given z0, \(4, 6\) of torch.float32: .*size"),
+        ({}, torch.zeros(5, 6, dtype=torch.float64), r"the given z0, \(5, 6\) of torch.float64: .*dtype"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_explained(options, z0, message):
+    layer = wp.EquilibriumLayer(Affine(), **options)
+    with pytest.raises(wp.InvalidArgument, match=message):
+        layer(torch.randn(5, 4), z0)
+
+
+def test_an_error_of_the_cell_itself_stays_its_own():
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="^out of luck$"):
+        wp.EquilibriumLayer(cell)(torch.ones(2, 3), torch.zeros(2, 3))
+
+
+def test_batch_norm_inside_a_cell_is_refused_unless_it_is_fixed():
+    x = torch.randn(5, 4)
+    layer = wp.EquilibriumLayer(Affine(nn.BatchNorm1d(6)), state_shape=(6,), on_failure="raise")
+    with pytest.raises(wp.InvalidArgument, match=r"BatchNorm1d \('norm'\).*GroupNorm.*eval\(\)"):
+        layer(x)
+    torch.testing.assert_close(layer.eval()(x)[:2], layer(x[:2]), rtol=1e-5, atol=1e-6)
+    always = wp.EquilibriumLayer(Affine(nn.BatchNorm1d(6, track_running_stats=False)), state_shape=(6,)).eval()
+    with pytest.raises(wp.InvalidArgument, match="mixes the samples"):
+        always(x)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.implicit import AbstractGradient, AbstractStructuredMap, Context, ImplicitGradient, UnrolledGradient
+from wellposed.nn._own_cell import check_norms, check_state_shape, explaining
 from wellposed.nn.cell import AbstractCell
 from wellposed.solve import (
     AbstractMap,
@@ -99,7 +100,7 @@ class EquilibriumLayer(nn.Module):
         if not isinstance(gradient, AbstractGradient):
             hint = " Choices are objects: give ImplicitGradient()." if isinstance(gradient, (str, type)) else ""
             raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {gradient!r}.{hint}")
-        _check_state_shape(cell, state_shape)
+        check_state_shape(cell, state_shape)
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
         self._state_shape = state_shape
@@ -199,8 +200,8 @@ class EquilibriumLayer(nn.Module):
             state = self._zeros(x) if z0 is None else z0
             layout = Layout.of(state, "z0")
             function, x = self._function(x)
-            if z0 is None and self._state_shape is None and layout.dtype not in LOW_PRECISION:
-                function = _explaining_shapes(function, tuple(state.shape))
+            if layout.dtype not in LOW_PRECISION:
+                function = explaining(function, state, given=z0 is not None, state_shape=self._state_shape)
             f = FunctionMap(function, layout, (x,))
         return f, layout.flatten(state).to(layout.compute_dtype), layout
 
@@ -230,6 +231,7 @@ class EquilibriumLayer(nn.Module):
         cell = self.cell
         if not isinstance(cell, nn.Module) or isinstance(cell, torch.jit.ScriptModule):
             return cell, x
+        check_norms(cell)
         bound = _Bound(cell)
         return bound, map_leaves(lambda leaf: _lifted(leaf) if isinstance(leaf, Tensor) else leaf, x)
 
@@ -297,39 +299,8 @@ class _Bound:
         return torch.func.functional_call(self._cell, self._tensors, (z, x))
 
 
-def _check_state_shape(cell: Any, shape: Any) -> None:
-    if shape is None:
-        return
-    if isinstance(cell, AbstractCell):
-        raise InvalidArgument(
-            f"{type(cell).__name__} tells the shape of its state itself; state_shape={shape!r} has no effect."
-        )
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
-
-
 def _lifted(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
-
-
-def _explaining_shapes(function: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
-    """The function; if it fails at its very first call, where z has the shape of x by default, that is said."""
-    called = False
-
-    def explained(z: Any, x: Any) -> Any:
-        nonlocal called
-        if called:
-            return function(z, x)
-        called = True
-        try:
-            return function(z, x)
-        except RuntimeError as error:
-            raise InvalidArgument(
-                f"cell(z, x) failed with z of the shape of x, {shape}, which is the default: {error}. "
-                "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."
-            ) from error
-
-    return explained
 
 
 def _is_zero(z: Tensor) -> bool:
