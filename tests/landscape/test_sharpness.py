@@ -136,3 +136,10 @@ def test_bad_arguments() -> None:
         product(torch.zeros(3))
     with pytest.raises(wp.InvalidArgument, match="'probes'"):
         hessian_trace(product, probes=0)
+
+
+def test_rows_must_fit():
+    """Of one row of y a loss would broadcast, and its Hessian would be that of something else."""
+    model, X = torch.nn.Linear(3, 2), torch.randn(6, 3)
+    with pytest.raises(wp.InvalidArgument, match="got 6 rows of X and 1 of y"):
+        wp.landscape.sharpness(model, torch.nn.functional.mse_loss, X, torch.randn(1, 2))

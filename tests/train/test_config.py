@@ -124,3 +124,11 @@ def test_fingerprint_changes_with_what_numbers_depend_on() -> None:
     for other in ("run.seed=1", "optimizer.lr=1e-9", "model.width=3", "data.n=7", "run.threads=3", "run.certify_every=1"):
         assert resolve(constant.model_dump(), [other]).fingerprint() != constant.fingerprint()
     assert resolve({}, ["run.epochs=99"]).fingerprint() != Config().fingerprint()  # a cosine knows its end
+
+
+def test_classes_may_be_written_with_commas():
+    assert resolve({}, ["data.classes=3,8"]).data.classes == resolve({}, ["data.classes=[3, 8]"]).data.classes == [3, 8]
+    assert resolve({}, ["data.classes=0, 1, 2"]).data.classes == [0, 1, 2]
+    for wrong in ("3;8", "3,", "a,b", "1.5,2"):
+        with pytest.raises(InvalidArgument, match=r"data\.classes"):
+            resolve({}, [f"data.classes={wrong}"])

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 
-__all__ = ["equilibrium_layers", "move", "preserved", "strict", "trained"]
+__all__ = ["check_rows", "equilibrium_layers", "move", "preserved", "strict", "trained"]
 
 
 def trained(model: Any) -> dict[str, nn.Parameter]:
@@ -26,6 +27,12 @@ def trained(model: Any) -> dict[str, nn.Parameter]:
             "Set requires_grad on those that should move."
         )
     return parameters
+
+
+def check_rows(X: Any, y: Any) -> None:
+    """Raises unless y has as many rows as X: a loss may broadcast, and mean something else."""
+    if isinstance(X, (Tensor, np.ndarray)) and isinstance(y, (Tensor, np.ndarray)) and y.ndim > 0 and len(y) != len(X):
+        raise InvalidArgument(f"X and y must have one row for each sample; got {len(X)} rows of X and {len(y)} of y.")
 
 
 def equilibrium_layers(model: nn.Module) -> list[EquilibriumLayer]:

@@ -12,7 +12,7 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, NotConverged
-from wellposed.landscape._model import strict, trained
+from wellposed.landscape._model import check_rows, strict, trained
 from wellposed.landscape.directions import unflatten
 from wellposed.solve import check_positive_integer
 
@@ -41,6 +41,7 @@ class HessianProduct:
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Tensor], X: Any, y: Any) -> None:
+        check_rows(X, y)
         self._model = model
         self._parameters = list(trained(model).values())
         with strict(model), torch.enable_grad():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.landscape._model import move, preserved, trained
+from wellposed.landscape._model import check_rows, move, preserved, trained
 from wellposed.landscape._point import PointLoss
 from wellposed.landscape._progress import Report, reporting
 from wellposed.landscape.directions import Direction, check_direction, filter_normalized, random_direction
@@ -92,8 +92,7 @@ def surface(
         raise InvalidType(
             f"X must be a tensor with one row for each sample, at least one; got {seen}. Wrap a model of other inputs."
         )
-    if isinstance(y, (Tensor, np.ndarray)) and y.ndim > 0 and len(y) != len(X):
-        raise InvalidArgument(f"X and y must have one row for each sample; got {len(X)} rows of X and {len(y)} of y.")
+    check_rows(X, y)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     record = _new(len(directions), num, radius)
     record.info = _info(model, loss, X, y, directions, warm_start, num_starts, probes, agreement, seed)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.train.config_yaml import parse, parse_value
@@ -43,6 +43,13 @@ class DataSection(_Section):
     noise: float = Field(default=0.1, ge=0, description="standard deviation of moons")
     validation: float = Field(default=0.0, ge=0, lt=1, description="part of the training samples kept apart for early stopping")
     seed: int = Field(default=0, ge=0, description="of every draw of data")
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _with_commas(cls, value: Any) -> Any:
+        """3,8 as [3, 8], as `wellposed data show --classes` takes it."""
+        listed = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)+", value)
+        return [int(part) for part in value.split(",")] if listed else value
 
 
 class ModelSection(_Section):

@@ -124,17 +124,18 @@ def check_theorem_2_is_an_order(e: Evidence) -> None:
     K = population_gram(X, s)
 
     def error(m: int) -> float:
+        """Root mean square over draws: of 32 they leave the slope a standard deviation of about 0.03."""
         gaps = []
-        for seed in range(4):
+        for seed in range(32):
             model = GaussianDEQ(d, m, weight_variance=s, generator=generator(seed), dtype=F64)
             with torch.no_grad():
                 Z = model.equilibrium(X)
-            gaps.append((Z @ Z.t() / m - K).norm())
-        return float(torch.stack(gaps).mean())
+            gaps.append((Z @ Z.t() / m - K).square().sum())
+        return float(torch.stack(gaps).mean().sqrt())
 
     slope = math.log(error(400) / error(25)) / math.log(16)
-    e.corrected("slope of log error against log m, m = 25 and 400", slope, ">", -0.75)
-    e.corrected("the same slope", slope, "<", -0.25)
+    e.corrected("slope of log error against log m, m = 25 and 400", slope, ">", -0.6)
+    e.corrected("the same slope", slope, "<", -0.4)
 
 
 PAPER.remark(
