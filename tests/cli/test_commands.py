@@ -74,6 +74,9 @@ def test_train_prints_a_table_and_the_directory(tmp_path: Path) -> None:
         assert words in result.stdout
     assert folder.name.endswith("-gaussian-digits")
     assert (folder / "metrics.parquet").exists() and (folder / "summary.json").exists()
+    certificate = json.loads((folder / "summary.json").read_text())["certificate"]
+    saved = json.loads((folder / "certificates" / certificate.pop("file")).read_text())
+    assert certificate["dynamics"] and certificate.items() <= saved.items()
 
 
 def test_train_says_what_is_proved_and_of_which_dynamics(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def generalization_bound(
     where B^2 = (y - u0)^T H0^+ (y - u0) and B' = q^j is the least number on the grid 1, q, q^2, ... (q = 2^(1/4)) that is at
     least B. *Proof.* f - f0 has norm B in the space of k0, and the ball of radius B' there has empirical Rademacher
     complexity at most B' sqrt(trace H0)/n (the offset f0 changes nothing). For fixed j and delta_j = delta/((j+1)(j+2)) the
-    bound is the standard one for Lipschitz bounded losses [mohri2018, Theorem 3.3 and Lemma 5.7]; the delta_j sum up to
+    bound is the standard one for Lipschitz bounded losses [mohri2018, Chapter 3]; the delta_j sum up to
     delta, so it holds for all j at once, also for the one that the sample chose. (The paper takes the ball of the sample's
     own B, which is not allowed without this last step.)
 

@@ -161,6 +161,17 @@ def _warnings_logged(run: Run | None) -> Iterator[None]:
         yield
 
 
+def _last_certificate(run: Run) -> dict[str, Any] | None:
+    """Of what, and for which dynamics and step sizes, the last certificate of a run is one; None without any."""
+    files = sorted((run.folder / "certificates").glob("epoch-*.json"))
+    if not files:
+        return None
+    saved = json.loads(files[-1].read_text(encoding="utf-8"))
+    return {"file": files[-1].name} | {
+        key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")
+    }
+
+
 def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
     rows = read_metrics(run.folder)
     times = (json.loads(line) for line in (run.folder / "times.jsonl").read_text(encoding="utf-8").splitlines())
@@ -177,6 +188,7 @@ def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
         "samples": {name: len(X) for name, (X, _) in problem.parts.items()},
         "parameters": sum(parameter.numel() for parameter in problem.model.parameters()),
         "first_certified_epoch": certified[0] if certified else None,
+        "certificate": _last_certificate(run),
         "best_epoch": outcome.progress.best_epoch,
         "unconverged": sum(row.get("unconverged", 0) for row in rows),
         "last": last,
