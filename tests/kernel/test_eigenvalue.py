@@ -17,7 +17,7 @@ from wellposed.kernel import eigenvalue
 from wellposed.kernel._generic import GenericRoad
 from wellposed.kernel._hadamard import ClosedRoad
 from wellposed.kernel._structural import structural_lower
-from wellposed.kernel._verified import _unexplained, least_eigenvalue_lower_by_cholesky
+from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, unexplained
 from wellposed.nn.tangent import TangentFeatures
 
 METHODS = ["dense", "cholesky", "lanczos"]
@@ -125,8 +125,8 @@ def test_large_blocks_of_the_verification(monkeypatch: pytest.MonkeyPatch) -> No
     F = draw(60, 90)
     K = F @ F.T
     whole = wp.least_eigenvalue(K, method="cholesky").lower
-    monkeypatch.setattr("wellposed.kernel._verified._TILE", 16)
-    monkeypatch.setattr("wellposed.kernel._verified._DEPTH", 8)
+    monkeypatch.setattr("wellposed.linalg.verified_cholesky._TILE", 16)
+    monkeypatch.setattr("wellposed.linalg.verified_cholesky._DEPTH", 8)
     tiled = wp.least_eigenvalue(K, method="cholesky").lower
     true = float(torch.linalg.eigvalsh(K)[0])
     assert true - 1e-10 < tiled <= true and true - 1e-10 < whole <= true
@@ -159,7 +159,7 @@ def test_the_unexplained_part_is_bounded_from_above(n: int) -> None:
             for j in range(n):
                 explained = sum((a * b for a, b in zip(rows[i], rows[j], strict=True)), Fraction(0))
                 squares += (Fraction(float(A[i, j])) - (Fraction(c) if i == j else 0) - explained) ** 2
-        bound = _unexplained(A, L, c)
+        bound = unexplained(A, L, c)
         assert squares <= Fraction(bound) ** 2
         assert bound < 1e-12 * k
 

@@ -16,10 +16,10 @@ from wellposed.kernel._lanczos import extreme_eigenvector
 from wellposed.kernel._memory import available_memory
 from wellposed.kernel._storage import write_block
 from wellposed.kernel._structural import structural_lower
-from wellposed.kernel._verified import least_eigenvalue_lower_by_cholesky, shifted_factor
 from wellposed.kernel.empirical import choose_road
 from wellposed.kernel.operator import TangentKernel
 from wellposed.linalg import least_eigenvalue_lower
+from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, shifted_factor
 
 __all__ = ["LeastEigenvalue", "least_eigenvalue"]
 
@@ -56,7 +56,7 @@ def least_eigenvalue(
     | method | value | lower bound | cost |
     | --- | --- | --- | --- |
     | "dense" | symmetric eigensolver | what the eigenvectors leave unexplained (`linalg.bounds`) | O(n^3), large |
-    | "cholesky" | Lanczos on the inverse | Cholesky of K - c I, checked ([rump2006], `kernel/_verified.py`) | O(n^3), small |
+    | "cholesky" | Lanczos on the inverse | Cholesky of K - c I, checked (`linalg.verified_cholesky`) | O(n^3), small |
     | "lanczos" | Lanczos on products K v | Schur's product theorem, from the features; else 0 | no n^2 memory |
 
     "auto" takes the first whose size fits: dense up to n = 1000, Cholesky where three (n, n) matrices fit into the memory. The

@@ -6,7 +6,7 @@ factor satisfies L L^T = A - c I + D with |D_ij| <= gamma_{n+1}/(1 - gamma_{n+1}
     lambda_min(A) >= c - gamma_{n+1}/(1 - gamma_{n+1}) tr(A - c I).                                            (1)
 
 That bound trusts the library to solve triangular systems by substitution, which fast ones do not promise (some invert the
-diagonal blocks). So, as in `linalg.bounds`, the factor is taken as a guess and what it fails to explain is measured. For
+diagonal blocks). So, as in `bounds`, the factor is taken as a guess and what it fails to explain is measured. For
 *any* matrix L, the exact L L^T is positive semi-definite, so by Weyl
 
     lambda_min(A) >= c - ||A - c I - L L^T||_F,                                                                (2)
@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["least_eigenvalue_lower_by_cholesky", "shifted_factor"]
+__all__ = ["least_eigenvalue_lower_by_cholesky", "shifted_factor", "unexplained"]
 
 _UNIT = 2.0**-53
 _DEPTH = 128
@@ -47,7 +47,7 @@ def least_eigenvalue_lower_by_cholesky(A: Tensor, guess: float) -> float:
         c = guess - margin
         L = shifted_factor(A, -c)
         if L is not None:
-            return c - _unexplained(A, L, c)
+            return c - unexplained(A, L, c)
         margin *= 8.0
     return -math.inf
 
@@ -60,7 +60,7 @@ def shifted_factor(A: Tensor, shift: float) -> Tensor | None:
     return L if int(info) == 0 and bool(torch.isfinite(L.diagonal()).all()) else None
 
 
-def _unexplained(A: Tensor, L: Tensor, c: float) -> float:
+def unexplained(A: Tensor, L: Tensor, c: float) -> float:
     """Upper bound on ||A - c I - L L^T||_F, tile by tile of the lower triangle."""
     n, squares = A.shape[0], 0.0
     for top in range(0, n, _TILE):
