@@ -222,6 +222,11 @@ def test_convergence_warnings_tell_what_failed() -> None:
     X, y = wave()
     with pytest.warns(ConvergenceWarning, match="still fell after max_iter=3"):
         wp.EquilibriumRegressor("dense", 8, max_iter=3, random_state=0).fit(X, y)
+    for epochs in (10, 100):  # neither "raise max_iter" nor silence
+        with pytest.warns(
+            ConvergenceWarning, match=r"the loss rose from .* so training diverged; take a smaller learning_rate"
+        ):
+            wp.EquilibriumRegressor("gaussian", 8, learning_rate=100.0, max_iter=epochs, random_state=0).fit(X, y)
     with pytest.warns(ConvergenceWarning, match="not finite in epoch"):
         wp.EquilibriumRegressor("dense", 8, learning_rate=1e300, random_state=0).fit(X, y)
     short = {"max_steps": 2}

@@ -356,3 +356,17 @@ def test_step_sizes_of_reflections_are_found_between_two_bounds() -> None:
     assert _root({0.0: 2.0}) == 2.0 and _root({1.0: -2.0}) == -1.0  # all of one sign: as far as measured
     assert _root({0.0: 1.0, 2.0: -1.0}) == pytest.approx(1.0)
     assert _root({0.0: 1e-3, 1.0: -10.0}) == pytest.approx(0.1)  # never so near to an end that nothing is learned
+
+
+@pytest.mark.parametrize("solver", [wp.PeacemanRachford(), wp.PeacemanRachford(TunedStep()), wp.DouglasRachford()], ids=repr)
+@pytest.mark.parametrize("activation", [wp.nn.Sigmoid(), wp.nn.Softplus()], ids=repr)
+def test_values_far_below_the_precision_of_their_pre_activations(solver, activation):
+    """z = s(u) of 1e-11 or 1e-41 is known to all its digits where u and x are not: the residual of x is no guide there."""
+    cell = wp.nn.DenseCell(
+        1, 1, activation, weight=wp.nn.Monotone(0.3), generator=torch.Generator().manual_seed(4), dtype=torch.float64
+    )
+    x = torch.tensor([[-2.0], [-4.0], [-6.0], [-8.0], [-12.0], [-30.0]], dtype=torch.float64)
+    found = wp.EquilibriumLayer(cell, solver, on_failure="raise").solve(x)
+    expected = wp.EquilibriumLayer(cell, wp.Picard(), on_failure="raise").solve(x)
+    torch.testing.assert_close(found.value, expected.value, rtol=1e-10, atol=0)
+    assert int(found.num_steps.max()) <= 80

@@ -72,3 +72,23 @@ def test_opteq_inside_a_classifier() -> None:
     free = wp.OptEq(3, 8, norm_bound=None)
     free.W.data *= 10
     assert not certificate_of(free, X, Y).certified
+
+
+@pytest.mark.parametrize("padding", ["circular", "zeros"])
+def test_monotone_convolutions(padding: str) -> None:
+    images = torch.randn(3, 1, 4, 4, dtype=torch.float64)
+    options = {"padding": padding, "margin": 0.2, "dtype": torch.float64, "generator": torch.Generator().manual_seed(0)}
+    conv = wp.nn.MonotoneClassifier.conv((1, 4, 4), 3, 2, **options)
+    tiers = wp.nn.MonotoneClassifier.multitier((1, 4, 4), (3, 2), 2, **options)
+    for model in (conv, tiers):
+        certificate = certificate_of(model, images, Y)
+        (layer,) = (module for module in model.modules() if isinstance(module, wp.EquilibriumLayer))
+        with torch.no_grad():
+            W = torch.func.jacrev(layer.cell.bind(images[:1]).operator.product)(
+                torch.zeros(1, layer.cell.features(images), dtype=torch.float64)
+            )[0, :, 0]
+        least = float(torch.linalg.eigvalsh(torch.eye(len(W), dtype=torch.float64) - (W + W.T) / 2)[0])
+        assert certificate.certified and certificate.theorem == "monotone"
+        assert 0.2 - 1e-9 <= certificate.hypotheses[0].value <= least
+        with pytest.raises(InvalidArgument, match="need not contract"):
+            certificate_of(model, images, Y, theorem="contraction")

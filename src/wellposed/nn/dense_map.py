@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.nn._positive import inverse_of_positive
 from wellposed.nn.activations import AbstractActivation
@@ -51,7 +52,12 @@ class DenseOperator(AbstractOperator):
         return torch.linalg.lu_solve(factor, pivots, v.t(), adjoint=transpose).t()
 
     def _factor(self, a: float) -> tuple[Tensor, Tensor]:
-        factor, pivots = torch.linalg.lu_factor(self._shifted(a))
+        factor, pivots, info = torch.linalg.lu_factor_ex(self._shifted(a))
+        if int(info) > 0:
+            raise InvalidArgument(
+                f"I + a(I - W) is singular for the step size a = {a:.3g}, so there is no resolvent: I - W is not monotone. "
+                "Take weight=Monotone(margin) in the cell, or a solver that needs none, such as Auto() or NewtonKrylov()."
+            )
         return factor, pivots
 
     def _shifted(self, a: float) -> Tensor:

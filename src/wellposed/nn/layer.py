@@ -224,7 +224,12 @@ class EquilibriumLayer(nn.Module):
             raise InvalidArgument("x must be batch first, but has no dimension. For one sample give shape (1, features).")
         shape = tensor.shape if self._state_shape is None else (tensor.shape[0], *self._state_shape)
         floating = [leaf.dtype for leaf in leaves(x) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point]
-        return torch.zeros(shape, dtype=floating[0] if floating else tensor.dtype, device=tensor.device)
+        if not floating:
+            raise InvalidType(
+                f"x must be real floating point; got {tensor.dtype}, in which z cannot start. Convert it, e.g. with "
+                ".to(torch.float32), or give z0 if the cell wants such an x."
+            )
+        return torch.zeros(shape, dtype=floating[0], device=tensor.device)
 
     def _function(self, x: Any) -> tuple[Callable[..., Any], Any]:
         """The cell and its input; a module gets both in float32 where they are of low precision."""

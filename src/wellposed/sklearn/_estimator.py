@@ -126,9 +126,14 @@ class AbstractEstimator(BaseEstimator):
             best = min(best, account.loss)
             if since >= self.n_iter_no_change:
                 break
-        else:
-            if epochs > 1 or self.max_iter == 1:
-                return f"the loss still fell after max_iter={self.max_iter} epochs (now {account.loss:.3g}); raise max_iter"
+        first, much = self.loss_curve_[0], 2.0 if epochs > 1 else 10.0  # the parts of partial_fit differ among themselves
+        if account.loss > much * first + float(self.tol):
+            return (
+                f"the loss rose from {first:.3g} to {account.loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
+                f"smaller learning_rate than {self.learning_rate}"
+            )
+        if since < self.n_iter_no_change and (epochs > 1 or self.max_iter == 1):
+            return f"the loss still fell after max_iter={self.max_iter} epochs (now {account.loss:.3g}); raise max_iter"
         if failed:
             return (
                 f"{failed} equilibria or adjoints of the last epoch did not converge to rtol={self.rtol}, so the gradients "

@@ -16,6 +16,8 @@ from wellposed.status import Status
 __all__ = ["apply_policy", "check_policy", "user_level"]
 
 POLICIES = ("raise", "warn", "ignore")
+#: A residual below this many roundings after this many steps is called a floor.
+ROUNDINGS, MANY = 100.0, 50
 
 
 def check_policy(on_failure: object) -> None:
@@ -70,16 +72,30 @@ def describe_failure(solution: Solution, *, who: str, solver: Any, rtol: float, 
     )
     if steps > 1 and rate == rate and not unrolled:
         text += f" Its residual changed by a measured factor of {rate:.3g} per step."
-    return text + " " + _advice(status, rate, rtol, solution.residual.dtype, type(solver).__name__)
+    return (
+        text
+        + " "
+        + _advice(status, rate, rtol, solution.residual.dtype, type(solver).__name__, _at_its_floor(residual, steps, solution))
+    )
 
 
-def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver: str) -> str:
+def _at_its_floor(residual: float, steps: int, solution: Solution) -> bool:
+    """Whether a residual looks like rounding: small in units of it, after many steps."""
+    return steps >= MANY and residual < ROUNDINGS * torch.finfo(solution.residual.dtype).eps
+
+
+def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver: str, floor: bool) -> str:
     if status is Status.NOT_FINITE:
         return "Check f and its input for NaN, overflow or division by zero near this sample."
     if status is Status.MAX_STEPS and rtol < 4 * torch.finfo(dtype).eps:
         return f"rtol={rtol:.0e} is below what {dtype} resolves: raise rtol or use float64."
     if status is Status.MAX_STEPS and solver == "UnrolledGradient":
         return "Its depth is what UnrolledGradient(steps=...) says: raise it, loosen rtol, or use ImplicitGradient()."
+    if status is Status.MAX_STEPS and floor:
+        return (
+            f"That is near the rounding of {dtype} in f (large weights that cancel lose digits), and more steps may not help: "
+            "loosen rtol, or solve in float64."
+        )
     if status is Status.MAX_STEPS and rate < 1:
         other = {"NewtonKrylov": "Auto()", "Auto": "Picard() or NewtonKrylov()"}.get(solver, "NewtonKrylov()")
         return f"Raise max_steps, loosen rtol, or try {other}."

@@ -32,6 +32,9 @@ __all__ = [
 
 #: Residuals of x, in targets, from which on z is evaluated: those of z are mostly 0.4 to 0.9 of them, but below 0.3 for some W.
 NEAR = 4.0
+#: x is no guide where its residual does not fall from look to look, or is this many times that of the point before: z = s(u)
+#: may be tiny, and known to all its digits, where u and x are not (a sigmoid of -30).
+STUCK, FAR = 0.99, 1e4
 
 
 class AbstractSplitMap(AbstractMap):
@@ -178,12 +181,13 @@ class PeacemanRachford(AbstractSplitting):
             a = split.tuned("reflection", lambda start: tune_reflection(split, start))
         else:
             a = 1.0 / _certified(split, type(self).__name__)[1] if self.step_size is None else self.step_size
+        unknown = torch.full_like(point.r, torch.inf)  # |f(x) - x| of the step before
         known = point.z.any(dim=1, keepdim=True)  # a start of zeros says nothing, and shall cost nothing
         if not bool(known.any()):
-            return {"u": point.z, "z": point.z, "step_size": a}
+            return {"u": point.z, "z": point.z, "step_size": a, "r": unknown}
         # u* = z* + a (W z* + c - z*) is the u whose prox is z*, so this one is as near to u* as z0 is to z*; u = z0 is not.
         u = torch.where(known, torch.lerp(point.z, split.affine(point.z), a), point.z)
-        return {"u": u, "z": torch.where(known, split.prox(u, a), point.z), "step_size": a}
+        return {"u": u, "z": torch.where(known, split.prox(u, a), point.z), "step_size": a, "r": unknown}
 
     @property
     def skips(self) -> bool:
@@ -200,15 +204,16 @@ class PeacemanRachford(AbstractSplitting):
         fx = split.prox(torch.lerp(reflected, x, 1 + 1 / a), 1.0)  # W x + c = x - (u' - x)/a
         u = self._combine(u, reflected, x)
         z = split.prox(u, a)
-        state["u"], state["z"] = u, z
-        return self._measured(f, z, x, fx, point)
+        r = torch.linalg.vector_norm(fx - x, dim=1)
+        stuck = (r >= STUCK * state["r"]) | (r > FAR * point.r)
+        state["u"], state["z"], state["r"] = u, z, r
+        return self._measured(f, z, x, fx, point, (r <= NEAR * point.target) | stuck)
 
     @staticmethod
-    def _measured(f: AbstractMap, z: Tensor, x: Tensor, fx: Tensor, point: Point) -> Step:
-        """x with f(x), where that is far from done; z with f(z) evaluated, where it is near."""
-        r = torch.linalg.vector_norm(fx - x, dim=1)
+    def _measured(f: AbstractMap, z: Tensor, x: Tensor, fx: Tensor, point: Point, exact: Tensor) -> Step:
+        """x with f(x), where that is far from done; z with f(z) evaluated, where it is near, or x tells nothing."""
         steps = 1 + point.skip
-        exact = (r <= NEAR * point.target) | (point.budget <= steps)
+        exact = exact | (point.budget <= steps)
         rows = exact.nonzero().squeeze(1)
         if rows.shape[0] == 0:
             return Step(x, fx, steps)

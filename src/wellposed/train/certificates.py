@@ -9,7 +9,8 @@ from wellposed.certify import Certificate, Hypothesis, Verdict, certify
 from wellposed.convex import AbstractOptEq
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
-from wellposed.nn import AbstractNetwork, DenseCell, EquilibriumLayer, Monotone
+from wellposed.nn import AbstractNetwork, DenseCell, EquilibriumLayer, Monotone, MonotoneConvCell, MonotoneTierCell
+from wellposed.nn.operator_map import OperatorMap
 
 __all__ = ["certificate_of", "has_certificate"]
 
@@ -19,7 +20,7 @@ WELL_POSED = ("auto", "contraction", "monotone")
 
 def has_certificate(model: nn.Module) -> bool:
     """Whether `certificate_of` knows this kind of model."""
-    return isinstance(model, AbstractNetwork) or _opteq(model) is not None or _cell(model) is not None
+    return isinstance(model, AbstractNetwork) or any(known(model) is not None for known in (_opteq, _cell, _image_layer))
 
 
 def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "auto") -> Certificate:
@@ -28,7 +29,8 @@ def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "au
     Theory networks: `wellposed.certify`. Others with one dense equilibrium layer z = s(W z + U x + b), s non-decreasing and
     1-Lipschitz: exactly one equilibrium for every input, because |W| < 1 ("contraction") or sym(I - W) > 0 ("monotone"). W is
     the matrix that inference uses, rounded as it is; training may round it differently (a parametrization takes another
-    path when it is differentiated), for which m eps |W|_F is allowed. OptEq: its own bound of the contraction factor.
+    path when it is differentiated), for which m eps |W|_F is allowed. Monotone convolutions: "monotone", from the kernels, at
+    the size of the images of X. OptEq: its own bound of the contraction factor.
 
     Args:
         model: Of a kind that `has_certificate` knows.
@@ -45,6 +47,11 @@ def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "au
         )
     if opteq is not None:
         return _contraction(opteq.contraction_upper())
+    layer = _image_layer(model)
+    if layer is not None:
+        if theorem == "contraction":
+            raise InvalidArgument("A monotone convolution need not contract, and nothing here bounds |W|: theorem='monotone'.")
+        return _strongly_monotone(_image_margin(model, layer, X))
     if cell is None:
         raise InvalidArgument(f"There is no certificate for {type(model).__name__}.")
     with torch.no_grad():
@@ -68,6 +75,27 @@ def _cell(model: nn.Module) -> DenseCell | None:
     return layers[0].cell if low >= 0 and high <= 1 else None
 
 
+def _image_layer(model: nn.Module) -> EquilibriumLayer | None:
+    layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
+    known = len(layers) == 1 and isinstance(layers[0].cell, (MonotoneConvCell, MonotoneTierCell))
+    return layers[0] if known else None
+
+
+def _image_margin(model: nn.Module, layer: EquilibriumLayer, X: Tensor) -> float:
+    """A lower bound of the least eigenvalue of sym(I - W) on images as the model gives them to its layer."""
+    entered: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0]))
+    try:
+        with torch.no_grad():
+            model(X[:1])
+    finally:
+        hook.remove()
+    assert isinstance(layer.cell, (MonotoneConvCell, MonotoneTierCell))
+    f = layer.cell.bind(entered[0])
+    assert isinstance(f, OperatorMap)
+    return f.monotonicity()[0]
+
+
 def _contraction(upper: float) -> Certificate:
     hypothesis = Hypothesis.compare("the map contracts", "|W| < 1", upper, "<", 1.0, refutes=False)
     return _judged("contraction", hypothesis, "Picard() converges to it from any start.")
@@ -77,6 +105,10 @@ def _monotone(W: Tensor, slack: float) -> Certificate:
     S = torch.eye(len(W), dtype=W.dtype) - (W + W.t()) / 2
     # every entry of S is rounded twice, by at most a unit of |W_ij + W_ji|/2 and of |S_ij|
     margin = least_eigenvalue_lower(S) - 2 * 2.0**-53 * float(W.norm() + S.norm()) - slack
+    return _strongly_monotone(margin)
+
+
+def _strongly_monotone(margin: float) -> Certificate:
     hypothesis = Hypothesis.compare("the operator is strongly monotone", "sym(I - W) > 0", margin, ">", 0.0, refutes=False)
     return _judged("monotone", hypothesis, "PeacemanRachford() and DouglasRachford() converge to it for every step size.")
 
