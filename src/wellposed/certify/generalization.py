@@ -109,9 +109,9 @@ def generalization_bound(
     delta, so it holds for all j at once, also for the one that the sample chose. (The paper takes the ball of the sample's
     own B, which is not allowed without this last step.)
 
-    As trace H0 <= n max k0 the second term is at most 2 rho times `dominating`, up to q: sqrt((y - u0)^T H0^(-1)(y - u0)/n)
-    sqrt(max k0). The paper's text lost the roots, prints lambda_i^(-2) for lambda_i^(-1) in the spectral form, and calls the
-    sum of the eigenvalues |H|_F; it is the trace.
+    As trace H0 <= n max k0 the second term is at most 2 rho times `dominating`, sqrt((y - u0)^T H0^(-1)(y - u0)/n) times
+    sqrt(max k0), up to q, where B >= 1 (the grid begins there). The paper's text lost the roots, prints lambda_i^(-2) for
+    lambda_i^(-1) in the spectral form, and calls the sum of the eigenvalues |H|_F; it is the trace.
 
     What this is *not*: a bound for the trained network. That f comes near to it is asymptotic (m = Omega(n^10/lambda_0^8)).
     And it is one for the *initial* model: after training on (X, y), k0 depends on the sample and the proof is void.

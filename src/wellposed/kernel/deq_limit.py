@@ -73,8 +73,7 @@ def deq_ntk(
     At finite width H = G + (P P^T) o (G + X X^T), G = Z Z^T, with the masked adjoints p = D (a + W^T p). In the limit G/m is
     K, the root of its own equation (`population_gram`), and with k_ij = E[f'(u_i) f'(u_j)] there the equation of p becomes
 
-        Pi = k o (readout_variance + 2 s Pi),     so     K, k = symmetric(K, X, X2), symmetric(k, X, X2)
-    Pi = readout_variance k/(1 - 2 s k)                              (2)
+        Pi = k o (readout_variance + 2 s Pi),     so     Pi = readout_variance k/(1 - 2 s k)                            (2)
 
     entrywise, because a and W^T p act as fresh noise [feng2023]. Then H/m tends to
 
