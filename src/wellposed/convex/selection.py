@@ -73,8 +73,8 @@ class Selection:
         residual: (n,) |T(z) - z| there, measured.
         regularizer: R there: (n,), or () if samples are coupled.
         num_steps: How many steps were made.
-        is_proved: Whether Theorem 4 applies as far as R is concerned: convex, with a Lipschitz gradient. It is about the limit of
-            infinitely many steps; how near `value` is to an equilibrium, `residual` says.
+        is_proved: Whether Theorem 4 applies as far as R is concerned: convex, with a Lipschitz gradient. It is about the limit
+            of infinitely many steps; how near `value` is to an equilibrium, `residual` says.
     """
 
     value: Tensor
