@@ -370,3 +370,16 @@ def test_values_far_below_the_precision_of_their_pre_activations(solver, activat
     expected = wp.EquilibriumLayer(cell, wp.Picard(), on_failure="raise").solve(x)
     torch.testing.assert_close(found.value, expected.value, rtol=1e-10, atol=0)
     assert int(found.num_steps.max()) <= 80
+
+
+@pytest.mark.parametrize("solver", [wp.PeacemanRachford(TunedStep()), wp.DouglasRachford(TunedStep())], ids=repr)
+def test_the_rounding_of_a_resolvent_is_no_end(solver):
+    """In float32, with |I - W| of about 70, reflections alone stay at 1.4e-6; forward-backward steps come down to 1e-6."""
+    cell = wp.nn.DenseCell(20, 100, weight=wp.nn.Monotone(0.1), generator=torch.Generator().manual_seed(0))
+    for parameter in cell.parameters():
+        parameter.data *= 3
+    x = torch.randn(64, 20, generator=torch.Generator().manual_seed(9), requires_grad=True)
+    layer = wp.EquilibriumLayer(cell, solver, wp.ImplicitGradient(solver), on_failure="raise", max_steps=2000)
+    assert float(layer.solve(x).residual.max()) <= 1e-6
+    layer(x).square().sum().backward()
+    assert bool(layer.last_adjoint.converged.all())

@@ -17,7 +17,8 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.solve import _adaptive as adaptive
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval
+from wellposed.solve._pace import JUDGED_AT
+from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step, check_interval
 from wellposed.solve._tuning import TunedStep, tune_reflection
 
 __all__ = [
@@ -35,6 +36,8 @@ NEAR = 4.0
 #: x is no guide where its residual does not fall from look to look, or is this many times that of the point before: z = s(u)
 #: may be tiny, and known to all its digits, where u and x are not (a sigmoid of -30).
 STUCK, FAR = 0.99, 1e4
+#: Residuals below this many roundings of |f(z)| that do not halve in twice as many steps are at their floor.
+FLOOR = 200.0
 
 
 class AbstractSplitMap(AbstractMap):
@@ -164,7 +167,8 @@ class PeacemanRachford(AbstractSplitting):
 
     Costs one resolvent a step. W x + c = ((1 + a) x - u')/a needs no product, so f(x) and the residual at x are free, and the
     points of the run are the x; a sample whose x is about to meet its tolerance, or whose budget ends, is evaluated at z
-    instead, by a product, and that honest residual is the one that counts.
+    instead, by a product, and that honest residual is the one that counts. A sample that stays where the rounding of the
+    resolvent keeps it, close to its tolerance, goes on with `ForwardBackward(TunedStep())`, which loses fewer digits.
 
     Args:
         step_size: a. None takes 1/L from the map's own rigorous bounds; `TunedStep()` measures.
@@ -192,6 +196,9 @@ class PeacemanRachford(AbstractSplitting):
     @property
     def skips(self) -> bool:
         return True
+
+    def stages(self) -> list[tuple[AbstractSolver, AbstractWatch | None]]:
+        return [(self, _WatchFloor()), (ForwardBackward(TunedStep()), None)]
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, type(self).__name__)
@@ -239,3 +246,22 @@ class DouglasRachford(PeacemanRachford):
     @staticmethod
     def _combine(u: Tensor, reflected: Tensor, resolved: Tensor) -> Tensor:
         return torch.lerp(u, torch.lerp(reflected, resolved, 2.0, out=reflected), 0.5)
+
+
+class _WatchFloor(AbstractWatch):
+    """Tells which samples no longer come nearer, within some roundings of their equilibrium."""
+
+    def __init__(self) -> None:
+        self._r: dict[int, Tensor] = {}  # norms at the steps at which everybody is measured
+
+    def see(self, count: int, point: Point) -> Tensor | None:
+        if count not in JUDGED_AT:
+            return None
+        self._r[count] = point.r
+        if count < 20:
+            return None
+        near = point.r <= FLOOR * torch.finfo(point.r.dtype).eps * torch.linalg.vector_norm(point.fz, dim=1)
+        return near & (point.r > 0.5 * self._r[count // 2])
+
+    def take(self, rows: Tensor) -> None:
+        self._r = {count: r[rows] for count, r in self._r.items()}
