@@ -366,7 +366,9 @@ def test_values_far_below_the_precision_of_their_pre_activations(solver, activat
         1, 1, activation, weight=wp.nn.Monotone(0.3), generator=torch.Generator().manual_seed(4), dtype=torch.float64
     )
     x = torch.tensor([[-2.0], [-4.0], [-6.0], [-8.0], [-12.0], [-30.0]], dtype=torch.float64)
-    found = wp.EquilibriumLayer(cell, solver, on_failure="raise").solve(x)
+    layer = wp.EquilibriumLayer(cell, solver, on_failure="raise")
+    found = layer.solve(x)
+    assert found.num_steps.tolist() == [int(layer.solve(row[None]).num_steps) for row in x]
     expected = wp.EquilibriumLayer(cell, wp.Picard(), on_failure="raise").solve(x)
     torch.testing.assert_close(found.value, expected.value, rtol=1e-10, atol=0)
     assert int(found.num_steps.max()) <= 80

@@ -72,19 +72,12 @@ def describe_failure(solution: Solution, *, who: str, solver: Any, rtol: float, 
     )
     if steps > 1 and rate == rate and not unrolled:
         text += f" Its residual changed by a measured factor of {rate:.3g} per step."
-    return (
-        text
-        + " "
-        + _advice(status, rate, rtol, solution.residual.dtype, type(solver).__name__, _at_its_floor(residual, steps, solution))
-    )
+    dtype = solution.residual.dtype
+    floor = steps >= MANY and residual < ROUNDINGS * torch.finfo(dtype).eps
+    return f"{text} {_advice(status, rate, rtol, dtype, type(solver).__name__, floor=floor)}"
 
 
-def _at_its_floor(residual: float, steps: int, solution: Solution) -> bool:
-    """Whether a residual looks like rounding: small in units of it, after many steps."""
-    return steps >= MANY and residual < ROUNDINGS * torch.finfo(solution.residual.dtype).eps
-
-
-def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver: str, floor: bool) -> str:
+def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver: str, *, floor: bool) -> str:
     if status is Status.NOT_FINITE:
         return "Check f and its input for NaN, overflow or division by zero near this sample."
     if status is Status.MAX_STEPS and rtol < 4 * torch.finfo(dtype).eps:

@@ -33,9 +33,9 @@ __all__ = [
 
 #: Residuals of x, in targets, from which on z is evaluated: those of z are mostly 0.4 to 0.9 of them, but below 0.3 for some W.
 NEAR = 4.0
-#: x is no guide where its residual does not fall from look to look, or is this many times that of the point before: z = s(u)
-#: may be tiny, and known to all its digits, where u and x are not (a sigmoid of -30).
-STUCK, FAR = 0.99, 1e4
+#: x is no guide where its residual is below this many roundings of what it is computed from, or this many times |f(x)|:
+#: z = s(u) may be tiny, and known to all its digits, where u and x are not (a sigmoid of -30).
+ROUNDINGS, FAR = 8.0, 1e4
 #: Residuals below this many roundings of |f(z)| that do not halve in twice as many steps are at their floor.
 FLOOR = 200.0
 
@@ -185,13 +185,12 @@ class PeacemanRachford(AbstractSplitting):
             a = split.tuned("reflection", lambda start: tune_reflection(split, start))
         else:
             a = 1.0 / _certified(split, type(self).__name__)[1] if self.step_size is None else self.step_size
-        unknown = torch.full_like(point.r, torch.inf)  # |f(x) - x| of the step before
         known = point.z.any(dim=1, keepdim=True)  # a start of zeros says nothing, and shall cost nothing
         if not bool(known.any()):
-            return {"u": point.z, "z": point.z, "step_size": a, "r": unknown}
+            return {"u": point.z, "z": point.z, "step_size": a}
         # u* = z* + a (W z* + c - z*) is the u whose prox is z*, so this one is as near to u* as z0 is to z*; u = z0 is not.
         u = torch.where(known, torch.lerp(point.z, split.affine(point.z), a), point.z)
-        return {"u": u, "z": torch.where(known, split.prox(u, a), point.z), "step_size": a, "r": unknown}
+        return {"u": u, "z": torch.where(known, split.prox(u, a), point.z), "step_size": a}
 
     @property
     def skips(self) -> bool:
@@ -209,12 +208,19 @@ class PeacemanRachford(AbstractSplitting):
             reflected = split.reflect(u, a)
         x = split.resolvent(reflected, a)
         fx = split.prox(torch.lerp(reflected, x, 1 + 1 / a), 1.0)  # W x + c = x - (u' - x)/a
+        exact = self._wants_z(x, fx, reflected, a, point)
         u = self._combine(u, reflected, x)
         z = split.prox(u, a)
+        state["u"], state["z"] = u, z
+        return self._measured(f, z, x, fx, point, exact)
+
+    @staticmethod
+    def _wants_z(x: Tensor, fx: Tensor, reflected: Tensor, a: float, point: Point) -> Tensor:
+        """(batch,) bool: where z is to be evaluated; judged by the present point alone, not by when others were looked at."""
         r = torch.linalg.vector_norm(fx - x, dim=1)
-        stuck = (r >= STUCK * state["r"]) | (r > FAR * point.r)
-        state["u"], state["z"], state["r"] = u, z, r
-        return self._measured(f, z, x, fx, point, (r <= NEAR * point.target) | stuck)
+        rounding = torch.finfo(r.dtype).eps * (1 + 1 / a) * torch.linalg.vector_norm(reflected, dim=1)
+        far = r > FAR * torch.linalg.vector_norm(fx, dim=1)
+        return (r <= NEAR * point.target) | (r <= ROUNDINGS * rounding) | far
 
     @staticmethod
     def _measured(f: AbstractMap, z: Tensor, x: Tensor, fx: Tensor, point: Point, exact: Tensor) -> Step:
