@@ -13,6 +13,7 @@ Exception
         └── AdjointNotConverged    the same, for the linear solve inside backward
 UserWarning
 └── WellposedWarning
+    ├── CoupledRowsWarning         rows of a batch depend on each other, and it was solved as one sample
     ├── DivergedWarning            a training run met a loss that is NaN, infinite or has exploded, and went back
     ├── IllPosedWarning            no proof that an equilibrium exists, and on_ill_posed="warn"
     └── NotConvergedWarning        a solve failed and on_failure="warn"
@@ -29,6 +30,7 @@ __all__ = [
     "AdjointNotConverged",
     "AdjointNotConvergedWarning",
     "CheckpointRefused",
+    "CoupledRowsWarning",
     "DivergedWarning",
     "IllPosed",
     "IllPosedWarning",
@@ -96,6 +98,10 @@ class AdjointNotConverged(NotConverged):
 
 class WellposedWarning(UserWarning):
     """Every warning this package gives."""
+
+
+class CoupledRowsWarning(WellposedWarning):
+    """Rows of a batch were found to depend on each other; the batch was solved as one sample."""
 
 
 class DivergedWarning(WellposedWarning):

@@ -30,7 +30,7 @@ class Status(enum.IntEnum):
 _MESSAGES = {
     Status.CONVERGED: "the residual met the tolerance",
     Status.MAX_STEPS: "max_steps was used up before the residual met the tolerance",
-    Status.DIVERGED: "the residual grew without bound",
+    Status.DIVERGED: "the residual grew to more than 1e8 times its least value",
     Status.NOT_FINITE: "a value that is NaN or infinite appeared",
 }
 

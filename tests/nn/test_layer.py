@@ -101,7 +101,8 @@ def test_a_warm_start_saves_steps(kind):
     cold = layer(x)
     steps = layer.last_solution.num_steps
     warm = layer(x, cold.detach())
-    assert layer.last_solution.num_steps.tolist() == [1] * 5
+    once = 1 if kind == "dense" else 2  # a function is evaluated once more, to confirm
+    assert layer.last_solution.num_steps.tolist() == [once] * 5
     near = layer(x + 1e-6, cold.detach())
     assert bool((layer.last_solution.num_steps < steps).all())
     torch.testing.assert_close(warm, cold, rtol=1e-11, atol=1e-11)

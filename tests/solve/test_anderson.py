@@ -52,11 +52,11 @@ def test_iterates_are_those_of_the_textbook(name: str, memory: int, damping: flo
 
 @pytest.mark.parametrize("name", ["affine", "rotation", "spread"])
 def test_affine_maps_end_after_as_many_steps_as_features(name: str) -> None:
-    """With full memory it is GMRES in disguise [walker2011]: exact after n + 2 evaluations."""
+    """With full memory it is GMRES in disguise [walker2011]: exact after n + 2 evaluations, and one confirms."""
     p = problem(name)
     features = flat(p.z0).shape[1]
     sol = solve(p, wp.Anderson(memory=features, regularization=0.0), rtol=1e-7)
-    assert sol.converged.all() and (sol.num_steps <= features + 2).all()
+    assert sol.converged.all() and (sol.num_steps <= features + 3).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -83,7 +83,7 @@ def test_repeated_points() -> None:
     """1 - z from 1/2: every difference is zero at the solution; from 0 they are all the same vector."""
     z0 = torch.tensor([[0.5, 0.5], [0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     sol = wp.fixed_point(lambda z: 1 - z, z0, wp.Anderson(), on_failure="raise")
-    assert torch.allclose(sol.value, torch.full_like(z0, 0.5)) and sol.num_steps[0] == 1 and (sol.num_steps <= 4).all()
+    assert torch.allclose(sol.value, torch.full_like(z0, 0.5)) and sol.num_steps[0] == 2 and (sol.num_steps <= 5).all()
 
 
 def test_piecewise_constant_f_has_differences_of_zero() -> None:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import wellposed as wp
 from problems import gaussian, problem
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve import AbstractMap, FunctionMap
+from wellposed.solve import AbstractMap, FunctionMap, RowsCoupled, WholeBatch
 
 DOUBLE = torch.float64
 
@@ -38,7 +39,7 @@ def test_rows_of_a_row_wise_function_are_taken() -> None:
     assert torch.equal(part(z[[3, 1]]), whole[[3, 1]])
     smaller = part.take(torch.tensor([1]))
     assert torch.equal(smaller(z[[1]]), whole[[1]])
-    assert calls.sizes == [5, 2, 2, 1]  # one comparison, at the first take
+    assert calls.sizes == [5, 2, 1]
 
 
 def test_rows_of_a_function_with_captured_data_stand_still() -> None:
@@ -53,13 +54,26 @@ def test_rows_of_a_function_with_captured_data_stand_still() -> None:
     assert torch.allclose(smaller.jacobian(z[[1]]).dense()[0], torch.diag((1 - torch.tanh(z[1]) ** 2) * x[1]))
 
 
-def test_a_function_of_the_whole_batch_stands_still() -> None:
-    """Not row-wise at all: the comparison finds that out."""
-    z = gaussian(5, 3, seed=1)
-    f, calls = make(lambda z: z - z.mean(dim=0), z)
+def test_rows_that_stand_still_and_change_are_coupled() -> None:
+    """Not row-wise at all, and refused for some of the rows: f of those that stand still shows it."""
+    z, A = gaussian(5, 3, seed=1), gaussian(5, 5, seed=2)
+    f, calls = make(lambda z: A @ z, z)
     f(z)
-    f.take(torch.tensor([0, 1]))(z[[0, 1]])
-    assert calls.sizes == [5, 2, 5]
+    part = f.take(torch.tensor([0, 1]))
+    assert torch.equal(part(z[[0, 1]]), (A @ z)[[0, 1]])  # nothing has moved
+    with pytest.raises(RowsCoupled):
+        part(2 * z[[0, 1]])
+    assert calls.sizes == [5, 2, 5, 5]
+
+
+def test_a_batch_as_one_row() -> None:
+    z, A = gaussian(5, 3, seed=1), gaussian(5, 5, seed=2)
+    whole = WholeBatch(make(lambda z: A @ z, z)[0], z.shape)
+    row = z.reshape(1, -1)
+    assert torch.equal(whole(row), (A @ z).reshape(1, -1)) and whole.take(torch.tensor([0])) is whole
+    J = whole.jacobian(row)
+    dense = torch.kron(A, torch.eye(3, dtype=DOUBLE))
+    assert torch.allclose(J.dense()[0], dense, rtol=1e-14) and torch.allclose(J.mv(row), row @ dense.T, rtol=1e-13)
 
 
 def test_all_rows_are_the_map_itself_and_prove_nothing() -> None:
@@ -166,8 +180,18 @@ def test_dtype_and_shape_are_checked() -> None:
         make(lambda z: z.double(), z)[0](z)
     with pytest.raises(InvalidArgument, match=r"expected \(2, 2\), got \(2, 1\)"):
         make(lambda z: z[:, :1], z)[0](z)
-    half, _ = make(lambda z: z.half(), z)  # what autocast inside f may return
-    assert half(z).dtype == torch.float32
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("state", [torch.float32, torch.float64])
+def test_a_lower_precision_than_that_of_the_state_is_refused_outside_autocast(low: torch.dtype, state: torch.dtype) -> None:
+    z = torch.ones(2, 2, dtype=state)
+    with pytest.raises(InvalidType, match=f"expected {state}, got {low}"):
+        wp.fixed_point(lambda z: (0.5 * z).to(low), z)
+    with pytest.raises(InvalidType, match=f"expected {state}, got {low}"):
+        wp.EquilibriumLayer(lambda z, x: (0.5 * z + x).to(low))(z)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert wp.fixed_point(lambda z: (0.5 * z).to(low), z, on_failure="ignore").value.dtype == state
 
 
 def test_in_place_change_is_seen_whatever_is_returned() -> None:

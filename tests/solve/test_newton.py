@@ -15,9 +15,9 @@ DOUBLE = torch.float64
 
 
 def test_cost_of_one_step_on_a_function() -> None:
-    """1 evaluation at z0, 2 to record J, 1 product, 1 product to measure the linear residual, 1 evaluation: 6."""
+    """1 evaluation at z0, 2 to record J, 1 product, 1 product to measure the linear residual, 1 evaluation, 1 to confirm: 7."""
     sol = solve(problem("scalar"), wp.NewtonKrylov())
-    assert sol.num_steps.tolist() == [6] * 4 and (sol.residual < 1e-15).all()
+    assert sol.num_steps.tolist() == [7] * 4 and (sol.residual < 1e-15).all()
 
 
 def test_cost_of_one_step_on_a_cell() -> None:
@@ -69,7 +69,7 @@ def test_piecewise_linear_maps_end_after_finitely_many_steps() -> None:
         assert (steps <= 12).all()
         for i in range(p.batch):
             column = sol.history[:, i]
-            column = column[column.isfinite()]
+            column = column[column.isfinite()][:-1]  # the last one confirms
             assert column[-1] <= 1e-13 and (len(column) < 2 or column[-2] > 1e-6)
         check_right(p, sol)
 

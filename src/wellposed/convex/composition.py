@@ -10,6 +10,7 @@ from torch import Tensor
 from wellposed.convex.stages import AbstractStage, Tangent, Unit
 from wellposed.implicit import AbstractPullback, AbstractStructuredMap, JacobianPullback
 from wellposed.linalg import AbstractJacobian
+from wellposed.solve import is_built_in
 
 __all__ = ["CompositionMap"]
 
@@ -29,6 +30,10 @@ class CompositionMap(AbstractStructuredMap):
     def __init__(self, stages: Sequence[AbstractStage], shape: tuple[int, ...], *, coupled: bool = False) -> None:
         self.stages, self.shape, self.coupled = tuple(stages), shape, coupled
         self._counts = [len(stage.inputs()) for stage in stages]
+
+    @property
+    def built_in(self) -> bool:
+        return is_built_in(self, *self.stages)
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         state = self._state(z)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from wellposed.solve import AbstractMap, Outcome, Solution, Tolerance
+from wellposed.solve import AbstractMap, Outcome, Solution, Tolerance, WholeBatch
 
 __all__ = ["AbstractGradient", "Context"]
 
@@ -22,12 +23,16 @@ class Context:
         max_steps: That of the forward solve.
         on_failure: The policy.
         report: Called with the `Solution` of each linear solve, failed or not.
+        found_coupled: Called with a `Solution` whose rows were found to depend on each other.
+        counts: How often solves failed, by cause.
     """
 
     tolerance: Tolerance
     max_steps: int
     on_failure: str
     report: Callable[[Solution], None]
+    found_coupled: Callable[[Solution], None]
+    counts: Counter[str]
 
 
 class AbstractGradient(abc.ABC):
@@ -45,6 +50,9 @@ class AbstractGradient(abc.ABC):
             context: For the backward pass.
         """
         outcome = solve(start)
+        if outcome.coupled:
+            whole = self.attach(WholeBatch(f, start.shape), outcome.as_one(), context)
+            return whole.reshape(start.shape), outcome
         return self.attach(f, outcome, context), outcome
 
     @abc.abstractmethod

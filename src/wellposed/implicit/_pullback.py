@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 
+import torch
 from torch import Tensor
 
 from wellposed.linalg import AbstractJacobian
-from wellposed.solve import AbstractMap
+from wellposed.solve import AbstractMap, RowsCoupled, differs
 
-__all__ = ["AbstractPullback", "AbstractStructuredMap", "AdjointMap", "JacobianPullback"]
+__all__ = ["AbstractPullback", "AbstractStructuredMap", "AdjointMap", "JacobianPullback", "WholePullback"]
 
 
 class AbstractPullback(abc.ABC):
@@ -17,6 +18,11 @@ class AbstractPullback(abc.ABC):
 
     #: Whether `affine` uses `out=`.
     writes_out: bool = False
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the system is known to be row-wise; see `AbstractMap.built_in`."""
+        return False
 
     @abc.abstractmethod
     def rhs(self, v: Tensor) -> Tensor:
@@ -46,6 +52,10 @@ class JacobianPullback(AbstractPullback):
         self._f, self._z = f, z
         self._jacobian = f.jacobian(z) if jacobian is None else jacobian
 
+    @property
+    def built_in(self) -> bool:
+        return self._f.built_in
+
     def rhs(self, v: Tensor) -> Tensor:
         return v
 
@@ -56,7 +66,59 @@ class JacobianPullback(AbstractPullback):
         return self._jacobian.rmv(u)
 
     def take(self, rows: Tensor) -> AbstractPullback:
-        return JacobianPullback(self._f.take(rows), self._z[rows])
+        part = self._f.take(rows)
+        jacobian = part.jacobian(self._z[rows])
+        whole, alone = getattr(self._jacobian, "value", None), getattr(jacobian, "value", None)
+        if whole is not None and alone is not None and bool(differs(alone, whole[rows]).any()):
+            # f can only be evaluated for the whole batch, and so can its Jacobian
+            return _StandingPullback(self, self._z.shape[0], rows)
+        return JacobianPullback(part, self._z[rows], jacobian)
+
+
+class _StandingPullback(AbstractPullback):
+    """Some rows of a system whose products can only be formed for the whole batch; u = 0 in the other rows.
+
+    Their products are then 0 too, unless they depend on these rows: `RowsCoupled` is raised in that case.
+    """
+
+    def __init__(self, whole: JacobianPullback, batch: int, rows: Tensor) -> None:
+        self._whole, self._batch, self._rows = whole, batch, rows
+        self._idle = torch.ones(batch, dtype=torch.bool, device=rows.device)
+        self._idle[rows] = False
+
+    def rhs(self, v: Tensor) -> Tensor:
+        return v
+
+    def affine(self, u: Tensor, rhs: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.product(u) + rhs
+
+    def product(self, u: Tensor) -> Tensor:
+        whole = self._whole.product(u.new_zeros(self._batch, u.shape[1]).index_copy_(0, self._rows, u))
+        if bool(whole[self._idle].nan_to_num(0.0, 0.0, 0.0).any()):  # 0 times an infinite slope is NaN, and no dependence
+            raise RowsCoupled
+        return whole[self._rows]
+
+    def take(self, rows: Tensor) -> AbstractPullback:
+        return _StandingPullback(self._whole, self._batch, self._rows[rows])
+
+
+class WholePullback(AbstractPullback):
+    """The system of a batch whose rows depend on each other, as that of one row."""
+
+    def __init__(self, inner: AbstractPullback, shape: torch.Size) -> None:
+        self._inner, self._shape = inner, shape
+
+    def rhs(self, v: Tensor) -> Tensor:
+        return self._inner.rhs(v.reshape(self._shape)).reshape(1, -1)
+
+    def affine(self, u: Tensor, rhs: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._inner.affine(u.reshape(self._shape), rhs.reshape(self._shape)).reshape(1, -1)
+
+    def product(self, u: Tensor) -> Tensor:
+        return self._inner.product(u.reshape(self._shape)).reshape(1, -1)
+
+    def take(self, rows: Tensor) -> AbstractPullback:
+        return self  # there is only one row
 
 
 class AbstractStructuredMap(AbstractMap):
@@ -86,6 +148,10 @@ class AdjointMap(AbstractMap):
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs
         self.writes_out = pullback.writes_out
+
+    @property
+    def built_in(self) -> bool:
+        return self._pullback.built_in
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self._pullback.affine(z, self._rhs, out=out)

@@ -13,7 +13,7 @@ from wellposed._tree import Layout
 from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
 from wellposed.implicit._captured import Substitution, record
 from wellposed.implicit._gradient import AbstractGradient, Context
-from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, JacobianPullback
+from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, JacobianPullback, WholePullback
 from wellposed.implicit._transformed import report, solve_transformed, with_tail
 from wellposed.linalg import AbstractLinearSolver
 from wellposed.solve import (
@@ -27,13 +27,16 @@ from wellposed.solve import (
     Tolerance,
     apply_policy,
     as_solution,
-    iterate,
     iterate_transformed,
+    solve_and_close,
     transforms_active,
 )
 from wellposed.status import Status
 
 __all__ = ["ImplicitGradient"]
+
+#: A product that confirms a solution may differ by so many roundings of its terms.
+ROUNDINGS = 1e3
 
 
 @dataclass(frozen=True)
@@ -97,24 +100,22 @@ class ImplicitGradient(AbstractGradient):
         rhs = pullback.rhs(v if scale is None else v / scale)
         solver = Auto() if self.linear_solver is None else self.linear_solver
         if isinstance(solver, AbstractLinearSolver):
-            linear = solver(lambda u: u - pullback.product(u), rhs, rtol=rtol, max_steps=max_steps)
-            norm = torch.linalg.vector_norm(rhs, dim=1)
-            rate = torch.full_like(norm, torch.nan)
-            u = linear.value
-            solution = Solution(u, linear.residual, linear.residual * norm, linear.num_steps, linear.status, rate)
+            solution = _solve_linear(solver, pullback, rhs, rtol=rtol, max_steps=max_steps)
+            coupled = bool(solution.note)
         else:
             adjoint = pullback.as_map(rhs, v if scale is None else v / scale)
-            tolerance = Tolerance(rtol, 0.0)
+            options: dict[str, Any] = {"tolerance": Tolerance(rtol, 0.0), "max_steps": max_steps}
             # f(0) = rhs is known, so the first evaluation is free, and a zero for all entries will do.
             if start is None:
-                outcome = iterate(
-                    adjoint, rhs.new_zeros(()).expand_as(rhs), solver, tolerance=tolerance, max_steps=max_steps, first=rhs
-                )
+                outcome = solve_and_close(adjoint, rhs.new_zeros(()).expand_as(rhs), solver, first=rhs, **options)
             else:
-                begin = start if scale is None else start / scale
-                outcome = iterate(adjoint, begin, solver, tolerance=tolerance, max_steps=max_steps)
+                outcome = solve_and_close(adjoint, start if scale is None else start / scale, solver, **options)
             solution = as_solution(outcome, Layout.of(rhs, "u"))
-            u = outcome.value
+            coupled = outcome.coupled
+        if coupled:  # once more as one system: there the scale is one number for all rows
+            context.found_coupled(solution)
+            return self.solve(WholePullback(pullback, v.shape), v.reshape(1, -1), context).reshape(v.shape)
+        u: Tensor = solution.value
         context.report(solution)
         apply_policy(
             solution,
@@ -124,6 +125,7 @@ class ImplicitGradient(AbstractGradient):
             rtol=rtol,
             atol=0.0,
             max_steps=max_steps,
+            counts=context.counts,
             error=AdjointNotConverged,
             warning=AdjointNotConvergedWarning,
         )
@@ -133,6 +135,24 @@ class ImplicitGradient(AbstractGradient):
             asked = (v != 0).any(dim=1)
             u = torch.where(lost.unsqueeze(1), torch.where(asked, torch.nan, 0.0).to(u.dtype).unsqueeze(1), u)
         return u if scale is None else u * scale
+
+
+def _solve_linear(
+    solver: AbstractLinearSolver, pullback: AbstractPullback, rhs: Tensor, *, rtol: float, max_steps: int
+) -> Solution:
+    """u = rhs + A u by a solver of linear systems, confirmed by a product for the whole batch unless rows are known to be
+    independent: its own products hold 0 in the rows of samples that have finished."""
+    linear = solver(lambda u: u - pullback.product(u), rhs, rtol=rtol, max_steps=max_steps)
+    norm = torch.linalg.vector_norm(rhs, dim=1)
+    note = ""
+    if not pullback.built_in and rhs.shape[0] > 1:
+        residual = torch.linalg.vector_norm(rhs + pullback.product(linear.value) - linear.value, dim=1)
+        size = torch.linalg.vector_norm(linear.value, dim=1)
+        rounding = ROUNDINGS * torch.finfo(rhs.dtype).eps * (size + norm)
+        wrong = linear.converged & (residual > rtol * norm + rounding)
+        note = "Rows of the batch depend on each other." if bool(wrong.any()) else ""
+    rate = torch.full_like(norm, torch.nan)
+    return Solution(linear.value, linear.residual, linear.residual * norm, linear.num_steps, linear.status, rate, note=note)
 
 
 class _Linear:
@@ -236,8 +256,7 @@ def _attach(
         fz, captured = record(f.tracked, z_star, known)  # all that autograd will see of f in a first derivative
     else:
         fz = f.tracked(z_star)
-    if isinstance(f, FunctionMap):
-        f.forget()
+    f.forget()
     return _Root.apply(fz, z_star, _Linear(gradient, f, context, captured), *known, *captured)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,11 +23,13 @@ from wellposed.solve import (
     Outcome,
     Solution,
     Tolerance,
+    WholeBatch,
     apply_policy,
     as_solution,
     check_options,
     check_policy,
-    iterate,
+    report_coupling,
+    solve_and_close,
     transforms_active,
 )
 
@@ -74,10 +77,15 @@ class EquilibriumLayer(nn.Module):
         atol: Absolute tolerance on |f(z) - z|.
         max_steps: Evaluations of the cell that a sample may take part in.
         state_shape: Trailing shape of z for a cell that does not tell it, e.g. `(width,)`; None takes that of x.
+        coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch has one equilibrium, and is one
+            sample to the solver, forward and backward. Rows that depend on each other are also found without being told,
+            with a `CoupledRowsWarning`, at the price of some evaluations.
 
     Attributes:
         last_solution: The `Solution` of the last forward pass.
         last_adjoint: The `Solution` of the last linear solve of a backward (or forward-mode) pass.
+        failure_counts: How many solves failed, by direction and status. With `on_failure="warn"` only the first of each kind
+            gives a warning.
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class EquilibriumLayer(nn.Module):
         atol: float = 0.0,
         max_steps: int = 200,
         state_shape: tuple[int, ...] | None = None,
+        coupled: bool = False,
     ) -> None:
         super().__init__()
         solver = Auto() if solver is None else solver
@@ -103,7 +112,9 @@ class EquilibriumLayer(nn.Module):
         check_state_shape(cell, state_shape)
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
-        self._state_shape = state_shape
+        self._state_shape, self.coupled = state_shape, coupled
+        self._found_coupled: dict[bool, bool] = {}  # by training mode: batch statistics couple rows in one of them only
+        self.failure_counts: Counter[str] = Counter()
         self.last_solution: Solution | None = None
         self.last_adjoint: Solution | None = None
 
@@ -118,9 +129,12 @@ class EquilibriumLayer(nn.Module):
         device_type = _first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
         with torch.autocast(device_type, enabled=False):
-            f, start, layout = self._bind(x, z0)
+            f, start, layout = self._bind(x, z0, mixed=mixed)
+            shape = start.shape
+            if self._solves_as_one() and shape[0] > 0:
+                f, start = WholeBatch(f, shape), start.reshape(1, -1)
             tolerance = self._tolerance(start.dtype)
-            context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
+            context = self._context(tolerance, shape)
             if transforms_active():
                 self.last_solution = self.last_adjoint = None  # what is known there lives on the levels of the transforms
                 rows = self.gradient.transformed(f, start, context)
@@ -134,7 +148,7 @@ class EquilibriumLayer(nn.Module):
             if not transforms_active() and not bool(outcome.g_norm.isfinite().all()):
                 # where f was finite nowhere there is no best value: a start of zeros must not pass for an answer
                 rows = torch.where(outcome.g_norm.isfinite().unsqueeze(1), rows, torch.nan)
-            z = layout.unflatten(rows)
+            z = layout.unflatten(rows.reshape(shape))
         low = layout.dtype in LOW_PRECISION and not mixed
         return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
 
@@ -151,8 +165,12 @@ class EquilibriumLayer(nn.Module):
             raise WellposedError(
                 "EquilibriumLayer.solve decides by values, which torch.func transforms hide. Inside them call the layer itself."
             )
-        with torch.no_grad(), torch.autocast(_first_tensor(x).device.type, enabled=False):
-            f, start, layout = self._bind(x, z0)
+        device_type = _first_tensor(x).device.type
+        mixed = torch.is_autocast_enabled(device_type)
+        with torch.no_grad(), torch.autocast(device_type, enabled=False):
+            f, start, layout = self._bind(x, z0, mixed=mixed)
+            if self._solves_as_one() and start.shape[0] > 0:
+                f, start = WholeBatch(f, start.shape), start.reshape(1, -1)
             tolerance = self._tolerance(start.dtype)
             return self._judge(self._solve(f, start, tolerance, record=record), layout, tolerance)
 
@@ -181,14 +199,29 @@ class EquilibriumLayer(nn.Module):
             tolerance = self._tolerance(start.dtype)
             outcome = self._solve(f, start, tolerance, keep_image=True)
             solution = self._judge(outcome, layout, tolerance)
-            context = Context(tolerance, self.max_steps, self.on_failure, self._keep_adjoint)
+            context = self._context(tolerance, start.shape)
             image = f(outcome.value) if outcome.image is None else outcome.image
             cotangent = v.to(start.dtype).expand_as(outcome.value)
             u = self.gradient.solve(f.pullback(image), cotangent, context, u0)
         assert self.last_adjoint is not None
         return Linearised(f, outcome.value, image, u, solution, self.last_adjoint)
 
-    def _bind(self, x: Any, z0: Any) -> tuple[AbstractMap, Tensor, Layout]:
+    def _solves_as_one(self) -> bool:
+        return self.coupled or self._found_coupled.get(self.training, False)
+
+    def _context(self, tolerance: Tolerance, shape: torch.Size) -> Context:
+        def report(solution: Solution) -> None:
+            self.last_adjoint = solution if len(solution.status) == shape[0] else solution.as_batch(shape)
+
+        return Context(tolerance, self.max_steps, self.on_failure, report, self._note_coupling, self.failure_counts)
+
+    def _note_coupling(self, solution: Solution) -> None:
+        """The rows were found to depend on each other: later solves begin with the batch as one sample."""
+        if not self._solves_as_one():
+            self._found_coupled[self.training] = True
+            report_coupling(self.on_failure, who="EquilibriumLayer")
+
+    def _bind(self, x: Any, z0: Any, *, mixed: bool = False) -> tuple[AbstractMap, Tensor, Layout]:
         """The map of rows, its start, and the layout of the state as the caller sees it."""
         if isinstance(self.cell, AbstractCell):
             shape = self.cell.state_shape(x)
@@ -202,7 +235,7 @@ class EquilibriumLayer(nn.Module):
             function, x = self._function(x)
             if layout.dtype not in LOW_PRECISION:
                 function = explaining(function, state, given=z0 is not None, state_shape=self._state_shape)
-            f = FunctionMap(function, layout, (x,))
+            f = FunctionMap(function, layout, (x,), low_precision=mixed)
         return f, layout.flatten(state).to(layout.compute_dtype), layout
 
     @staticmethod
@@ -248,7 +281,7 @@ class EquilibriumLayer(nn.Module):
     ) -> Outcome:
         with torch.no_grad():
             first = f.at_zero() if isinstance(f, AbstractStructuredMap) and _is_zero(z) else None
-            return iterate(
+            return solve_and_close(
                 f,
                 z.detach(),
                 self.solver,
@@ -260,7 +293,11 @@ class EquilibriumLayer(nn.Module):
             )
 
     def _judge(self, outcome: Outcome, layout: Layout, tolerance: Tolerance) -> Solution:
+        if outcome.value.shape[0] != layout.batch:
+            outcome = outcome.as_batch(torch.Size((layout.batch, sum(layout.sizes))))
         self.last_solution = as_solution(outcome, layout)
+        if outcome.coupled:
+            self._note_coupling(self.last_solution)
         apply_policy(
             self.last_solution,
             self.on_failure,
@@ -269,11 +306,9 @@ class EquilibriumLayer(nn.Module):
             rtol=tolerance.rtol,
             atol=tolerance.atol,
             max_steps=self.max_steps,
+            counts=self.failure_counts,
         )
         return self.last_solution
-
-    def _keep_adjoint(self, solution: Solution) -> None:
-        self.last_adjoint = solution
 
     def extra_repr(self) -> str:
         return f"solver={self.solver!r}, gradient={self.gradient!r}, on_failure={self.on_failure!r}"

@@ -11,7 +11,7 @@ from wellposed.implicit import AbstractPullback, AbstractStructuredMap, AdjointM
 from wellposed.linalg import AbstractJacobian
 from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.operator import AbstractOperator, Habit
-from wellposed.solve import AbstractSplitMap
+from wellposed.solve import AbstractSplitMap, is_built_in
 
 __all__ = ["OperatorMap"]
 
@@ -44,6 +44,10 @@ class OperatorMap(AbstractStructuredMap, AbstractSplitMap):
         self.writes_out = operator.writes_out
         self.steady = True  # affine, then 1-Lipschitz
         self._c_plain = c.detach()
+
+    @property
+    def built_in(self) -> bool:
+        return is_built_in(self, self.operator, self._s)
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self._s.apply_(self.affine(z, out=out))
@@ -130,6 +134,10 @@ class _Pullback(AbstractPullback):
     def __init__(self, operator: AbstractOperator, slope: Tensor | None) -> None:
         self._W, self._slope = operator, slope
         self.writes_out = operator.writes_out
+
+    @property
+    def built_in(self) -> bool:
+        return is_built_in(self._W)
 
     def rhs(self, v: Tensor) -> Tensor:
         return v.clone() if self._slope is None else v * self._slope

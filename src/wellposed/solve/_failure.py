@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from wellposed.errors import InvalidArgument, NotConverged, NotConvergedWarning, did_you_mean
+from wellposed.errors import (
+    AdjointNotConverged,
+    CoupledRowsWarning,
+    InvalidArgument,
+    NotConverged,
+    NotConvergedWarning,
+    did_you_mean,
+)
+from wellposed.solve._closing import COUPLED
 from wellposed.solve._solution import Solution
 from wellposed.status import Status
 
-__all__ = ["apply_policy", "check_policy", "user_level"]
+__all__ = ["apply_policy", "check_policy", "report_coupling", "user_level"]
 
 POLICIES = ("raise", "warn", "ignore")
 #: A residual below this many roundings after this many steps is called a floor.
@@ -36,16 +46,43 @@ def apply_policy(
     rtol: float,
     atol: float,
     max_steps: int,
+    counts: Counter[str] | None = None,
     error: type[NotConverged] = NotConverged,
     warning: type[NotConvergedWarning] = NotConvergedWarning,
 ) -> None:
-    """Raises or warns if a sample failed and the policy says so; a warning points at the user's own line."""
-    if on_failure == "ignore" or bool(solution.converged.all()):
+    """Raises or warns if a sample failed and the policy says so; a warning points at the user's own line.
+
+    Args:
+        counts: How often solves of the same owner failed, by cause; it is warned of a cause once.
+        solution, on_failure, who, solver, rtol, atol, max_steps, error, warning: What is reported, and how.
+    """
+    failed = ~solution.converged
+    if not bool(failed.any()):
+        return
+    again = False
+    if counts is not None:
+        cause = f"{'backward' if issubclass(error, AdjointNotConverged) else 'forward'} {_cause(solution, failed)}"
+        counts[cause] += 1
+        again = counts[cause] > 1
+    if on_failure == "ignore" or (on_failure == "warn" and again):
         return
     message = describe_failure(solution, who=who, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
     if on_failure == "raise":
         raise error(message, solution)
+    if counts is not None:
+        message += " Further solves of this layer that fail so are counted in its failure_counts, without a warning."
     warnings.warn(message, warning, stacklevel=user_level())
+
+
+def _cause(solution: Solution, failed: Tensor) -> str:
+    status: Status = solution.status[int(failed.nonzero()[0])]
+    return status.name
+
+
+def report_coupling(on_failure: str, *, who: str) -> None:
+    """Warns that the rows of a batch were found to depend on each other, unless failures are to be ignored."""
+    if on_failure != "ignore":
+        warnings.warn(f"{who}: {COUPLED}", CoupledRowsWarning, stacklevel=user_level())
 
 
 def user_level() -> int:
@@ -66,10 +103,11 @@ def describe_failure(solution: Solution, *, who: str, solver: Any, rtol: float, 
     wanted = f"rtol={rtol:.0e}" + (f" and |f(z)-z| > atol={atol:.0e}" if atol > 0 else "")
     unrolled = type(solver).__name__ == "UnrolledGradient"
     seen = f"residual {residual:.1e} > {wanted} after {steps} steps" + ("" if unrolled else f" (max_steps={max_steps})")
-    text = (
-        f"{who}: {failed.shape[0]} of {len(solution.status)} samples did not converge (first: index {i}, {status.name}: "
-        f"{status.message}); it has {seen}."
-    )
+    count = f"{who}: {failed.shape[0]} of {len(solution.status)} samples did not converge"
+    if solution.note:
+        return f"{count} (first: index {i}; residual {residual:.1e} after {steps} steps). {solution.note}"
+    kept = "its best point has" if status is Status.DIVERGED else "it has"
+    text = f"{count} (first: index {i}, {status.name}: {status.message}); {kept} {seen}."
     if steps > 1 and rate == rate and not unrolled:
         text += f" Its residual changed by a measured factor of {rate:.3g} per step."
     dtype = solution.residual.dtype
@@ -90,10 +128,11 @@ def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver
             "loosen rtol, or solve in float64."
         )
     if status is Status.MAX_STEPS and rate < 1:
-        other = {"NewtonKrylov": "Auto()", "Auto": "Picard() or NewtonKrylov()"}.get(solver, "NewtonKrylov()")
-        return f"Raise max_steps, loosen rtol, or try {other}."
-    reasons = "The map may not contract, may have no fixed point, or may draw random numbers (dropout)"
-    if solver == "Auto":  # it has tried the others already
+        if solver == "Auto":  # it has tried the others already
+            return "Raise max_steps or loosen rtol."
+        return f"Raise max_steps, loosen rtol, or try {'Auto()' if solver == 'NewtonKrylov' else 'NewtonKrylov()'}."
+    reasons = "The map may not contract, or may have no fixed point"
+    if solver == "Auto":
         return f"{reasons}: constrain the cell, e.g. with Spectral(bound=0.95), or try another start."
     others = " or ".join(f"{name}()" for name in ("Auto", "NewtonKrylov") if name != solver)
     return f"{reasons}: try {others}, or constrain the cell, e.g. with Spectral(bound=0.95)."

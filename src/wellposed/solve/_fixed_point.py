@@ -11,8 +11,8 @@ from torch import Tensor
 
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
-from wellposed.solve._failure import apply_policy, check_policy
-from wellposed.solve._iterate import iterate
+from wellposed.solve._closing import solve_and_close
+from wellposed.solve._failure import apply_policy, check_policy, report_coupling
 from wellposed.solve._map import AbstractMap, FunctionMap
 from wellposed.solve._outcome import Outcome, Tolerance, relative
 from wellposed.solve._solution import Solution
@@ -36,12 +36,15 @@ def fixed_point(
     max_steps: int = 200,
     on_failure: str = "warn",
     record: bool = False,
+    coupled: bool = False,
 ) -> Solution:
     r"""Solves z = f(z), every sample of the batch by itself.
 
     A sample has converged when |f(z) - z| <= max(rtol |f(z)|, atol), norms over all features of that sample. It then leaves
     the computation: it takes part in no further evaluation, and what it returns does not depend on its neighbours beyond
-    rounding. Runs without a graph; `EquilibriumLayer` differentiates.
+    rounding. The last evaluation is one of the whole batch at the value returned, and confirms it: rows that depend on each
+    other, a random f and a solver that reports a wrong f(z) are found by it. Runs without a graph; `EquilibriumLayer`
+    differentiates.
 
         >>> import torch, wellposed as wp
         >>> sol = wp.fixed_point(lambda z: 0.8 * z + 1, torch.zeros(3, 1, dtype=torch.float64))
@@ -49,7 +52,8 @@ def fixed_point(
         tensor([5.0000, 5.0000, 5.0000], dtype=torch.float64)
 
     Args:
-        f: `f(z, *args)` of the same structure and shapes as z, row-wise: sample i of the result depends on sample i alone.
+        f: `f(z, *args)` of the same structure and shapes as z, row-wise: sample i of the result depends on sample i alone,
+            unless `coupled`.
         z0: The start: a tensor, or a tuple, list or dict of tensors, batch first, real floating point. float16 and
             bfloat16 are solved in float32.
         solver: `Auto()` if not given.
@@ -62,6 +66,8 @@ def fixed_point(
         max_steps: How many evaluations of f a sample may take part in.
         on_failure: "raise" (`NotConverged`), "warn" (`NotConvergedWarning`) or "ignore". `Solution.status` tells in any case.
         record: Keep the residuals of all steps in `Solution.history`.
+        coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch is solved as one sample. All rows
+            then have the same status, and the residual of the whole batch.
     """
     solver = Auto() if solver is None else solver
     check_options(f, solver, args, rtol, atol, max_steps)
@@ -71,11 +77,16 @@ def fixed_point(
             "fixed_point decides by values, which torch.func transforms hide. Inside them use EquilibriumLayer instead."
         )
     layout = Layout.of(z0, "z0")
+    mixed = torch.is_autocast_enabled(layout.device.type)
     with torch.no_grad(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
-        flat = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args)
-        outcome = iterate(flat, start, solver, tolerance=Tolerance(rtol, atol), max_steps=max_steps, record=record)
+        flat = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args, low_precision=mixed)
+        outcome = solve_and_close(
+            flat, start, solver, tolerance=Tolerance(rtol, atol), max_steps=max_steps, record=record, coupled=coupled
+        )
         solution = as_solution(outcome, layout)
+    if outcome.coupled:
+        report_coupling(on_failure, who="fixed_point")
     apply_policy(solution, on_failure, who="fixed_point", solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
     return solution
 
@@ -90,6 +101,7 @@ def as_solution(outcome: Outcome, layout: Layout) -> Solution:
         status=StatusArray(outcome.codes),
         rate=outcome.rate,
         history=_history(outcome) if outcome.history else None,
+        note=outcome.note,
     )
 
 

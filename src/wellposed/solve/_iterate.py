@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.errors import InvalidType
 from wellposed.solve import _workspace as workspace
-from wellposed.solve._map import AbstractMap
+from wellposed.solve._map import AbstractMap, Among, RowsCoupled
 from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
 from wellposed.solve._pace import Pace
 from wellposed.solve._rows import Rows
@@ -40,6 +41,7 @@ def iterate(
     first: Tensor | None = None,
     record: bool = False,
     keep_image: bool = False,
+    closing: bool = False,
 ) -> Outcome:
     """Solves z = f(z) for every row.
 
@@ -52,6 +54,7 @@ def iterate(
         first: f(z), if it is known already; it counts as an evaluation all the same.
         record: Whether to keep the residual of every sample at every step.
         keep_image: Whether to return f at the value as well.
+        closing: Whether the last evaluation that the budget allows is to be one of the whole batch; see `Outcome.last`.
     """
     outcome = Outcome.like(z, keep_image)
     batch = z.shape[0]
@@ -66,6 +69,7 @@ def iterate(
     part = f
     for stage, watch in solver.stages():
         run = _Stage(part, rows, stage, watch=watch, tolerance=tolerance, max_steps=max_steps, outcome=outcome)
+        run.whole = f if closing else None
         handed = run.run(record)
         if not handed:
             break
@@ -121,6 +125,7 @@ class _Stage:
         self.most = int(rows.evaluations.max())  # evaluations of the sample that has had most
         self.small = torch.finfo(rows.z.dtype).tiny ** 0.5 * 1e3  # norms below have lost digits to underflow
         self.handed: list[Rows] = []
+        self.whole: AbstractMap | None = None  # the map of all samples, if the last evaluation is to be one of them all
         self.state: Any = None
         self.lent: list[Tensor] = []  # buffers of the workspace, full size
         self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, that nobody reads
@@ -129,7 +134,14 @@ class _Stage:
     def run(self, record: bool) -> list[Rows]:
         """Returns the samples that the next stage should take over."""
         differences = workspace.take(self.rows.fz)
-        self._loop(record, differences)
+        try:
+            self._loop(record, differences)
+        except RowsCoupled as found:
+            # what the samples that have not left have come to: from there the batch is solved as one sample
+            for part in (self.rows, *self.handed):
+                self.outcome.value[part.index] = part.z
+            found.evaluations, found.value = self.most + 1, self.outcome.value
+            raise
         escaped = {out.data_ptr() for out in (self.outcome.value, self.outcome.image) if out is not None}
         for buffer in (differences, *self.lent):
             if buffer.data_ptr() not in escaped:
@@ -174,7 +186,14 @@ class _Stage:
             free = not record and (self.watch is None or not self.watch.wants_next)
             if free and self.solver.skips:
                 point.skip = max(min(self.pace.next_look(count + 1, self.idle) - count, self.max_steps - self.most) - 1, 0)
-            step = self.solver.step(self.state, self.f, point)
+            among = self._among_all() if self.whole is not None and self.most == self.max_steps - 1 else None
+            step = self.solver.step(self.state, self.f if among is None else among, point)
+            self.outcome.last = None if among is None else among.image
+            if not isinstance(step, Step):
+                raise InvalidType(
+                    f"{type(self.solver).__name__}.step must return a Step(z, fz), the next point and f at it; "
+                    f"got {type(step).__name__}."
+                )
             count += 1 + point.skip
             rows.z, rows.fz = step.z, step.fz
             self._release(point.z)
@@ -185,7 +204,7 @@ class _Stage:
 
     def _go_ahead(self, steps: int) -> int:
         """Takes plain steps without measuring, as many as asked for and as the budget allows; returns how many."""
-        steps = min(steps, self.max_steps - self.most)
+        steps = min(steps, self.max_steps - self.most - (self.whole is not None))
         if steps <= 0:
             return 0
         rows = self.rows
@@ -196,6 +215,15 @@ class _Stage:
         rows.evaluations = rows.evaluations + steps
         self.most += steps
         return steps
+
+    def _among_all(self) -> Among | None:
+        """The map for the last evaluation of the budget: these samples among all others, where those are returned."""
+        assert self.whole is not None
+        value = self.outcome.value.clone()
+        for part in self.handed:
+            value[part.index] = part.z
+        active = torch.ones_like(self.rows.index, dtype=torch.bool) if self.idle is None else ~self.idle
+        return self.whole.among(value, self.rows.index, active)
 
     def _keep_worst(self, r: Tensor, due: Tensor | None) -> None:
         """Remembers the largest residual at which each sample was judged."""

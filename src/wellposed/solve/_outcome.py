@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 __all__ = ["Outcome", "Tolerance", "relative", "scaled_norm"]
+
+#: What an outcome holds per sample, besides values.
+NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Outcome:
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
         image: (batch, features) f at `value`, if kept.
         history: [(samples, their evaluations, their relative residuals)] in order of time, if recorded.
+        last: (batch, features) f of the whole batch with converged samples at `value`, if the loop's last evaluation was that.
+        coupled: Rows were found to depend on each other, and the batch was solved as one sample.
+        note: What an evaluation at `value` showed, if it did not confirm the answer: a sentence, else empty.
     """
 
     value: Tensor
@@ -45,6 +51,22 @@ class Outcome:
     rate: Tensor
     image: Tensor | None = None
     history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    last: Tensor | None = None
+    coupled: bool = False
+    note: str = ""
+
+    def as_batch(self, shape: torch.Size) -> Outcome:
+        """The outcome of one sample that is a whole batch: every row has the verdict of the batch."""
+        rows = torch.arange(shape[0], device=self.value.device)
+        history = [(rows, steps.expand(shape[0]), r.expand(shape[0])) for _, steps, r in self.history]
+        image = None if self.image is None else self.image.reshape(shape)
+        numbers = {name: getattr(self, name).expand(shape[0]).clone() for name in NUMBERS}
+        return replace(self, value=self.value.reshape(shape), image=image, history=history, **numbers)
+
+    def as_one(self) -> Outcome:
+        """The inverse of `as_batch`."""
+        numbers = {name: getattr(self, name)[:1] for name in NUMBERS}
+        return replace(self, value=self.value.reshape(1, -1), image=None, history=[], **numbers)
 
     @classmethod
     def like(cls, z: Tensor, keep_image: bool) -> Outcome:

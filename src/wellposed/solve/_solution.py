@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class Solution:
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the measured contraction.
         history: (steps, batch) relative residual after each evaluation at which it was measured, NaN elsewhere; None
             unless asked for with `record=True`.
+        note: What f, evaluated for the whole batch at `value`, showed beyond the numbers: that rows depend on each other, or
+            that f is random. Mostly empty.
     """
 
     value: Any
@@ -37,6 +39,7 @@ class Solution:
     status: StatusArray
     rate: Tensor
     history: Tensor | None = None
+    note: str = ""
 
     @property
     def converged(self) -> Tensor:
@@ -59,6 +62,14 @@ class Solution:
                 "Without contraction the residual alone does not bound the distance to an equilibrium."
             )
         return self.absolute_residual / (1.0 - factor)
+
+    def as_batch(self, shape: torch.Size) -> Solution:
+        """The solution of one sample that is a whole batch, given to every row of it."""
+        numbers = {
+            name: getattr(self, name).expand(shape[0]) for name in ("residual", "absolute_residual", "num_steps", "rate")
+        }
+        status = StatusArray(self.status.codes.expand(shape[0]))
+        return replace(self, value=self.value.reshape(shape), status=status, **numbers)
 
     def __repr__(self) -> str:
         worst = f"{float(self.residual.max()):.1e}" if len(self.status) else "none"
