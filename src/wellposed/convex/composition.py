@@ -10,7 +10,7 @@ from torch import Tensor
 from wellposed.convex.stages import AbstractStage, Tangent, Unit
 from wellposed.implicit import AbstractPullback, AbstractStructuredMap, JacobianPullback
 from wellposed.linalg import AbstractJacobian
-from wellposed.solve import is_built_in
+from wellposed.solve._map import is_built_in
 
 __all__ = ["CompositionMap"]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wellposed.solve import AbstractMap, Outcome, Solution, Tolerance, WholeBatch
+from wellposed.solve import AbstractMap, Outcome, Solution, Tolerance
+from wellposed.solve._whole_batch import WholeBatch
 
 __all__ = ["AbstractGradient", "Context"]
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from wellposed.linalg import AbstractJacobian
-from wellposed.solve import AbstractMap, RowsCoupled, differs
+from wellposed.solve import AbstractMap
+from wellposed.solve._map import RowsCoupled, differs
 
 __all__ = ["AbstractPullback", "AbstractStructuredMap", "AdjointMap", "JacobianPullback", "WholePullback"]
 

@@ -28,9 +28,9 @@ from wellposed.solve import (
     apply_policy,
     as_solution,
     iterate_transformed,
-    solve_and_close,
     transforms_active,
 )
+from wellposed.solve._closing import solve_and_close
 from wellposed.status import Status
 
 __all__ = ["ImplicitGradient"]

@@ -18,7 +18,8 @@ from wellposed.landscape._archive import load_arrays, save_arrays
 from wellposed.landscape._model import equilibrium_layers, strict
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.layer import DEFAULT_RTOL
-from wellposed.solve import AbstractSolver, AbstractSplitting, fixed_point
+from wellposed.solve import AbstractSolver, AbstractSplitting, FunctionMap, Tolerance, fixed_point, iterate
+from wellposed.solve._map import RowsCoupled
 
 __all__ = ["Trajectory", "trajectory"]
 
@@ -96,16 +97,23 @@ def trajectory(
         way = _Way(chosen.cell, layout)
         index = torch.arange(layout.batch, device=layout.device)
         tolerance = DEFAULT_RTOL[layout.compute_dtype] if chosen.rtol is None else chosen.rtol
-        solution = fixed_point(
-            way,
-            start,
-            solver,
-            args=(x, index),
-            rtol=tolerance if rtol is None else rtol,
-            atol=chosen.atol,
-            max_steps=chosen.max_steps if max_steps is None else max_steps,
-            on_failure="ignore",
-        )
+        rtol = tolerance if rtol is None else rtol
+        max_steps = chosen.max_steps if max_steps is None else max_steps
+        options: dict[str, Any] = {"rtol": rtol, "atol": chosen.atol, "max_steps": max_steps, "on_failure": "ignore"}
+        solution = fixed_point(chosen.cell, start, solver, args=(x,), **options)  # its verdicts are confirmed
+        flat = layout.flatten(start).detach().to(layout.compute_dtype)
+        try:
+            iterate(
+                FunctionMap(way, layout, (x, index)),
+                flat,
+                solver,
+                tolerance=Tolerance(rtol, chosen.atol),
+                max_steps=max_steps,
+            )
+        except RowsCoupled:
+            raise InvalidArgument(
+                "trajectory follows samples one by one, but the rows of this cell depend on each other."
+            ) from None
     states, residual = way.padded()
     info = {"model": type(model).__name__, "solver": repr(solver), "layer": layer}
     return Trajectory(states, residual, (~np.isnan(residual)).sum(axis=0), np.asarray(solution.status), info)
@@ -123,8 +131,7 @@ class _Way:
         image = self._cell(z, x)
         if not torch.is_grad_enabled():  # with a graph it is a linearization, not a step
             rows, images = self._layout.flatten(z), self._layout.flatten(image)
-            # `FunctionMap` evaluates a point twice when samples first leave; that is no step either.
-            new = (rows != self._last[index]).any(dim=1)
+            new = (rows != self._last[index]).any(dim=1)  # a point that is evaluated twice is one step
             self._last[index] = rows
             gap = torch.linalg.vector_norm(images - rows, dim=1)
             size = torch.linalg.vector_norm(images, dim=1)

@@ -23,15 +23,15 @@ from wellposed.solve import (
     Outcome,
     Solution,
     Tolerance,
-    WholeBatch,
     apply_policy,
     as_solution,
     check_options,
     check_policy,
-    report_coupling,
-    solve_and_close,
     transforms_active,
 )
+from wellposed.solve._closing import solve_and_close
+from wellposed.solve._failure import report_coupling
+from wellposed.solve._whole_batch import WholeBatch
 
 __all__ = ["EquilibriumLayer", "Linearised"]
 

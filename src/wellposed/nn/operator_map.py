@@ -11,7 +11,8 @@ from wellposed.implicit import AbstractPullback, AbstractStructuredMap, AdjointM
 from wellposed.linalg import AbstractJacobian
 from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.operator import AbstractOperator, Habit
-from wellposed.solve import AbstractSplitMap, is_built_in
+from wellposed.solve import AbstractSplitMap
+from wellposed.solve._map import is_built_in
 
 __all__ = ["OperatorMap"]
 

@@ -1,10 +1,9 @@
 """Solving z = f(z), every sample by itself. Start reading at `_fixed_point.py`, then `_iterate.py`: the loop."""
 
-from wellposed.solve._closing import solve_and_close
-from wellposed.solve._failure import apply_policy, check_policy, report_coupling, user_level
+from wellposed.solve._failure import apply_policy, check_policy, user_level
 from wellposed.solve._fixed_point import as_solution, check_options, fixed_point
 from wellposed.solve._iterate import iterate, judge
-from wellposed.solve._map import AbstractMap, FunctionMap, RowsCoupled, differs, is_built_in
+from wellposed.solve._map import AbstractMap, FunctionMap
 from wellposed.solve._outcome import Outcome, Tolerance
 from wellposed.solve._solution import Solution
 from wellposed.solve._solver import (
@@ -16,7 +15,6 @@ from wellposed.solve._solver import (
     check_positive_integer,
 )
 from wellposed.solve._transforms import TransformedOutcome, concrete, iterate_transformed, transforms_active
-from wellposed.solve._whole_batch import WholeBatch
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.auto import Auto
 from wellposed.solve.broyden import Broyden
@@ -48,13 +46,11 @@ __all__ = [
     "PeacemanRachford",
     "Picard",
     "Point",
-    "RowsCoupled",
     "Solution",
     "Step",
     "Tolerance",
     "TransformedOutcome",
     "TunedStep",
-    "WholeBatch",
     "apply_policy",
     "as_solution",
     "check_interval",
@@ -62,14 +58,10 @@ __all__ = [
     "check_policy",
     "check_positive_integer",
     "concrete",
-    "differs",
     "fixed_point",
-    "is_built_in",
     "iterate",
     "iterate_transformed",
     "judge",
-    "report_coupling",
-    "solve_and_close",
     "transforms_active",
     "user_level",
 ]
