@@ -60,7 +60,7 @@ $(VENV)/.created $(PEERS)/.created $(KERNEL_PEERS)/.created:
 	@touch $@
 
 $(VENV)/.installed-run: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) -e '.[cli,data,report]'
+	$(PIP) -e '.[cli,data,plot,report]'
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/.created
