@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import math
 import sys
 import types
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_resume_for_more_epochs_is_the_longer_run(tmp_path: Path) -> None:
         (["train", "--set", "data.validation=0.001"], ["leaves a part empty"]),
         (["train", "nothing.yaml"], ["nothing.yaml cannot be read"]),
         (["train", "--resume", "nowhere"], ["nowhere does not exist"]),
-        (["train", "a.yaml", "--resume", "b"], ["leave CONFIG and --out away"]),
+        (["train", "a.yaml", "--resume", "b"], ["omit CONFIG and --out"]),
         (["certify", "nowhere"], ["nowhere does not exist"]),
         (["data", "show", "digts"], ["Did you mean 'digits'?"]),
         (["data", "show", "digits", "--classes", "a,b"], ["such as 0,1; got 'a,b'"]),
@@ -180,8 +181,56 @@ def test_commands_and_options_that_are_not(words: list[str], says: str) -> None:
     failed(call(*words), 2, says)
 
 
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def last_tensors(folder: Path) -> bytes:
+    return sorted((folder / "checkpoints").glob("step-*.safetensors"))[-1].read_bytes()
+
+
+def test_extended_by_resume_it_is_the_longer_run_with_its_extra_evaluation(tmp_path: Path) -> None:
+    """With the defaults of certificates: the last epoch of the shorter run has one, and is else the same."""
+    step, quiet = ["optimizer.schedule=step", "optimizer.step_every=2"], ["train", "-q", "--no-report"]
+    assert call(*quiet, "--out", tmp_path / "a", *changes(*step, "run.epochs=3")).exit_code == 0
+    result = call(*quiet, "--resume", tmp_path / "a", "--set", "run.epochs=6")
+    assert result.exit_code == 0 and "cosine" not in result.stderr
+    assert call(*quiet, "--out", tmp_path / "b", *changes(*step, "run.epochs=6")).exit_code == 0
+    longer, whole = rows_of(tmp_path / "a"), rows_of(tmp_path / "b")
+    assert whole[3].items() <= longer[3].items() and longer[3].keys() - whole[3].keys() >= {"certified"}
+    assert longer[:3] + longer[4:] == whole[:3] + whole[4:]
+    assert last_tensors(tmp_path / "a") == last_tensors(tmp_path / "b")
+
+
+def test_a_cosine_run_is_extended_and_says_what_becomes_of_the_schedule(tmp_path: Path) -> None:
+    quiet = ["train", "-q", "--no-report"]
+    small = changes("run.certify_every=0", "run.epochs=3")
+    assert call(*quiet, "--out", tmp_path / "a", *small).exit_code == 0
+    before = rows_of(tmp_path / "a")
+    result = call(*quiet, "--resume", tmp_path / "a", "--set", "run.epochs=6")
+    assert result.exit_code == 0, result.output
+    assert "up to epoch 3 it stays that of 3 epochs, after it that of 6" in result.stderr and "0.00025 there" in result.stderr
+    rows = rows_of(tmp_path / "a")
+    assert rows[:4] == before and len(rows) == 7
+    # 3 batches an epoch; a row has the rate of its last step: step 3 * epoch - 1 of 9, and then of 18
+    rates = [5e-4 * (1 + math.cos(math.pi * (3 * e - 1) / (9 if e <= 3 else 18))) / 2 for e in range(1, 7)]
+    assert [row["learning_rate"] for row in rows[1:]] == pytest.approx(rates, rel=1e-14)
+    # from any earlier checkpoint the same numbers follow: those of the longer run are dropped, and made again
+    bits, lines = last_tensors(tmp_path / "a"), (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    assert call(*quiet, "--resume", tmp_path / "a").exit_code == 0
+    for path in (tmp_path / "a" / "checkpoints").glob("step-000000018.*"):
+        path.unlink()
+    assert call(*quiet, "--resume", tmp_path / "a").exit_code == 0
+    assert last_tensors(tmp_path / "a") == bits and (tmp_path / "a" / "metrics.jsonl").read_bytes() == lines
+    failed(call(*quiet, "--resume", tmp_path / "a", "--set", "run.epochs=5"), 2, "can be raised and not lowered", "of 6 epochs")
+    # a configuration that was edited by hand so that the numbers would be others is found out
+    config = tmp_path / "a" / "config.yaml"
+    config.write_text(config.read_text().replace("epochs: 6", "epochs: 9"))
+    failed(call(*quiet, "--resume", tmp_path / "a"), 3, "was made with another configuration")
+
+
 def test_resume_may_not_change_numbers(run: Path) -> None:
-    failed(call("train", "--resume", run, "--set", "optimizer.lr=1"), 2, "may not change what they depend on", "cosine")
+    failed(call("train", "--resume", run, "--set", "optimizer.lr=1"), 2, "may not change what they depend on", "config.yaml")
 
 
 def test_a_run_is_not_overwritten(run: Path) -> None:

@@ -22,7 +22,9 @@ from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.models import MODELS
 from wellposed.experiments.training import Trained
 from wellposed.experiments.training import train as train_run
+from wellposed.train._fingerprint import extended
 from wellposed.train.config import Config, read, resolve
+from wellposed.train.optimizers import learning_rate
 from wellposed.train.run import read_config
 
 __all__ = ["train"]
@@ -89,16 +91,28 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
         date = time.strftime("%Y%m%d-%H%M%S")
         return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{settings.data.name}")
     if config is not None or folder is not None:
-        raise InvalidArgument("--resume takes the configuration and the directory of the run; leave CONFIG and --out away.")
+        raise InvalidArgument("--resume takes the configuration and the directory of the run; omit CONFIG and --out.")
     before = read_config(resume)
-    settings = resolve(before.model_dump(), changes)
-    if settings.fingerprint() != before.fingerprint():
-        length = " (nor run.epochs, because the cosine schedule depends on it)" if before.optimizer.schedule == "cosine" else ""
-        raise InvalidArgument(
-            "--resume goes on with the same numbers, so --set may not change what they depend on"
-            f"{length}. Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
-        )
+    try:
+        settings = extended(before, resolve(before.model_dump(), changes))
+    except InvalidArgument as error:
+        new = f"Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
+        raise InvalidArgument(f"{error} {new}") from None
+    if settings.run.extended != before.run.extended:
+        _say_how_it_is_extended(settings)
     return settings, resume
+
+
+def _say_how_it_is_extended(settings: Config) -> None:
+    """Under a cosine schedule: the longer run is not the one that would have been started with this length."""
+    old, new = settings.run.extended[-1], settings.run.epochs
+    rate = learning_rate(settings.optimizer, old, 1, new)
+    text = (
+        f"The cosine schedule depends on run.epochs: up to epoch {old} it stays that of {old} epochs, after it that of {new}, "
+        f"so the step size rises from near 0 to {rate:.3g} there. A run of {new} epochs from the start has other numbers; "
+        "with optimizer.schedule=constant or step it has the same."
+    )
+    say().print(text, highlight=False, markup=False)
 
 
 def _unused(folder: Path) -> Path:

@@ -100,7 +100,10 @@ def load_run(folder: Path, *, at: str = "last") -> tuple[Config, Problem, Checkp
         checkpoint: Checkpoint | None = load(folder / "checkpoints" / "best.json")
     else:
         checkpoint = newest(
-            folder / "checkpoints", fingerprint=config.fingerprint(), say=lambda text: warnings.warn(text, stacklevel=2)
+            folder / "checkpoints",
+            fingerprint=config.fingerprint(),
+            earlier=config.earlier_fingerprints(),
+            say=lambda text: warnings.warn(text, stacklevel=2),
         )
     if checkpoint is not None:
         restore(checkpoint, problem.model)
@@ -138,7 +141,9 @@ def _opened(world: World, config: Config, folder: Path, resume: bool) -> Iterato
 
 def _where_to_go_on(world: World, config: Config, folder: Path, run: Run | None) -> Checkpoint | None:
     say = run.log if run is not None else lambda text: None
-    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), say=say)
+    checkpoint = newest(
+        folder / "checkpoints", fingerprint=config.fingerprint(), earlier=config.earlier_fingerprints(), say=say
+    )
     world.wait()  # nobody removes checkpoints before all have read them
     if run is not None:
         run.rewind(-1 if checkpoint is None else checkpoint.epoch)

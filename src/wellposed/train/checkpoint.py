@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,7 @@ def find(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 
-def newest(folder: Path, *, fingerprint: str, say: Callable[[str], None]) -> Checkpoint | None:
+def newest(folder: Path, *, fingerprint: str, say: Callable[[str], None], earlier: Collection[str] = ()) -> Checkpoint | None:
     """The newest checkpoint that is whole and of this configuration; None if there is none at all.
 
     A run repeats the same numbers from any of its checkpoints, so one that is refused costs time and nothing else.
@@ -191,12 +191,13 @@ def newest(folder: Path, *, fingerprint: str, say: Callable[[str], None]) -> Che
         folder: Of the checkpoints.
         fingerprint: Of the configuration.
         say: Told of every checkpoint that is refused, and why.
+        earlier: Fingerprints of the shorter runs that this one continues.
     """
     refused = []
     for path in find(folder):
         try:
             checkpoint = load(path)
-            if checkpoint.record["fingerprint"] != fingerprint:
+            if checkpoint.record["fingerprint"] not in (fingerprint, *earlier):
                 raise CheckpointRefused(f"{path} was made with another configuration.")
         except CheckpointRefused as error:
             refused.append(str(error))

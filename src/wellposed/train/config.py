@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.train._fingerprint import fingerprints
 from wellposed.train.config_yaml import parse, parse_value
 
 __all__ = ["Config", "DataSection", "LossSection", "ModelSection", "OptimizerSection", "RunSection", "read", "resolve"]
@@ -121,6 +122,17 @@ class RunSection(_Section):
     checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
     keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
     tensorboard: bool = Field(default=True, description="events for TensorBoard, if it is installed")
+    extended: list[int] = Field(
+        default=[], description="lengths in epochs before --resume raised run.epochs; up to each the cosine schedule is its own"
+    )
+
+    @field_validator("extended")
+    @classmethod
+    def _longer_each_time(cls, value: list[int], info: ValidationInfo) -> list[int]:
+        lengths = [0, *value, info.data.get("epochs", math.inf)]
+        if any(later <= earlier for earlier, later in zip(lengths, lengths[1:], strict=False)):
+            raise ValueError(f"the lengths must rise, below epochs={lengths[-1]}; --resume writes them")
+        return value
 
 
 class Config(_Section):
@@ -144,12 +156,11 @@ class Config(_Section):
 
         What only decides how long a run is and what is kept of it does not count; the length does under a cosine schedule.
         """
-        plain = self.model_dump()
-        free = {"keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
-        if self.optimizer.schedule != "cosine":
-            free.add("epochs")
-        plain["run"] = {key: value for key, value in plain["run"].items() if key not in free}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        return fingerprints(self)[-1]
+
+    def earlier_fingerprints(self) -> list[str]:
+        """Of the shorter runs that this one continues: their checkpoints are checkpoints of this one."""
+        return fingerprints(self)[:-1]
 
 
 def read(path: Path, changes: Iterable[str] = ()) -> Config:

@@ -17,7 +17,7 @@ from wellposed.train._interruption import Interruption
 from wellposed.train._trainee import TOTALS, Trainee
 from wellposed.train.checkpoint import Checkpoint, Progress, forget_habits, restore
 from wellposed.train.losses import AbstractLoss
-from wellposed.train.optimizers import learning_rate, make_optimizer
+from wellposed.train.optimizers import learning_rate, length_at, make_optimizer
 from wellposed.train.outcome import Listener, Outcome, Parts
 from wellposed.train.run import Run
 
@@ -66,19 +66,23 @@ def fit(
     progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
     trainee = Trainee(model, optimizer, loss, config, world)
     outcome = Outcome("epochs", progress)
+
+    def rate_of(step: int) -> float:
+        return learning_rate(config.optimizer, step, batches, length_at(options, step, batches))
+
     books = Books(trainee, parts, run, listener, outcome)
 
     with Interruption() as interruption, books.events:
         if checkpoint is None:
-            books.close_epoch(rate=learning_rate(config.optimizer, 0, batches, options.epochs), began=time.perf_counter())
+            books.close_epoch(rate=rate_of(0), began=time.perf_counter())
         while progress.stop is None and progress.epoch < options.epochs:
             began, interrupted = time.perf_counter(), False
             if progress.batch == 0:
                 forget_habits(model)  # as after a resume
                 progress.order, progress.totals = _order(options.seed, progress.epoch, len(X)), [0.0] * len(TOTALS)
-            rate = learning_rate(config.optimizer, progress.step, batches, options.epochs)
+            rate = rate_of(progress.step)
             for rows in progress.order.split(batch_size)[progress.batch :]:
-                rate = learning_rate(config.optimizer, progress.step, batches, options.epochs)
+                rate = rate_of(progress.step)
                 sums = trainee.step(X, y, rows, rate, interrupted=interruption.asked)
                 if sums is None:
                     progress.stop = "not_finite"

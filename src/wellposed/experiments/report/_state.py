@@ -82,7 +82,8 @@ def _fill(state: NetworkState, folder: Path) -> None:
     problem = prepare(config)
     model = problem.model
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), say=state.remarks.append)
+    earlier = config.earlier_fingerprints()
+    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), earlier=earlier, say=state.remarks.append)
     if checkpoint is None:
         state.remarks.append("There is no checkpoint; the network is shown as it was at the start.")
     X = _kernel_inputs(state, problem)
