@@ -175,10 +175,10 @@ def test_a_centre_without_an_equilibrium_is_said(run: Path, tmp_path: Path, monk
             parameter *= 100.0
     monkeypatch.setattr("wellposed.cli.landscape.load_run", lambda folder, at: (config, problem, checkpoint))
     result = call("landscape", run, "--points", 3, "--radius", 0.01, "--out", tmp_path / "o")
-    assert result.exit_code == 1 and "9: the model itself says" in result.stdout
-    assert "unknown: the model itself" in result.stdout and "no loss at the centre" in result.stdout
+    assert result.exit_code == 1 and "9: the solve of some sample failed" in result.stdout
+    assert "unknown: the solve of some" in result.stdout and "no loss at the centre" in result.stdout
     said = json.loads((tmp_path / "o" / "landscape.json").read_text())
-    assert said["centre"] == {"loss": None, "status": "ILL_POSED"} and said["range"] is None and said["sharpness"] is None
+    assert said["centre"] == {"loss": None, "status": "NOT_CONVERGED"} and said["range"] is None and said["sharpness"] is None
 
 
 def test_mistakes(run: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import wellposed as wp
+from wellposed.errors import IllPosed
 from wellposed.landscape import CellStatus, Surface, filter_normalized, random_direction, surface
 
 mse = nn.functional.mse_loss
@@ -116,17 +117,38 @@ def test_lost_contraction_is_marked() -> None:
     expected = np.abs(1 + s.coordinates[0]) * norm < 1
     assert 0 < expected.sum() < 11
     np.testing.assert_array_equal(s.valid, expected)
-    assert set(s.status[~expected]) == {CellStatus.ILL_POSED}
-    assert np.isnan(s.values[~expected]).all() and np.isfinite(s.values[expected]).all()
+    found = s.status == CellStatus.NOT_PROVED  # beyond the bound nothing is proved, and much is found all the same
+    assert found.any() and set(s.status[~expected]) <= {CellStatus.NOT_PROVED, CellStatus.NOT_CONVERGED, CellStatus.NOT_UNIQUE}
+    np.testing.assert_array_equal(np.isfinite(s.values), expected | found)
+    model.on_ill_posed = "ignore"
+    origin = model.W.detach().clone()
+    for a, value in zip(s.coordinates[0][found], s.values[found], strict=True):
+        with torch.no_grad():
+            model.W.copy_((1 + a) * origin)
+        assert value == pytest.approx(mse(model(X), y).item(), rel=1e-6)  # two solves, each to the tolerance of the layer
 
 
 @pytest.mark.parametrize("policy", ["warn", "raise"])
 def test_lost_contraction_is_marked_under_both_policies(policy: str) -> None:
     X, y = data()
-    model = gaussian(on_ill_posed=policy)
+    model = gaussian(on_ill_posed=policy, max_steps=50)
     ray = {name: torch.zeros_like(p) for name, p in model.named_parameters()} | {"W": model.W.detach().clone()}
     s = surface(model, mse, X, y, directions=[ray], num=2, radius=50.0)
-    assert (s.status == CellStatus.ILL_POSED).all()
+    assert not s.valid.any() and (s.status != CellStatus.ILL_POSED).all()
+    assert model.on_ill_posed == policy
+
+
+def test_a_model_that_refuses_is_ill_posed() -> None:
+    class Refusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise IllPosed("There is no equilibrium.")
+
+    s = surface(Refusing(), mse, torch.ones(2, 1), torch.ones(2), directions=[{"w": torch.ones(1)}], num=2)
+    assert (s.status == CellStatus.ILL_POSED).all() and np.isnan(s.values).all()
 
 
 def test_equilibria_that_are_not_unique_are_marked() -> None:
@@ -292,7 +314,7 @@ def test_round_trips(tmp_path: Path) -> None:
         for name in ("values", "status", "num_steps", "failed"):
             np.testing.assert_array_equal(getattr(other, name), getattr(s, name))
         assert other.info == s.info and other.counts() == s.counts() and other.seconds == s.seconds
-    assert "ILL_POSED" in repr(s)
+    assert len(s.counts()) > 1 and all(name in repr(s) for name in s.counts())
 
 
 def test_structured_states_are_warm_started() -> None:
@@ -317,13 +339,13 @@ def test_structured_states_are_warm_started() -> None:
     assert warm.num_steps.sum() < cold.num_steps.sum()
 
 
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 3.0))
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 1.5))
 def test_a_value_is_valid_or_nan(seed: int, radius: float) -> None:
     X, y = data(seed=seed)
     model = gaussian()
     s = surface(model, mse, X, y, num=3, radius=radius, generator=torch.Generator().manual_seed(seed))
-    np.testing.assert_array_equal(np.isfinite(s.values), s.valid)
+    np.testing.assert_array_equal(np.isfinite(s.values), s.valid | (s.status == CellStatus.NOT_PROVED))
     again = surface(model, mse, X, y, num=3, radius=radius, generator=torch.Generator().manual_seed(seed))
     np.testing.assert_array_equal(again.values, s.values)
 

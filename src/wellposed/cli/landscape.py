@@ -32,7 +32,8 @@ EPILOG = (
     "  wellposed landscape runs/first --line --points 101 --radius 2\n\n"
     "  wellposed landscape runs/first --direction hessian --radius 0.5 --out pictures\n\n"
     "  wellposed landscape runs/first --points 51 --samples 100 --resume\n\n"
-    "Points without one equilibrium are marked and never drawn as losses. The exit code is 1 if the centre is such a point."
+    "Points without one equilibrium are marked and never drawn as losses. Where one is found that the network's own bound does "
+    "not prove, the picture is dotted. The exit code is 1 if there is no loss at the centre."
 )
 
 DIRECTIONS = ("filter", "random", "hessian")
