@@ -304,6 +304,59 @@ def test_eighty_columns_are_enough(words: list[str], tmp_path: Path, monkeypatch
         }
 
 
+def table_of(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    rows = [(a, b, a - 2 * b, "north" if a > 0 else "south") for a, b in rng.standard_normal((40, 2))]
+    lines = ["size,rooms,price,town", *(f"{a:.6f},{b:.6f},{c:.6f},{d}" for a, b, c, d in rows)]
+    (folder / "houses.csv").write_text("\n".join(lines))
+    return folder / "houses.csv"
+
+
+def test_own_data_are_trained_certified_and_shown(tmp_path: Path) -> None:
+    table_of(tmp_path)
+    own = ["data.name=houses.csv", "data.target=price", "data.columns=size,rooms"]
+    small = [word for change in [*own, *SMALL[2:], "run.certify_every=2"] for word in ("--set", change)]
+    result = call("train", "-q", "--no-report", "--json", *small)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["samples"] == {"train": 32, "test": 8} and summary["run"].endswith("-gaussian-houses")
+    config = yaml.safe_load(Path(summary["run"], "config.yaml").read_text())["data"]
+    assert config["n"] is None and config["norm"] is None and config["name"] == str(tmp_path / "houses.csv")
+    assert call("certify", summary["run"], "--theorem", "contraction").exit_code == 0
+    shown = json.loads(call("data", "show", "houses.csv", "--target", "price", "--columns", "size,rooms", "--json").stdout)
+    assert shown["parts"]["train"]["X"] == [32, 2]
+    classes = [*own[:1], "data.target=town", "data.columns=size", "model.name=dense", *SMALL[2:]]
+    result = call("train", "-q", "--no-report", "--json", *(word for change in classes for word in ("--set", change)))
+    assert result.exit_code == 0 and "test_accuracy" in json.loads(result.stdout)["last"], result.output
+    # a run goes on with the file that it began with
+    with (tmp_path / "houses.csv").open("a") as file:
+        file.write("\n1,2,3,north")
+    failed(call("train", "--resume", summary["run"]), 2, "houses.csv has changed since this configuration was made")
+    failed(call("certify", summary["run"]), 2, "has changed")
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (["data.name=house.csv"], "cannot be read: No such file or directory. Did you mean 'houses.csv'?"),
+        (["data.name=houses.csv"], "data.target must name the column of houses.csv to learn; it has size, rooms, price, town."),
+        (["data.name=houses.csv", "data.target=prize"], "Did you mean 'price'?"),
+        (["data.name=houses.csv", "data.target=price"], "Column 'town' of houses.csv holds text"),
+        (["data.name=houses.csv", "data.target=town", "data.columns=size"], "choose model.name=dense"),
+        (["data.name=houses.csv", "data.target=price", "data.columns=size", "data.n=40"], "too few for data.n=40"),
+        (["data.name=houses.txt"], "files are read if they end with .csv, .parquet, .npz"),
+        (["data.target=price"], "data.target is for files"),
+        (["data.name=houses.csv", "data.target=price", "data.columns=size", "model.name=dense"], "Choose model.name=gaussian"),
+        (["data.name=houses.csv", "data.target=town", "data.columns=size", "model.name=monotone_conv"], "images"),
+    ],
+)
+def test_mistakes_about_own_data_are_found_before_a_run_is_made(own: list[str], says: str, tmp_path: Path) -> None:
+    table_of(tmp_path)
+    (tmp_path / "houses.txt").write_text("x")
+    failed(call("train", "-q", *(word for change in own for word in ("--set", change))), 2, says)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_data_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WELLPOSED_DATA", raising=False)
     failed(call("data", "check"), 2, "WELLPOSED_DATA is not set")

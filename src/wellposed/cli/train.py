@@ -17,6 +17,7 @@ from wellposed.certify import Certificate
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
+from wellposed.data.own import short_name
 from wellposed.errors import InvalidArgument
 from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.models import MODELS
@@ -35,6 +36,7 @@ EPILOG = (
     "  wellposed train --set model.name=skip --set data.norm=unit --set run.epochs=40\n\n"
     "  wellposed train --set model.name=dense --set data.n=null --set run.dtype=float32\n\n"
     "  wellposed train --set data.name=sphere --set run.epochs=100\n\n"
+    "  wellposed train --set data.name=houses.csv --set data.target=price\n\n"
     "  wellposed train --show-config > config.yaml; wellposed train config.yaml --out runs/first\n\n"
     "  wellposed train --resume runs/first\n\n"
     "  torchrun --nproc-per-node 2 -m wellposed train config.yaml --out runs/second\n\n"
@@ -89,7 +91,7 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
     if resume is None:
         settings = filled_in(resolve({}, changes) if config is None else read(config, changes))
         date = time.strftime("%Y%m%d-%H%M%S")
-        return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{settings.data.name}")
+        return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{short_name(settings.data.name)}")
     if config is not None or folder is not None:
         raise InvalidArgument("--resume takes the configuration and the directory of the run; omit CONFIG and --out.")
     before = read_config(resume)
@@ -123,7 +125,7 @@ def _unused(folder: Path) -> Path:
 
 def _show(trained: Trained, settings: Config) -> None:
     summary, last = trained.summary, trained.summary["last"]
-    table = Table(title=f"{settings.model.name} on {settings.data.name}", show_header=False, title_justify="left")
+    table = Table(title=f"{settings.model.name} on {short_name(settings.data.name)}", show_header=False, title_justify="left")
     samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())
     rows: list[tuple[str, str]] = [
         ("samples", samples),

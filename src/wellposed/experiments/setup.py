@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from wellposed.data import Dataset, load
+from wellposed.data.own import checksum, is_path
 from wellposed.errors import InvalidArgument
 from wellposed.experiments.defaults import LOSSES, filled_in
 from wellposed.experiments.models import MODELS, build, kind_of
@@ -48,6 +49,13 @@ def prepare(config: Config) -> Problem:
     kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
     device, dtype = _device(config.run.device), getattr(torch, config.run.dtype)
     d = config.data
+    own: dict[str, Any] = {}
+    if is_path(d.name):
+        _check_unchanged(d.name, d.sha256)
+        columns = None if d.columns is None else tuple(d.columns)
+        own = {"target": d.target, "columns": columns, "standardize": d.standardize, "classify": kind.task == "classification"}
+    elif named := [key for key in ("target", "columns", "standardize", "sha256") if getattr(d, key) is not None]:
+        raise InvalidArgument(f"data.{named[0]} is for files (.csv, .parquet, .npz); omit it for data.name={d.name}.")
     data = load(
         d.name,
         d.n,
@@ -62,6 +70,7 @@ def prepare(config: Config) -> Problem:
         features=d.features,
         noise=d.noise,
         dtype=dtype,
+        **own,
     )
     X, y, y_test = data.X, data.y, data.y_test
     if kind.task == "classification" and _are_signs(y):
@@ -79,6 +88,16 @@ def prepare(config: Config) -> Problem:
     kept, apart = order[count:].sort().values, order[:count].sort().values
     parts = Parts(_to(device, X[kept], y[kept]), _to(device, X[apart], y[apart]), test)
     return Problem(data, parts, model, loss)
+
+
+def _check_unchanged(name: str, expected: str | None) -> None:
+    """The file is the one that the configuration was made with."""
+    found = checksum(name)
+    if expected is not None and found != expected:
+        raise InvalidArgument(
+            f"{name} has changed since this configuration was made: its checksum begins with {found[:8]}, and "
+            f"data.sha256 with {expected[:8]}. Put the file back, or start a new run with data.sha256=null."
+        )
 
 
 def _loss(config: Config, y: Tensor, y_test: Tensor | None, task: str) -> tuple[AbstractLoss, int]:

@@ -16,7 +16,7 @@ __all__ = ["extended", "fingerprints"]
 #: What only decides how long a run is and what is kept of it.
 FREE = {"keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
 #: Keys that earlier runs do not have; with these values they change nothing, so checkpoints of those runs stay usable.
-ADDED: dict[str, dict[str, Any]] = {"run": {"extended": []}}
+ADDED: dict[str, dict[str, Any]] = {"data": dict.fromkeys(("target", "columns", "standardize", "sha256"))}
 
 
 def fingerprints(config: Config) -> list[str]:

@@ -27,8 +27,18 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """What is learned; the keys are those of `wellposed.data.load`, with `validation` added."""
 
-    name: str = Field(default="digits", description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn or camvid")
-    n: int | None = Field(default=100, ge=1, description="training samples; null for all")
+    name: str = Field(
+        default="digits",
+        description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn, camvid, or a file: .csv, .parquet, .npz",
+    )
+    target: str | None = Field(default=None, description="column of a table to learn; target, y or label if null")
+    columns: list[str] | None = Field(default=None, description="columns of a table to learn from; null for all others")
+    standardize: bool | None = Field(
+        default=None,
+        description="files: inputs and numbers to learn get mean 0 and standard deviation 1; null does so for tables",
+    )
+    sha256: str | None = Field(default=None, description="of the file; a run fills it in, and refuses another file")
+    n: int | None = Field(default=100, ge=1, description="training samples; null for all, as for files if not said")
     n_test: int | None = Field(default=None, ge=1, description="test samples; null for all")
     classes: list[int] | Literal["auto"] | None = Field(
         default="auto",
@@ -36,7 +46,9 @@ class DataSection(_Section):
         "for data without classes to choose from",
     )
     paper: str | None = Field(default=None, description="preprocessing of ling2022, gao2022 or gao2023")
-    norm: Literal["unit", "sqrt_d"] | None = Field(default="sqrt_d", description="norm of every sample; null leaves it")
+    norm: Literal["unit", "sqrt_d"] | None = Field(
+        default="sqrt_d", description="norm of every sample; null leaves it, as for files if not said"
+    )
     grey: bool = Field(default=False, description="colours to luminance")
     size: int | None = Field(default=None, ge=1, description="images resized to this height and width")
     flatten: bool | Literal["auto"] = Field(default="auto", description="rows, not images; auto asks the network")
@@ -51,6 +63,12 @@ class DataSection(_Section):
         """3,8 as [3, 8], as `wellposed data show --classes` takes it."""
         listed = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)+", value)
         return [int(part) for part in value.split(",")] if listed else value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _names_with_commas(cls, value: Any) -> Any:
+        """age,income as ["age", "income"]."""
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
 class ModelSection(_Section):
