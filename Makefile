@@ -8,7 +8,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all format docs docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-all format docs docs-fast docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ format: $(VENV)/.installed-test  ## Rewrite the code in the house format.
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into site/, without the network; warnings are errors.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
+
+docs-fast: $(VENV)/.installed-docs  ## The same without executing the tutorials: seconds, not minutes.
+	WELLPOSED_DOCS_FAST=1 NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
 
 docs-serve: $(VENV)/.installed-docs  ## Show the documentation on this machine, rebuilt as you edit.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve $(ARGS)
