@@ -79,6 +79,7 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
                 )
             if run is None:
                 return Trained(folder, problem, outcome, {}, False)
+            run.check()
             summary = _summary(run, problem, outcome)
             if outcome.stop == "interrupted":
                 run.log(f"Interrupted after step {outcome.progress.step}; a checkpoint is saved.")

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._files import write_whole
 from wellposed.errors import CheckpointRefused, MissingPackage, how_to_install
 from wellposed.nn.operator import Habit, Memory
-from wellposed.train._atomic import write_whole
 from wellposed.train._random_state import capture_random_state, restore_random_state
 
 __all__ = ["Checkpoint", "Progress", "capture", "find", "load", "newest", "prune", "restore", "save", "tidy"]
