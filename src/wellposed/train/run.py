@@ -3,7 +3,7 @@
 | file | what |
 | --- | --- |
 | config.yaml | the configuration, every key resolved |
-| environment.json | versions, git state, threads, seed, command line; one entry a session |
+| environment.json | versions, git commits, threads, seed, command line; one entry a session |
 | metrics.jsonl | one row an epoch, on the disk before the epoch counts as done; no times, so equal runs have equal files |
 | times.jsonl | seconds an epoch, with its evaluation and certificate |
 | metrics.parquet, summary.json | written at the end |
