@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
-from wellposed._files import append_line, open_plain, write_whole, writing
+from wellposed._files import open_plain, replacing, writing
 
 __all__ = ["LineFile"]
 
@@ -16,49 +18,68 @@ class LineFile:
 
     Args:
         path: The file; what is in it already counts.
+        say: Told of what had to be put back.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path, self._say = path, say
         self._content: bytes | None = None  # read when it is needed
-        self._known: tuple[int, ...] | None = None
+        self._known: tuple[int, ...] | None = None  # as it was left; None if it is not there yet
 
     def set(self, content: bytes) -> None:
         """Replaces all lines."""
-        write_whole(self.path, content)
-        self._content, self._known = content, _identity(self.path)
+        with writing(self.path), replacing(self.path) as file:
+            file.write(content)
+            file.flush()
+            known = _identity(os.fstat(file.fileno()))
+        self._content, self._known = content, known
 
     def add(self, line: str) -> None:
-        """A line: on the disk when this returns. Call `restore` first."""
-        content = self._present()
-        append_line(self.path, line)
-        self._content, self._known = content + line.encode() + b"\n", _identity(self.path)
+        """A line: on the disk when this returns."""
+        added = line.encode() + b"\n"
+        with writing(self.path):
+            while True:  # until nothing comes between looking and opening
+                self.restore()
+                if self._known is None:
+                    return self.set(added)
+                try:
+                    handle = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
+                except FileNotFoundError:
+                    continue
+                with os.fdopen(handle, "ab") as file:
+                    if _identity(os.fstat(handle)) == self._known:
+                        file.write(added)
+                        file.flush()
+                        os.fsync(handle)
+                        self._content, self._known = self._present() + added, _identity(os.fstat(handle))
+                        return
 
-    def restore(self) -> str | None:
-        """Puts back what is not there any more; a sentence about it, or None if all is as it was left.
-
-        A file that is there instead is not lost: it gets another name.
-        """
-        content, now = self._present(), _identity(self.path)
-        if now == self._known:
-            return None
-        if now is not None and stat.S_ISREG(now[0]) and now[3] == len(content) and _read(self.path) == content:
-            self._known = now  # copied back, or touched
-            return None
-        what = f"{self.path.name} was deleted while the run wrote it; its lines are put back."
-        if now is not None:
-            aside = _free(self.path)
-            with writing(self.path):
-                os.rename(self.path, aside)
-            what = (
-                f"{self.path.name} was changed while the run wrote it; {aside.name} has the change, and the lines are put back."
-            )
+    def restore(self) -> None:
+        """Puts back what is not there any more; a file that is there instead is not lost but gets another name."""
+        content, name = self._present(), self.path.name
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            if self._known is not None:
+                self.set(content)
+                self._say(f"{name} was deleted while the run wrote it; its lines are put back.")
+            return
+        if _identity(found) == self._known:
+            return
+        if stat.S_ISREG(found.st_mode) and found.st_size == len(content) and _read(self.path) == content:
+            self._known = _identity(found)  # touched, or copied back
+            return
+        aside = _free(self.path)
+        with writing(self.path):
+            os.rename(self.path, aside)
         self.set(content)
-        return what
+        self._say(f"{name} was changed while the run wrote it; {aside.name} has the change, and its lines are put back.")
 
     def _present(self) -> bytes:
         if self._content is None:
-            self._content, self._known = _read(self.path), _identity(self.path)
+            self._content = _read(self.path)
+            with contextlib.suppress(FileNotFoundError):
+                self._known = _identity(os.lstat(self.path))
         return self._content
 
 
@@ -72,13 +93,9 @@ def _read(path: Path) -> bytes:
             return file.read()
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
+def _identity(found: os.stat_result) -> tuple[int, ...]:
     """Equal as long as it is the same file with the same content."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_mode, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _free(path: Path) -> Path:

@@ -57,7 +57,7 @@ class Run:
 
     def __init__(self, folder: Path, config: Config, lock: Lock) -> None:
         self.folder, self.config, self._lock = folder, config, lock
-        self._metrics, self._times = LineFile(folder / "metrics.jsonl"), LineFile(folder / "times.jsonl")
+        self._metrics, self._times = (LineFile(folder / name, self.log) for name in ("metrics.jsonl", "times.jsonl"))
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> Run:
@@ -141,8 +141,7 @@ class Run:
         if self._lock.renew():
             self.log("The lock file was deleted; it is made again.")
         for lines in (self._metrics, self._times):
-            if (remark := lines.restore()) is not None:
-                self.log(remark)
+            lines.restore()
 
     def add_certificate(self, epoch: int, certificate: Certificate) -> None:
         """certificates/epoch-00005.json."""
