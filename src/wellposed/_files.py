@@ -25,7 +25,7 @@ __all__ = [
     "append_line",
     "is_temporary",
     "open_plain",
-    "refuse_links",
+    "refuse_special_files",
     "replacing",
     "sweep",
     "sync_folder",
@@ -88,7 +88,7 @@ def open_plain(path: Path, flags: int) -> int:
     return handle
 
 
-def refuse_links(folder: Path, inside: Iterable[str] = (), in_place: Iterable[str] = ()) -> None:
+def refuse_special_files(folder: Path, inside: Iterable[str] = (), in_place: Iterable[str] = ()) -> None:
     """Raises `RunError` if a folder holds a link, a pipe, a socket or a device; the folder itself may be a link.
 
     Args:

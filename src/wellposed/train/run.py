@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wellposed._files import append_line, is_temporary, refuse_links, sweep, write_whole, writing
+from wellposed._files import append_line, is_temporary, refuse_special_files, sweep, write_whole, writing
 from wellposed.certify import Certificate
 from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed.train._environment import environment
@@ -42,7 +42,7 @@ FOLDERS = ("certificates", "checkpoints", "figures")
 
 def refuse_foreign(folder: Path) -> None:
     """Raises `RunError` if something in a run would lead out of it: a run may come from anywhere, and is written."""
-    refuse_links(folder, (*FOLDERS, "tensorboard"), in_place=("lock", "log.txt"))
+    refuse_special_files(folder, (*FOLDERS, "tensorboard"), in_place=("lock", "log.txt"))
 
 
 class Run:
