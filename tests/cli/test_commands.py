@@ -171,6 +171,7 @@ def test_resume_for_more_epochs_is_the_longer_run(tmp_path: Path) -> None:
 def test_mistakes(words: list[str], says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
     failed(call(*words), 2, *says)
+    assert not (tmp_path / "runs").exists()  # found before a run directory is made
 
 
 @pytest.mark.parametrize(

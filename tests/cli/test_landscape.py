@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -197,3 +198,19 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
 
 def test_help_has_an_example() -> None:
     assert "wellposed landscape runs/first" in call("landscape", "--help").stdout
+
+
+@pytest.mark.parametrize("name", ["figures", "figures/landscape.png"])
+def test_no_picture_is_drawn_through_a_link(run: Path, name: str, tmp_path: Path) -> None:
+    copy, victim = tmp_path / "copy", tmp_path / "victim"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("landscape*"))
+    if name == "figures":
+        (copy / name).rmdir()
+        victim.mkdir()
+    else:
+        victim.write_text("mine")
+    (copy / name).symlink_to(victim)
+    failed(
+        call("landscape", copy, "--line", "--points", "3", "--quiet"), 3, f"{name} is a link, and nothing in a run is followed"
+    )
+    assert not list(victim.iterdir()) if name == "figures" else victim.read_text() == "mine"

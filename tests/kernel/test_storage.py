@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
+from syncs import synced
+from wellposed._files import Temporary
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import _hadamard, kernel_memory
 from wellposed.kernel._memory import available_memory, readable
@@ -87,6 +89,27 @@ def test_an_older_file_survives_an_interrupted_run(tmp_path: Path, monkeypatch: 
     with pytest.raises(RuntimeError):
         wp.tangent_kernel(network(), draw(20, 3), out=tmp_path / "k.npy")
     assert np.array_equal(np.load(tmp_path / "k.npy"), before)
+
+
+def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    dead = [tmp_path / ".k.npy.123.part", tmp_path / ".k.npy.123-0123abcd.part"]
+    for path in dead:
+        path.write_bytes(b"x" * 1000)
+    kept = [Temporary(tmp_path / "k.npy", "part"), Temporary(tmp_path / "other.npy", "part")]  # their writers live
+    (tmp_path / ".other.npy.123.part").touch()
+    wp.tangent_kernel(network(), draw(5, 3), out=tmp_path / "k.npy")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"k.npy", ".other.npy.123.part", *(part.path.name for part in kept)}
+    for part in kept:
+        part.discard()
+
+
+def test_a_kernel_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert synced(monkeypatch, lambda: wp.tangent_kernel(network(), draw(5, 3), out=tmp_path / "k.npy")) == [
+        "fsync file",
+        "replace",
+        "fsync folder",
+    ]
 
 
 def test_a_small_disk_is_noticed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import wellposed as wp
+from syncs import synced
 from wellposed.errors import IllPosed
 from wellposed.landscape import CellStatus, Surface, filter_normalized, random_direction, surface
 
@@ -303,13 +304,16 @@ def test_batches_change_nothing() -> None:
     assert (s.status == CellStatus.NOT_UNIQUE).all()
 
 
-def test_round_trips(tmp_path: Path) -> None:
+def test_round_trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = data()
     model = gaussian()
     ray = {name: torch.zeros_like(p) for name, p in model.named_parameters()} | {"W": model.W.detach().clone()}
     s = surface(model, mse, X, y, directions=[ray, ray], num=3, radius=5.0)
     assert 0 < s.valid.sum() < 9
-    s.save(tmp_path / "s.npz")
+    # what a killed process left is removed, and the file is on the disk before it has its name
+    (tmp_path / ".s.npz.123.tmp").touch()
+    assert synced(monkeypatch, lambda: s.save(tmp_path / "s.npz")) == ["fsync file", "replace", "fsync folder"]
+    assert [path.name for path in tmp_path.iterdir()] == ["s.npz"]
     for other in (Surface.from_dict(s.to_dict()), Surface.load(tmp_path / "s.npz")):
         for name in ("values", "status", "num_steps", "failed"):
             np.testing.assert_array_equal(getattr(other, name), getattr(s, name))

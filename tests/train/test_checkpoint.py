@@ -153,6 +153,16 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [newer.name, newer.with_suffix(".safetensors").name]
 
 
+def test_prune_finishes_what_was_killed_in_the_middle(tmp_path: Path) -> None:
+    older, newer = two(tmp_path)
+    older.unlink()  # killed while it was removed
+    (tmp_path / "step-000000001-interrupted.safetensors").touch()  # killed while it was written
+    (tmp_path / "step-000000003.safetensors").touch()  # the next one, which the run will write again
+    prune(tmp_path, 2)
+    left = [newer.name, newer.with_suffix(".safetensors").name, "step-000000003.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
 def test_tidy_never_removes_the_one_in_use(tmp_path: Path) -> None:
     older, newer = two(tmp_path)
     os.truncate(newer.with_suffix(".safetensors"), 10)

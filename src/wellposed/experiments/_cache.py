@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from wellposed._files import write_whole, writing
 from wellposed.errors import RunError
 from wellposed.experiments._experiment import Result, Task
-from wellposed.train._atomic import write_whole, writing
 
 __all__ = ["TaskCache", "program", "write"]
 

@@ -18,7 +18,7 @@ from wellposed.experiments.setup import Problem, prepare
 from wellposed.train._distributed import World, joined
 from wellposed.train._random_state import seed_everything
 from wellposed.train.checkpoint import Checkpoint, load, newest, restore, tidy
-from wellposed.train.loop import fit
+from wellposed.train.loop import check_patience, fit
 from wellposed.train.outcome import STOPS, Listener, Outcome
 from wellposed.train.run import Run, read_config, read_metrics
 
@@ -64,6 +64,8 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
         torch.set_num_threads(config.run.threads or 1)
         seed_everything(config.run.seed)
         problem = prepare(config)
+        check_patience(config, problem.parts)
+        seed_everything(config.run.seed)  # again: what `prepare` imports may draw, but only in the first run of a process
         with _opened(world, config, folder, resume) as run:
             checkpoint = _where_to_go_on(world, config, folder, run) if resume else None
             with _warnings_logged(run):
@@ -79,6 +81,7 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
                 )
             if run is None:
                 return Trained(folder, problem, outcome, {}, False)
+            run.check()
             summary = _summary(run, problem, outcome)
             if outcome.stop == "interrupted":
                 run.log(f"Interrupted after step {outcome.progress.step}; a checkpoint is saved.")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from wellposed._files import replacing, sweep
 from wellposed.errors import InvalidArgument
 
 __all__ = ["from_plain", "load_arrays", "plain", "save_arrays"]
@@ -44,16 +45,11 @@ def from_plain(value: Any, dtype: Any = np.float64) -> np.ndarray:
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], text: Mapping[str, Any]) -> None:
-    """Writes next to the target and renames, which the file system does at once."""
+    """Writes next to the target and renames, which the file system does at once; both are on the disk afterwards."""
     target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            np.savez(file, **{_TEXT: np.array(json.dumps(dict(text)))}, **arrays)  # type: ignore[arg-type]
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    sweep(target.parent, target=target.name)
+    with replacing(target) as file:
+        np.savez(file, **{_TEXT: np.array(json.dumps(dict(text)))}, **arrays)  # type: ignore[arg-type]
 
 
 def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

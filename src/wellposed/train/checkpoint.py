@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._files import write_whole
 from wellposed.errors import CheckpointRefused, MissingPackage, how_to_install
 from wellposed.nn.operator import Habit, Memory
-from wellposed.train._atomic import write_whole
 from wellposed.train._random_state import capture_random_state, restore_random_state
 
 __all__ = ["Checkpoint", "Progress", "capture", "find", "load", "newest", "prune", "restore", "save", "tidy"]
 
 FORMAT, VERSION = "wellposed-checkpoint", 2
+#: Ends the name of a checkpoint that an interruption made, out of turn.
+INTERRUPTED = "-interrupted"
 
 
 @dataclass
@@ -133,15 +135,16 @@ def forget_habits(model: nn.Module) -> None:
             setattr(module, "_memory", Memory())  # noqa: B010 (a plain assignment is typed as a parameter)
 
 
-def save(checkpoint: Checkpoint, folder: Path, name: str | None = None) -> Path:
+def save(checkpoint: Checkpoint, folder: Path, name: str | None = None, *, interrupted: bool = False) -> Path:
     """Writes `name`.safetensors and then `name`.json, each whole or not at all; only with both is there a checkpoint.
 
     Args:
         checkpoint: From `capture`.
         folder: Where.
         name: By default made of the step.
+        interrupted: Whether it is out of turn; the name says so.
     """
-    name = _name(checkpoint) if name is None else name
+    name = _name(checkpoint) + INTERRUPTED * interrupted if name is None else name
     content = _safetensors().save(checkpoint.tensors)
     path = folder / f"{name}.json"
     write_whole(folder / f"{name}.safetensors", content)
@@ -210,16 +213,28 @@ def newest(folder: Path, *, fingerprint: str, say: Callable[[str], None], earlie
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Removes all but the newest checkpoints; the record first, so that no half of one is left that looks whole."""
-    for path in find(folder)[keep:]:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".safetensors").unlink(missing_ok=True)
+    """Removes all but the newest checkpoints; the record first, so that no half of one is left that looks whole.
+
+    One that an interruption made does not count, and is kept until a newer one is there: what is kept of a run at its end does
+    not depend on where it was interrupted.
+    """
+    found = find(folder)
+    regular = [path.stem for path in found if not path.stem.endswith(INTERRUPTED)][:keep]
+    kept = {*regular, *(path.stem for path in found[:1])}
+    for path in found:
+        if path.stem not in kept:
+            path.unlink(missing_ok=True)
+    for path in folder.glob("step-*.safetensors"):
+        # also those whose record is gone already: a process was killed here, or between the two writes of a checkpoint
+        limit = max(kept, default="") if path.stem.endswith(INTERRUPTED) else min(regular, default="")
+        if path.stem not in kept and path.stem.removesuffix(INTERRUPTED) <= limit:
+            path.unlink(missing_ok=True)
 
 
 def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Before training goes on from a checkpoint: newer ones, which were refused, are set aside, and too old ones removed."""
     for path in find(folder):
-        if path.stem > _name(checkpoint):
+        if path.stem.removesuffix(INTERRUPTED) > _name(checkpoint):
             for part in (path, path.with_suffix(".safetensors")):
                 if part.exists():
                     part.replace(part.with_name(f"{part.name}.refused"))

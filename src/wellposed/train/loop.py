@@ -24,7 +24,7 @@ from wellposed.train.run import Run
 if TYPE_CHECKING:
     from wellposed.train.config import Config
 
-__all__ = ["fit"]
+__all__ = ["check_patience", "fit"]
 
 
 def fit(
@@ -55,10 +55,7 @@ def fit(
         listener: For a progress bar.
     """
     options, world = config.run, World() if world is None else world
-    if options.patience is not None and parts.validation is None:
-        raise InvalidArgument(
-            "run.patience watches the validation loss: keep samples apart by data.validation=0.2 or the like."
-        )
+    check_patience(config, parts)
     X, y = parts.train
     batch_size = min(options.batch_size or len(X), len(X))
     batches = math.ceil(len(X) / batch_size)
@@ -102,6 +99,14 @@ def fit(
                 return books.interrupted()
     outcome.stop = progress.stop or "epochs"
     return outcome
+
+
+def check_patience(config: Config, parts: Parts) -> None:
+    """Raises `InvalidArgument` if early stopping has nothing to watch."""
+    if config.run.patience is not None and parts.validation is None:
+        raise InvalidArgument(
+            "run.patience watches the validation loss: keep samples apart by data.validation=0.2 or the like."
+        )
 
 
 def _order(seed: int, epoch: int, n: int) -> Tensor:
