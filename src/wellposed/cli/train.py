@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from wellposed.certify import Certificate
+from wellposed.certify._recheck import as_recorded
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
@@ -22,6 +23,7 @@ from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.models import MODELS
 from wellposed.experiments.training import Trained
 from wellposed.experiments.training import train as train_run
+from wellposed.train._run_files import certificate_files, read_certificate
 from wellposed.train.config import Config, read, resolve
 from wellposed.train.run import read_config
 
@@ -126,9 +128,8 @@ def _show(trained: Trained, settings: Config) -> None:
     if "equilibrium_steps" in last:
         failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
-    if "certified" in last:
-        path = sorted((trained.folder / "certificates").glob("epoch-*.json"))[-1]
-        certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
+    if "certified" in last and (files := certificate_files(trained.folder)):
+        certificate = as_recorded(read_certificate(trained.folder, files[-1][1]))
         rows.append(("certificate", _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)))
     for row in rows:
         table.add_row(*row)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed.train._atomic import append_line, is_temporary, write_whole, writing
 from wellposed.train._environment import environment
 from wellposed.train._lock import Lock
+from wellposed.train._run_files import certificate_files, read_metrics, read_sessions, read_times
 
 if TYPE_CHECKING:
     from wellposed.train.config import Config
@@ -130,16 +132,16 @@ class Run:
             RunError: Rows are missing that must be there.
         """
         rows = [row for row in read_metrics(self.folder) if row["epoch"] <= epoch]
-        if [row["epoch"] for row in rows] != list(range(epoch + 1)):
+        if len(rows) != epoch + 1 or any(row["epoch"] != k for k, row in enumerate(rows)):
             raise RunError(
                 f"{self.folder / 'metrics.jsonl'} is damaged: rows of epochs 0 to {epoch} are expected, there are {len(rows)}. "
                 "Put a good copy back, or start a new run."
             )
         for name in ("metrics.jsonl", "times.jsonl"):
-            kept = rows if name == "metrics.jsonl" else [t for t in _lines(self.folder / name) if t["epoch"] <= epoch]
+            kept = rows if name == "metrics.jsonl" else [t for t in read_times(self.folder) if t["epoch"] <= epoch]
             write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        for path in (self.folder / "certificates").glob("epoch-*.json"):
-            if int(path.stem.removeprefix("epoch-")) > epoch:
+        for certified, path in certificate_files(self.folder):
+            if certified > epoch:
                 path.unlink()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -157,7 +159,11 @@ class Run:
             return
         rows = read_metrics(self.folder)
         names = list(dict.fromkeys(name for row in rows for name in row))
-        table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+        try:
+            table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+        except pyarrow.ArrowException as error:
+            self.log(f"metrics.parquet is left out: the rows of metrics.jsonl do not fit together ({error}).")
+            return
         sink = pyarrow.BufferOutputStream()
         pyarrow.parquet.write_table(table, sink)
         write_whole(self.folder / "metrics.parquet", sink.getvalue().to_pybytes())
@@ -171,12 +177,9 @@ class Run:
 
     def _begin_session(self) -> None:
         path = self.folder / "environment.json"
-        try:
-            sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-        except (OSError, ValueError, KeyError, TypeError):
-            sessions = []  # not there yet; it is a record for people, and no reason to refuse a run
+        sessions = read_sessions(self.folder)
         now = environment(self.config.run.seed, self.config.run.threads)
-        if sessions and sessions[-1]["versions"] != now["versions"]:
+        if sessions and sessions[-1].get("versions") != now["versions"]:
             self.log("The versions are others than in the session before; numbers may differ in their last digits.")
         write_whole(path, json.dumps({"sessions": [*sessions, now]}, indent=2).encode())
 
@@ -190,9 +193,9 @@ def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     from wellposed.train.config import read
 
-    if not (folder / "config.yaml").is_file():
+    if not os.path.lexists(folder / "config.yaml"):
         raise InvalidArgument(_no_run(folder))
-    return read(folder / "config.yaml")
+    return read(folder / "config.yaml", within=folder)
 
 
 def _no_run(folder: Path) -> str:
@@ -216,29 +219,6 @@ def _near(parent: Path, name: str) -> str:
     names = [path.parent.name for path in parent.glob("*/config.yaml")] if parent.is_dir() else []
     near = difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {str(parent / near[0])!r}?" if near else ""
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a half-written last line is left out."""
-    return _lines(folder / "metrics.jsonl")
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    rows = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        try:
-            if line:
-                rows.append(json.loads(line))
-        except ValueError:
-            if number == len(lines) - 1:
-                break  # a process was killed while it wrote this line
-            raise RunError(f"{path} is damaged in line {number + 1}; put a good copy back, or start a new run.") from None
-    return rows
 
 
 def _finite(value: Any) -> Any:
