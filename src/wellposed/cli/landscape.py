@@ -14,9 +14,10 @@ import typer
 from rich.table import Table
 from torch import Tensor, nn
 
+from wellposed._reading import refuse_links
 from wellposed.cli._app import ExitCode, app, guarded, say
 from wellposed.cli._layout import print_table
-from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
+from wellposed.errors import InvalidArgument, MissingPackage, RunError, WellposedError, did_you_mean
 from wellposed.experiments.setup import Problem
 from wellposed.experiments.training import load_run
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
@@ -79,6 +80,8 @@ def landscape(
     config, problem, checkpoint = load_run(run, at=at)
     X, y = _samples(problem, samples)
     model, loss = problem.model, _mean(problem.loss)
+    for name in ("npz", "json", "png") if folder is None else ():
+        refuse_links(run / "figures" / f"landscape.{name}", run, RunError)
     folder = run / "figures" if folder is None else folder
     file = folder / "landscape.npz"
     if file.exists() and not resume:
