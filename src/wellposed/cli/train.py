@@ -128,12 +128,25 @@ def _show(trained: Trained, settings: Config) -> None:
     if "equilibrium_steps" in last:
         failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
-    if "certified" in last and (files := certificate_files(trained.folder)):
-        certificate = as_recorded(read_certificate(trained.folder, files[-1][1]))
-        rows.append(("certificate", _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)))
+    if "certified" in last:
+        certificate, origin = _last_certificate(trained)
+        if certificate is not None:
+            words = _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)
+            rows.append(("certificate", words + origin))
     for row in rows:
         table.add_row(*row)
     print_table(table)
+
+
+def _last_certificate(trained: Trained) -> tuple[Certificate | None, str]:
+    """The last certificate: of this session, or as a file has it, which is said."""
+    if trained.outcome.certificate is not None:
+        return trained.outcome.certificate, ""
+    files = certificate_files(trained.folder)
+    if not files:
+        return None, ""
+    path = files[-1][1]
+    return as_recorded(read_certificate(trained.folder, path)), f" (as recorded in {path.name})"
 
 
 def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:

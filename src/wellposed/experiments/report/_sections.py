@@ -30,8 +30,7 @@ def sentence(text: str) -> Html:
 
 def badge(verdict: Verdict) -> Html:
     """A verdict as a mark and a word, and that a file is all that stands behind it."""
-    mark = el("span", f"{_SIGNS[verdict]} {verdict}", class_=f"badge {verdict.value}")
-    return el("span", mark, " as recorded", class_="nowrap")
+    return el("span", f"{_SIGNS[verdict]} {verdict} as recorded", class_=f"badge {verdict.value}")
 
 
 def glance(run: RunFiles) -> Html:
