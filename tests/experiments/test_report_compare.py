@@ -41,8 +41,8 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert "The configurations are equal" in page.words()
     (table,) = [table for table in page.find("table") if table.find("caption")[0].text == "Runs"]
     assert [span.text for span in table.find("span") if "badge" in (span.attributes.get("class") or "")] == [
-        "✓ CERTIFIED",
-        "? UNDECIDED",
+        "✓ CERTIFIED as recorded",
+        "? UNDECIDED as recorded",
     ]
 
 

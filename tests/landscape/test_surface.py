@@ -415,6 +415,30 @@ def test_files_without_a_record_are_refused(tmp_path: Path) -> None:
         Surface.load(file)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"axis1": None}, "it has no 'axis1'"),
+        ({"status": np.zeros((3, 2), np.int8)}, "shapes of its arrays do not fit"),
+        ({"values": np.zeros((2, 2, 2))}, "it has no 'axis2'"),
+        ({"status": np.full((2, 2), 99, np.int8)}, "a status is none of those"),
+        ({"values": np.array([["a", "b"], ["c", "d"]])}, "holds no record"),
+        ({"__record__": np.array('{"kind": "surface", "seconds": [], "info": {}}')}, "damaged record"),
+        ({"__record__": np.array('{"kind": "surface", "seconds": 1}')}, "it has no 'info'"),
+        ({"__record__": np.array("[" * 5000)}, "holds no record"),
+    ],
+)
+def test_a_forged_record_is_one_sentence(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    good = {name: np.zeros((2, 2)) for name in ("values", "num_steps", "failed")} | {"status": np.zeros((2, 2), np.int8)}
+    good |= {"axis0": np.zeros(2), "axis1": np.zeros(2)}
+    good["__record__"] = np.array('{"kind": "surface", "seconds": 1.0, "info": {}}')
+    np.savez(tmp_path / "good.npz", **good)
+    assert Surface.load(tmp_path / "good.npz").values.shape == (2, 2)
+    np.savez(tmp_path / "bad.npz", **{name: part for name, part in (good | changes).items() if part is not None})
+    with pytest.raises(wp.InvalidArgument, match=says):
+        Surface.load(tmp_path / "bad.npz")
+
+
 def test_a_loss_with_many_numbers_is_refused() -> None:
     X, y = data()
     with pytest.raises(wp.InvalidArgument, match="must be one number"):

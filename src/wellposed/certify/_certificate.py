@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from wellposed._reading import parse_json
+from wellposed.certify._plain import RELATIONS, check_plain
 from wellposed.errors import InvalidArgument
 
 __all__ = ["Certificate", "Hypothesis", "Verdict"]
-
-RELATIONS = ("<", "<=", ">", ">=")
 
 
 class Verdict(enum.Enum):
@@ -140,10 +140,8 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
-        """The certificate that `to_dict` wrote."""
-        known = {item.name for item in fields(cls)}
-        if missing := known ^ set(plain):
-            raise InvalidArgument(f"This is no certificate: fields {sorted(missing)} are missing or unknown.")
+        """The certificate that `to_dict` wrote; raises `InvalidArgument` for anything else."""
+        check_plain(plain, {item.name for item in fields(cls)})
         values = dict(plain)
         values["verdict"] = Verdict(plain["verdict"])
         values["hypotheses"] = tuple(
@@ -162,12 +160,8 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """The certificate that `to_json` wrote."""
-        try:
-            plain = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InvalidArgument(f"This is no certificate: it is not JSON ({error}).") from error
-        return cls.from_dict(plain)
+        """The certificate that `to_json` wrote; raises `InvalidArgument` for anything else."""
+        return cls.from_dict(parse_json(text, "This is no certificate: its text", error=InvalidArgument))
 
     def _title(self) -> str:
         return f"{self.theorem}{f' ({self.dynamics})' if self.dynamics else ''}: {self.verdict}"

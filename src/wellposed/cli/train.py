@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from wellposed.certify import Certificate
+from wellposed.certify._recheck import as_recorded
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
@@ -24,6 +25,7 @@ from wellposed.experiments.models import MODELS
 from wellposed.experiments.training import Trained
 from wellposed.experiments.training import train as train_run
 from wellposed.train._fingerprint import extended
+from wellposed.train._run_files import certificate_files, read_certificate
 from wellposed.train.config import Config, read, resolve
 from wellposed.train.optimizers import learning_rate
 from wellposed.train.run import read_config
@@ -143,12 +145,24 @@ def _show(trained: Trained, settings: Config) -> None:
         failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
     if "certified" in last:
-        path = sorted((trained.folder / "certificates").glob("epoch-*.json"))[-1]
-        certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
-        rows.append(("certificate", _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)))
+        certificate, origin = _last_certificate(trained)
+        if certificate is not None:
+            words = _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)
+            rows.append(("certificate", words + origin))
     for row in rows:
         table.add_row(*row)
     print_table(table)
+
+
+def _last_certificate(trained: Trained) -> tuple[Certificate | None, str]:
+    """The last certificate: of this session, or as a file has it, which is said."""
+    if trained.outcome.certificate is not None:
+        return trained.outcome.certificate, ""
+    files = certificate_files(trained.folder)
+    if not files:
+        return None, ""
+    path = files[-1][1]
+    return as_recorded(read_certificate(trained.folder, path)), f" (as recorded in {path.name})"
 
 
 def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:

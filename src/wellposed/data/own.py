@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from wellposed._npz import read_arrays
+from wellposed._reading import sha256
 from wellposed.data.table import LARGEST, Table, check_file, read_csv, read_parquet
 from wellposed.errors import InvalidArgument, did_you_mean
 
@@ -38,11 +37,7 @@ def checksum(name: str) -> str:
     """sha256 of a file, in hexadecimal."""
     path = Path(name).expanduser()
     check_file(path)
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            total.update(block)
-    return total.hexdigest()
+    return sha256(path, limit=LARGEST, error=InvalidArgument) or ""
 
 
 def read_own(
@@ -121,35 +116,20 @@ def _chosen(
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
-    try:
-        # opened here: np.load leaves a broken file open
-        with path.open("rb") as file:
-            with zipfile.ZipFile(file) as members:
-                size = sum(member.file_size for member in members.infolist())
-            if size > LARGEST:
-                raise InvalidArgument(f"{path} unpacks to {size / 2**30:.1f} GB; at most {LARGEST / 2**30:.0f} GB are read.")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                names = next((pair for pair in ARRAYS if set(pair) <= set(archive.files)), None)
-                if names is None:
-                    held = ", ".join(archive.files) or "none"
-                    raise InvalidArgument(f"{path} must hold arrays X and y (or x_train and y_train); it holds {held}.")
-                tests = tuple(name.replace("_train", "") + "_test" for name in names)
-                found = [archive[name] for name in (*names, *(t for t in tests if set(tests) <= set(archive.files)))]
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        SyntaxError,
-        RuntimeError,
-        MemoryError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        if isinstance(error, InvalidArgument):
-            raise
-        raise InvalidArgument(f"{path} cannot be read as a NumPy archive ({' '.join(str(error).split())}).") from None
+    names: list[str] = []
+
+    def choose(held: list[str]) -> list[str]:
+        pair = next((pair for pair in ARRAYS if set(pair) <= set(held)), None)
+        if pair is None:
+            there = ", ".join(held) or "none"
+            raise InvalidArgument(f"{path} must hold arrays X and y (or x_train and y_train); it holds {there}.")
+        tests = [name.replace("_train", "") + "_test" for name in pair]
+        names.extend([*pair, *tests] if set(tests) <= set(held) else pair)
+        return names
+
+    says = "{path} cannot be read as a NumPy archive ({reason})."
+    arrays = read_arrays(path, limit=LARGEST, error=InvalidArgument, says=says, names=choose) or {}
+    found = [arrays[name] for name in names]
     for i in range(0, len(found), 2):
         found[i], found[i + 1] = _checked(path.name, found[i], found[i + 1], found[0])
     return found[0], found[1], (found[2], found[3]) if len(found) == 4 else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.train._distributed import World, joined
 from wellposed.train._random_state import seed_everything
+from wellposed.train._run_files import certificate_files, read_certificate, read_times
+from wellposed.train.certificates import check_theorem
 from wellposed.train.checkpoint import Checkpoint, load, newest, restore, tidy
 from wellposed.train.loop import check_patience, fit
 from wellposed.train.outcome import STOPS, Listener, Outcome
@@ -65,6 +66,8 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
         seed_everything(config.run.seed)
         problem = prepare(config)
         check_patience(config, problem.parts)
+        if config.run.certify_every:
+            check_theorem(problem.model, *problem.parts.train, theorem=config.run.theorem)
         seed_everything(config.run.seed)  # again: what `prepare` imports may draw, but only in the first run of a process
         with _opened(world, config, folder, resume) as run:
             checkpoint = _where_to_go_on(world, config, folder, run) if resume else None
@@ -149,6 +152,9 @@ def _where_to_go_on(world: World, config: Config, folder: Path, run: Run | None)
     )
     world.wait()  # nobody removes checkpoints before all have read them
     if run is not None:
+        for epoch, path in certificate_files(folder):
+            if checkpoint is not None and epoch <= checkpoint.epoch:
+                read_certificate(folder, path)  # a damaged one is refused now, not after all training
         run.rewind(-1 if checkpoint is None else checkpoint.epoch)
         if checkpoint is not None:
             tidy(folder / "checkpoints", checkpoint, config.run.keep)
@@ -171,18 +177,21 @@ def _warnings_logged(run: Run | None) -> Iterator[None]:
 
 def _last_certificate(run: Run) -> dict[str, Any] | None:
     """Of what, and for which dynamics and step sizes, the last certificate of a run is one; None without any."""
-    files = sorted((run.folder / "certificates").glob("epoch-*.json"))
+    files = certificate_files(run.folder)
     if not files:
         return None
-    saved = json.loads(files[-1].read_text(encoding="utf-8"))
-    return {"file": files[-1].name} | {
-        key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")
-    }
+    path = files[-1][1]
+    try:
+        saved = read_certificate(run.folder, path).to_dict()
+    except RunError as error:  # the run has ended, and its summary must not be lost
+        run.log(f"The summary has no certificate: {error}")
+        return None
+    return {"file": path.name} | {key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")}
 
 
 def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
     rows = read_metrics(run.folder)
-    times = (json.loads(line) for line in (run.folder / "times.jsonl").read_text(encoding="utf-8").splitlines())
+    times = read_times(run.folder)
     certified = [row["epoch"] for row in rows if row.get("certified")]
     last: dict[str, Any] = {}
     for row in rows:
@@ -198,6 +207,6 @@ def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
         "first_certified_epoch": certified[0] if certified else None,
         "certificate": _last_certificate(run),
         "best_epoch": outcome.progress.best_epoch,
-        "unconverged": sum(row.get("unconverged", 0) for row in rows),
+        "unconverged": sum(row.get("unconverged") or 0 for row in rows),
         "last": last,
     }

@@ -18,6 +18,13 @@ from wellposed.train.config_yaml import parse, parse_value
 __all__ = ["Config", "DataSection", "LossSection", "ModelSection", "OptimizerSection", "RunSection", "read", "resolve"]
 
 
+#: The most of anything that is counted, and the largest seed: beyond them torch and NumPy overflow.
+COUNT, SEED = 2**31 - 1, 2**63 - 1
+
+#: Characters of a wrong value that are shown.
+SHOWN = 200
+
+
 class _Section(BaseModel):
     """Unknown keys are errors, and nothing is converted that could be a mistake (`true` is no number)."""
 
@@ -38,8 +45,8 @@ class DataSection(_Section):
         description="files: inputs and numbers to learn get mean 0 and standard deviation 1; null does so for tables",
     )
     sha256: str | None = Field(default=None, description="of the file; a run fills it in, and refuses another file")
-    n: int | None = Field(default=100, ge=1, description="training samples; null for all, as for files if not said")
-    n_test: int | None = Field(default=None, ge=1, description="test samples; null for all")
+    n: int | None = Field(default=100, ge=1, le=COUNT, description="training samples; null for all, as for files if not said")
+    n_test: int | None = Field(default=None, ge=1, le=COUNT, description="test samples; null for all")
     classes: list[int] | Literal["auto"] | None = Field(
         default="auto",
         description="which classes; null for all; auto is [0, 1] for networks with one output, and null for classifiers and "
@@ -50,12 +57,12 @@ class DataSection(_Section):
         default="sqrt_d", description="norm of every sample; null leaves it, as for files if not said"
     )
     grey: bool = Field(default=False, description="colours to luminance")
-    size: int | None = Field(default=None, ge=1, description="images resized to this height and width")
+    size: int | None = Field(default=None, ge=1, le=COUNT, description="images resized to this height and width")
     flatten: bool | Literal["auto"] = Field(default="auto", description="rows, not images; auto asks the network")
-    features: int = Field(default=50, ge=1, description="dimension of sphere")
+    features: int = Field(default=50, ge=1, le=COUNT, description="dimension of sphere")
     noise: float = Field(default=0.1, ge=0, description="standard deviation of moons")
     validation: float = Field(default=0.0, ge=0, lt=1, description="part of the training samples kept apart for early stopping")
-    seed: int = Field(default=0, ge=0, description="of every draw of data")
+    seed: int = Field(default=0, ge=0, le=SEED, description="of every draw of data")
 
     @field_validator("classes", mode="before")
     @classmethod
@@ -80,17 +87,19 @@ class ModelSection(_Section):
         "dense for more than two classes, and segmenter for pixels",
     )
     width: int = Field(
-        default=256, ge=1, description="units of the equilibrium; for networks of images channels, 32 if not said"
+        default=256, ge=1, le=COUNT, description="units of the equilibrium; for networks of images channels, 32 if not said"
     )
     weight_variance: float | None = Field(default=None, description="gaussian")
     gamma: float | None = Field(default=None, description="skip")
     gamma0: float | None = Field(default=None, description="implicit_only")
     init: str | None = Field(default=None, description="implicit_only")
     margin: float | None = Field(default=None, description="monotone, monotone_classifier, monotone_conv, segmenter")
-    grid: int | None = Field(default=None, ge=1, description="monotone_conv: regions per side that the read-out averages over")
+    grid: int | None = Field(
+        default=None, ge=1, le=COUNT, description="monotone_conv: regions per side that the read-out averages over"
+    )
     bound: float | None = Field(default=None, description="dense: the recurrent matrix keeps a spectral norm of at most this")
     rtol: float | None = Field(default=None, gt=0, lt=1, description="tolerance of the equilibrium")
-    max_steps: int | None = Field(default=None, ge=1, description="evaluations that an equilibrium may take")
+    max_steps: int | None = Field(default=None, ge=1, le=COUNT, description="evaluations that an equilibrium may take")
     on_failure: Literal["raise", "warn", "ignore"] = Field(default="warn", description="when an equilibrium is not found")
 
 
@@ -105,8 +114,8 @@ class OptimizerSection(_Section):
     weight_decay: float = Field(default=0.0, ge=0, description="added to the gradient; decoupled for adamw")
     clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient of all parameters together")
     schedule: Literal["constant", "step", "cosine"] = Field(default="cosine", description="constant, step or cosine")
-    warmup: int = Field(default=0, ge=0, description="epochs over which the step size grows from 0")
-    step_every: int = Field(default=30, ge=1, description="step: epochs between falls")
+    warmup: int = Field(default=0, ge=0, le=COUNT, description="epochs over which the step size grows from 0")
+    step_every: int = Field(default=30, ge=1, le=COUNT, description="step: epochs between falls")
     step_factor: float = Field(default=0.1, gt=0, le=1, description="step: what each fall multiplies with")
 
 
@@ -124,21 +133,23 @@ class LossSection(_Section):
 class RunSection(_Section):
     """Everything else."""
 
-    epochs: int = Field(default=20, ge=1, description="passes through the training samples")
-    batch_size: int | None = Field(default=25, ge=1, description="of all processes together; null for all samples")
-    seed: int = Field(default=0, ge=0, description="of initialization and of the order of samples")
+    epochs: int = Field(default=20, ge=1, le=COUNT, description="passes through the training samples")
+    batch_size: int | None = Field(default=25, ge=1, le=COUNT, description="of all processes together; null for all samples")
+    seed: int = Field(default=0, ge=0, le=SEED, description="of initialization and of the order of samples")
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["float32", "float64"] = Field(default="float64", description="of parameters and inputs")
     threads: int | None = Field(
-        default=None, ge=1, description="of torch; null takes what torch chose, and the run remembers it"
+        default=None, ge=1, le=1024, description="of torch; null takes what torch chose, and the run remembers it"
     )
-    evaluate_every: int = Field(default=1, ge=1, description="epochs between evaluations")
-    certify_every: int = Field(default=5, ge=0, description="epochs between certificates; 0 for none")
+    evaluate_every: int = Field(default=1, ge=1, le=COUNT, description="epochs between evaluations")
+    certify_every: int = Field(default=5, ge=0, le=COUNT, description="epochs between certificates; 0 for none")
     theorem: str = Field(default="auto", description="of the certificates")
-    patience: int | None = Field(default=None, ge=1, description="epochs without a better validation loss before it stops")
+    patience: int | None = Field(
+        default=None, ge=1, le=COUNT, description="epochs without a better validation loss before it stops"
+    )
     stop_loss: float | None = Field(default=None, ge=0, description="stops at a training loss of at most this")
-    checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
-    keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
+    checkpoint_every: int = Field(default=1, ge=1, le=COUNT, description="epochs between checkpoints")
+    keep: int = Field(default=2, ge=1, le=COUNT, description="checkpoints that are kept")
     tensorboard: bool = Field(default=True, description="events for TensorBoard, if it is installed")
     extended: list[int] = Field(
         default=[], description="lengths in epochs before --resume raised run.epochs; up to each the cosine schedule is its own"
@@ -181,9 +192,15 @@ class Config(_Section):
         return fingerprints(self)[:-1]
 
 
-def read(path: Path, changes: Iterable[str] = ()) -> Config:
-    """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3"."""
-    plain = parse(path)
+def read(path: Path, changes: Iterable[str] = (), *, within: Path | None = None) -> Config:
+    """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3".
+
+    Args:
+        path: The file.
+        changes: As in `resolve`.
+        within: The run directory that it belongs to, in which links are refused; None follows links.
+    """
+    plain = parse(path, within=within)
     if plain is not None and not isinstance(plain, dict):
         raise InvalidArgument(f"{path} must hold sections such as 'data:' and 'model:'; got {type(plain).__name__}.")
     return resolve(plain or {}, changes, where=str(path))
@@ -240,7 +257,9 @@ def _sentence(error: ValidationError, where: str) -> str:
         hint = did_you_mean(place[-1], known) or _whole(place[-1])
         text = f"Unknown key {'.'.join(place)!r}: {within} has {', '.join(known)}.{hint}"
     else:
-        text = f"{'.'.join(place[:2])} of {where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        seen = repr(first["input"])
+        seen = seen if len(seen) <= SHOWN else f"{seen[:SHOWN]}..."
+        text = f"{'.'.join(place[:2])} of {where} is {seen}: {first['msg'][0].lower()}{first['msg'][1:]}."
     more = len({problem["loc"][:2] for problem in problems}) - 1  # a value of several allowed kinds is wrong once for each
     return text + (f" ({more} more key{'s are' if more > 1 else ' is'} wrong.)" if more else "")
 

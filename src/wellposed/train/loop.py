@@ -15,7 +15,7 @@ from wellposed.train._books import Books
 from wellposed.train._distributed import World
 from wellposed.train._interruption import Interruption
 from wellposed.train._trainee import TOTALS, Trainee
-from wellposed.train.checkpoint import Checkpoint, Progress, forget_habits, restore
+from wellposed.train.checkpoint import Checkpoint, Progress, check_point, forget_habits, restore
 from wellposed.train.losses import AbstractLoss
 from wellposed.train.optimizers import learning_rate, length_at, make_optimizer
 from wellposed.train.outcome import Listener, Outcome, Parts
@@ -60,6 +60,8 @@ def fit(
     batch_size = min(options.batch_size or len(X), len(X))
     batches = math.ceil(len(X) / batch_size)
     optimizer = make_optimizer(model, config.optimizer)
+    if checkpoint is not None:
+        check_point(checkpoint, samples=len(X), batches=batches, totals=len(TOTALS))
     progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
     trainee = Trainee(model, optimizer, loss, config, world)
     outcome = Outcome("epochs", progress)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from wellposed._files import append_line, is_temporary, refuse_special_files, sweep, write_whole, writing
 from wellposed.certify import Certificate
-from wellposed.errors import InvalidArgument, RunError, how_to_install
+from wellposed.errors import InvalidArgument, MissingPackage, RunError
 from wellposed.train._environment import environment
 from wellposed.train._lines import LineFile
 from wellposed.train._lock import Lock
 from wellposed.train._no_run import no_run
 from wellposed.train._parquet import parquet
+from wellposed.train._run_files import certificate_files, read_metrics, read_sessions, read_times
 
 if TYPE_CHECKING:
     from wellposed.train.config import Config
@@ -160,42 +161,34 @@ class Run:
         if epoch < 0:
             self._refuse_to_begin_again()
         rows = [row for row in read_metrics(self.folder) if row["epoch"] <= epoch]
-        if [row["epoch"] for row in rows] != list(range(epoch + 1)):
+        if len(rows) != epoch + 1 or any(row["epoch"] != k for k, row in enumerate(rows)):
             raise RunError(
                 f"{self.folder / 'metrics.jsonl'} is damaged: rows of epochs 0 to {epoch} are expected, there are {len(rows)}. "
                 "Put a good copy back, or start a new run."
             )
-        times = [time for time in _lines(self.folder / "times.jsonl") if time["epoch"] <= epoch]
+        times = [time for time in read_times(self.folder) if time["epoch"] <= epoch]
         for lines, kept in ((self._metrics, rows), (self._times, times)):
             lines.set("".join(json.dumps(row) + "\n" for row in kept).encode())
-        for path, of in self._certificates():
-            if of > epoch:
+        for certified, path in certificate_files(self.folder):
+            if certified > epoch:
                 path.unlink()
 
     def _refuse_to_begin_again(self) -> None:
         """The first checkpoint is written right after the row of epoch 0: with more than that there, checkpoints were lost."""
-        epochs = [row["epoch"] for row in read_metrics(self.folder)] + [epoch for _, epoch in self._certificates()]
+        epochs = [row["epoch"] for row in read_metrics(self.folder)] + [epoch for epoch, _ in certificate_files(self.folder)]
         if max(epochs, default=0) > 0 or (self.folder / "summary.json").exists():
             raise RunError(
                 f"{self.folder} has results up to epoch {max(epochs, default=0)} and no checkpoint to continue from; nothing "
                 f"was changed. Put checkpoints/ back, or start a new run with: wellposed train {self.folder / 'config.yaml'}"
             )
 
-    def _certificates(self) -> list[tuple[Path, int]]:
-        """The certificates and their epochs."""
-        names = (
-            (path, re.fullmatch(r"epoch-(\d+)", path.stem)) for path in (self.folder / "certificates").glob("epoch-*.json")
-        )
-        return [(path, int(name[1])) for path, name in names if name is not None]
-
     def finish(self, summary: Mapping[str, Any]) -> None:
         """summary.json, and metrics.parquet made from metrics.jsonl (if pyarrow is installed)."""
         write_whole(self.folder / "summary.json", json.dumps(_finite(dict(summary)), indent=2).encode())
-        table = parquet(read_metrics(self.folder))
-        if table is None:
-            self.log(f"metrics.parquet is left out: pyarrow is not installed; {how_to_install('runs')}.")
-        else:
-            write_whole(self.folder / "metrics.parquet", table)
+        try:
+            write_whole(self.folder / "metrics.parquet", parquet(read_metrics(self.folder)))
+        except (InvalidArgument, MissingPackage) as error:
+            self.log(f"metrics.parquet is left out: {error}")
         self.log(f"Finished: {summary.get('stop')}.")
 
     def _sweep(self) -> None:
@@ -205,12 +198,9 @@ class Run:
 
     def _begin_session(self) -> None:
         path = self.folder / "environment.json"
-        try:
-            sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-        except (OSError, ValueError, KeyError, TypeError):
-            sessions = []  # not there yet; it is a record for people, and no reason to refuse a run
+        sessions = read_sessions(self.folder)
         now = environment(self.config.run.seed, self.config.run.threads)
-        if sessions and sessions[-1]["versions"] != now["versions"]:
+        if sessions and sessions[-1].get("versions") != now["versions"]:
             self.log("The versions are others than in the session before; numbers may differ in their last digits.")
         write_whole(path, json.dumps({"sessions": [*sessions, now]}, indent=2).encode())
 
@@ -224,32 +214,9 @@ def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     from wellposed.train.config import read
 
-    if not (folder / "config.yaml").is_file():
+    if not os.path.lexists(folder / "config.yaml"):
         raise InvalidArgument(no_run(folder))
-    return read(folder / "config.yaml")
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a half-written last line is left out."""
-    return _lines(folder / "metrics.jsonl")
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    rows = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        try:
-            if line:
-                rows.append(json.loads(line))
-        except ValueError:
-            if number == len(lines) - 1:
-                break  # a process was killed while it wrote this line
-            raise RunError(f"{path} is damaged in line {number + 1}; put a good copy back, or start a new run.") from None
-    return rows
+    return read(folder / "config.yaml", within=folder)
 
 
 def _finite(value: Any) -> Any:
