@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from wellposed.certify._range import license_fault
 from wellposed.errors import InvalidArgument
 
 __all__ = ["Certificate", "Hypothesis", "Verdict"]
@@ -84,6 +85,9 @@ class Hypothesis:
 class Certificate:
     """A theorem checked on numbers.
 
+    CERTIFIED has something behind it: steps are finite and positive, and the rate is strictly on the right side. Anything else
+    is refused with `InvalidArgument`.
+
     Attributes:
         theorem: Which one, e.g. "radius" or "ling2022".
         verdict: CERTIFIED, VIOLATED or UNDECIDED.
@@ -113,6 +117,11 @@ class Certificate:
     errors: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
     others: tuple[Certificate, ...] = ()
+
+    def __post_init__(self) -> None:
+        fault = license_fault(self.dynamics, self.step_size, self.rates, self.rate, self.radii)
+        if self.verdict is Verdict.CERTIFIED and fault:
+            raise InvalidArgument(f"A certificate by {self.theorem!r} cannot be CERTIFIED: {fault}.")
 
     def __bool__(self) -> bool:
         raise TypeError("A certificate is no bare yes or no: compare `certificate.verdict` with Verdict.CERTIFIED.")
