@@ -31,7 +31,7 @@ def finish(
         rest: `measured`, `errors` and `note`.
     """
     if verdict is Verdict.CERTIFIED and (fault := license_fault(dynamics, step_size, rates, rate, radii)):
-        note = f"{OUT_OF_RANGE}: all hypotheses hold, but {fault}. Rescale the inputs and the labels."
+        note = f"{OUT_OF_RANGE}: all hypotheses hold, but {fault}."
         return Certificate(theorem, Verdict.UNDECIDED, hypotheses, dynamics, **(rest | {"note": note}))
     licensed: dict[str, Any] = {"step_size": step_size, "rates": rates, "rate": rate, "radii": radii, "licenses": licenses}
     return Certificate(theorem, verdict, hypotheses, dynamics, **licensed, **rest)

@@ -25,14 +25,14 @@ def license_fault(
     for name, table in (("step size", step_size), ("relative rate", rates)):
         for key, number in _items(table):
             if not 0 < number < math.inf:
-                return f"the {name}{key} would be {number:.3g}, which is not finite and positive"
+                return f"the {name}{key} would be {number:.3g}, not finite and positive: rescale the inputs and the labels"
     for key, number in _items(radii):
         if not 0 <= number < math.inf:
-            return f"the radius{key} would be {number:.3g}, which is not finite"
+            return f"the radius{key} would be {number:.3g}, not finite: rescale the inputs and the labels"
     if rate is not None and dynamics == "descent" and not 0 <= rate < 1:
-        return f"the rate of descent would be {rate:.17g}, which is not below 1"
+        return f"the rate of descent would be {rate:.17g}: a step gains less than float64 resolves"
     if rate is not None and dynamics == "flow" and not 0 < rate < math.inf:
-        return f"the rate of the flow would be {rate:.3g}, which is not finite and positive"
+        return f"the rate of the flow would be {rate:.3g}, not finite and positive: rescale the inputs and the labels"
     return ""
 
 

@@ -193,7 +193,8 @@ def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: A
     }
     errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
     bound = down(min(2 / numbers.least, (numbers.constant / 2 - 2) * C / E**2)) if numbers.least > 0 and E > 0 else 0.0
-    if verdict is Verdict.CERTIFIED and bound > 0:
+    fitted = not bool(at.r.any())
+    if verdict is Verdict.CERTIFIED and bound > 0 and not fitted:
         step, limit_of_steps = _BELOW * bound, at.unit.exact(bound, -2)
         return finish(
             "ling2022",
@@ -214,7 +215,7 @@ def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: A
             note=f"The step size given is {_BELOW:g} of its bound.",
         )
     if verdict is Verdict.CERTIFIED:
-        verdict, note = Verdict.UNDECIDED, "The hypotheses hold with C = 0, which licenses no step: the residual is 0 already."
+        verdict, note = Verdict.UNDECIDED, "The hypotheses hold, but license no step: the residual is 0 already."
     else:
         note = _why_not(numbers, limit, n)
     return Certificate("ling2022", verdict, hypotheses, "descent", licenses=(), measured=measured, errors=errors, note=note)
