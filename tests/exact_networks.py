@@ -56,10 +56,10 @@ class ExactNetwork:
         self.R, self.Z, self.P = R, mp.matrix(n, m), mp.matrix(n, m)
         for i in range(n):
             S = self._active(R, self.C[i, :].T)
-            c, w = mp.matrix([self.C[i, j] for j in S]), mp.matrix([v[j] for j in S])
-            block = mp.eye(len(S)) - mp.matrix([[R[j, k] for k in S] for j in S])
             if not S:
                 continue
+            c, w = mp.matrix([self.C[i, j] for j in S]), mp.matrix([v[j] for j in S])
+            block = mp.eye(len(S)) - mp.matrix([[R[j, k] for k in S] for j in S])
             z, p = mp.lu_solve(block, c), mp.lu_solve(block.T, w)
             for place, j in enumerate(S):
                 self.Z[i, j], self.P[i, j] = z[place], p[place]
