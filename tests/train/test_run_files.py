@@ -96,3 +96,11 @@ def test_a_damaged_certificate_is_one_sentence(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(RunError, match="a named pipe"):
         read_certificate(run, path)
+
+
+def test_a_certificate_of_numbers_that_prove_nothing_is_undecided(tmp_path: Path) -> None:
+    run = write_by_hand(tmp_path / "run", [1.0], certificates={0: certificate(0.5)})
+    path = run / "certificates" / "epoch-00000.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rate": 1.5}))
+    found = read_certificate(run, path)
+    assert not found.certified and found.rate is None and "1.5" in found.note

@@ -11,6 +11,7 @@ from typing import Any
 
 from wellposed._reading import parse_json
 from wellposed.certify._plain import RELATIONS, check_plain
+from wellposed.certify._range import license_fault
 from wellposed.errors import InvalidArgument
 
 __all__ = ["Certificate", "Hypothesis", "Verdict"]
@@ -84,6 +85,9 @@ class Hypothesis:
 class Certificate:
     """A theorem checked on numbers.
 
+    CERTIFIED has something behind it: steps are finite and positive, and the rate is strictly on the right side. Anything else
+    is refused with `InvalidArgument`.
+
     Attributes:
         theorem: Which one, e.g. "radius" or "ling2022".
         verdict: CERTIFIED, VIOLATED or UNDECIDED.
@@ -114,6 +118,11 @@ class Certificate:
     note: str = ""
     others: tuple[Certificate, ...] = ()
 
+    def __post_init__(self) -> None:
+        fault = license_fault(self.dynamics, self.step_size, self.rates, self.rate, self.radii)
+        if self.verdict is Verdict.CERTIFIED and fault:
+            raise InvalidArgument(f"A certificate by {self.theorem!r} cannot be CERTIFIED: {fault}.")
+
     def __bool__(self) -> bool:
         raise TypeError("A certificate is no bare yes or no: compare `certificate.verdict` with Verdict.CERTIFIED.")
 
@@ -132,7 +141,8 @@ class Certificate:
         ]
         for name in ("step_size", "rates", "radii", "measured", "errors"):
             table = plain[name]
-            plain[name] = {key: _number_out(number) for key, number in table.items()} if isinstance(table, Mapping) else table
+            is_table = isinstance(table, Mapping)
+            plain[name] = {key: _number_out(number) for key, number in table.items()} if is_table else _number_out(table)
         plain["rate"] = _number_out(self.rate)
         plain["licenses"] = list(self.licenses)
         plain["others"] = [other.to_dict() for other in self.others]
@@ -149,7 +159,8 @@ class Certificate:
         )
         for name in ("step_size", "rates", "radii", "measured", "errors"):
             table = plain[name]
-            values[name] = {key: _number_in(number) for key, number in table.items()} if isinstance(table, Mapping) else table
+            is_table = isinstance(table, Mapping)
+            values[name] = {key: _number_in(number) for key, number in table.items()} if is_table else _number_in(table)
         values["rate"] = _number_in(plain["rate"])
         values["licenses"] = tuple(plain["licenses"])
         values["others"] = tuple(cls.from_dict(other) for other in plain["others"])

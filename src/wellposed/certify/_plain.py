@@ -54,6 +54,8 @@ def check_plain(plain: Any, known: set[str], depth: int = 0) -> None:
     for name in ("step_size", "rates", "radii", "measured", "errors"):
         if not _is_table(plain[name]) and not (name == "step_size" and _is_number(plain[name])):
             _refuse(name, plain[name])
+        if name not in ("measured", "errors") and isinstance(plain[name], Mapping) and None in plain[name].values():
+            _refuse(name, None)
     if not _is_number(plain["rate"]):
         _refuse("rate", plain["rate"])
     if not all(isinstance(sentence, str) for sentence in plain["licenses"]):

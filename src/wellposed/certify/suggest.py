@@ -123,7 +123,7 @@ def _readout_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 def _input_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...]) -> Iterator[Suggestion]:
     """Powers of two until it holds, then one bisection between the last two."""
     t, last = 2.0, 1.0
-    while t <= _MOST:
+    while t <= _MOST and bool(torch.isfinite(X * t).all()):
         changed, scaled = _scaled_readout(model, names, 1 / t), X * t
         certificate = radius(changed, scaled, y, sharpen=())
         if certificate.certified:
@@ -146,7 +146,9 @@ def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Genera
     if isinstance(at, str) or at.F_least <= 0 or isinstance(model, ImplicitOnlyDEQ):
         return
     inverse = 1 / model.margin if isinstance(model, MonotoneDEQ) else 1 / (1 - at.contraction)
-    missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least**2
+    missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least / at.F_least
+    if not missing <= _WIDEST:  # so its square can be rounded
+        return
     width = math.ceil(model.width * max(missing, 1.0) ** 2)
     if not model.width < width <= _WIDEST:
         return

@@ -14,7 +14,6 @@ import typer
 from rich.table import Table
 
 from wellposed.certify import Certificate
-from wellposed.certify._recheck import as_recorded
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
@@ -162,7 +161,7 @@ def _last_certificate(trained: Trained) -> tuple[Certificate | None, str]:
     if not files:
         return None, ""
     path = files[-1][1]
-    return as_recorded(read_certificate(trained.folder, path)), f" (as recorded in {path.name})"
+    return read_certificate(trained.folder, path), f" (as recorded in {path.name})"
 
 
 def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from wellposed._reading import files_in, read_bytes, read_object
 from wellposed.certify import Certificate
+from wellposed.certify._recheck import as_recorded
 from wellposed.errors import InvalidArgument, RunError
 
 __all__ = ["certificate_files", "read_certificate", "read_metrics", "read_sessions", "read_times"]
@@ -54,7 +55,7 @@ def certificate_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_certificate(folder: Path, path: Path) -> Certificate:
-    """A certificate of a run.
+    """A certificate of a run, as far as it agrees with itself: one that does not is UNDECIDED, and its note says why.
 
     Args:
         folder: The run directory.
@@ -64,7 +65,7 @@ def read_certificate(folder: Path, path: Path) -> Certificate:
     if plain is None:
         raise RunError(f"{path} is missing.")
     try:
-        return Certificate.from_dict(plain)
+        return as_recorded(plain)[0]
     except InvalidArgument as problem:
         raise RunError(f"{path} is damaged: {problem} Put a good copy back, or delete it.") from None
 

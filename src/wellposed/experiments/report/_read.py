@@ -12,7 +12,7 @@ from typing import Any
 
 from wellposed._reading import files_in, opened, parse_json, read_bytes
 from wellposed.certify import Certificate
-from wellposed.certify._recheck import as_recorded, contradictions
+from wellposed.certify._recheck import as_recorded
 from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed.train._run_files import RECORD, ROWS, certificate_files
 
@@ -201,16 +201,12 @@ def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
         if plain is None:
             continue
         try:
-            certificate = Certificate.from_dict(plain)
+            certificate, said = as_recorded(plain)
         except InvalidArgument:
             run.remarks.append(f"{name} is no certificate and is left out.")
             continue
-        for one in each(certificate):
-            if wrong := contradictions(one):
-                run.remarks.append(
-                    f"{name} contradicts itself ({one.theorem}: {wrong[0]}), so it is not shown as {one.verdict}."
-                )
-        found.append((epoch, as_recorded(certificate)))
+        run.remarks += [f"{name} {sentence}." for sentence in said]
+        found.append((epoch, certificate))
     return found
 
 
