@@ -12,6 +12,7 @@ from torch import Tensor
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._dispatch import certify
 from wellposed.certify._measure import Measurement
+from wellposed.certify._own import OwnTheorem
 from wellposed.certify._sensitivity import Contractive
 from wellposed.certify.gao2022 import gao2022
 from wellposed.certify.gao2023 import gao2023
@@ -63,9 +64,19 @@ class _CallablePackage(types.ModuleType):
     """So that `wp.certify(model, X, y)` and `wp.certify.suggest` both work."""
 
     def __call__(
-        self, model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any
+        self,
+        model: AbstractNetwork | AbstractDenseOptEq,
+        X: Tensor,
+        y: Tensor,
+        *,
+        theorem: str | OwnTheorem = "auto",
+        **options: Any,
     ) -> Certificate:
         return certify(model, X, y, theorem=theorem, **options)
+
+    def __dir__(self) -> list[str]:
+        """The public names, without what this file imports."""
+        return list(__all__)
 
 
 _CallablePackage.__call__.__doc__ = certify.__doc__
