@@ -23,7 +23,7 @@ from wellposed.certify.monitor import CertificateMonitor
 from wellposed.certify.nguyen2022 import nguyen2022
 from wellposed.certify.radius import radius
 from wellposed.certify.robustness import Robustness, robustness
-from wellposed.certify.suggest import Suggestion, suggest
+from wellposed.certify.suggest import Suggestion, Suggestions, suggest
 from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
 from wellposed.convex import AbstractDenseOptEq
 from wellposed.nn import AbstractNetwork, AbstractSensitivity, DescentBounds, JacobianBounds
@@ -42,6 +42,7 @@ __all__ = [
     "NetworkLipschitz",
     "Robustness",
     "Suggestion",
+    "Suggestions",
     "Verdict",
     "certify",
     "contraction",
