@@ -113,6 +113,18 @@ def test_hundreds_of_suggestions(first: int, monkeypatch: pytest.MonkeyPatch) ->
     assert all(seen[kind] >= 2 for kind in ("hidden_rate", "descent", "readout_scale", "input_scale"))
 
 
+def test_a_wider_network_holds_when_it_is_drawn() -> None:
+    model, X, y = problem("monotone", 1, 2, 6, 40)
+    X = 8 * X
+    found = suggest(model, X, y, generator=torch.Generator().manual_seed(1))
+    (width,) = (suggestion for suggestion in found if suggestion.kind == "width")
+    assert width.value > 40 and f"Take width {width.value:.0f}" in width.text
+    changed, inputs, _ = followed("monotone", model, X, width, 1)
+    cert = radius(changed, inputs, y)
+    assert cert.certified and cert == width.certificate
+    assert check_flow(changed, inputs, y, cert, 10) < 1
+
+
 def test_they_print_as_a_table() -> None:
     model, X, y = problem("gaussian", 1)
     found = suggest(model, X, y)
