@@ -151,5 +151,5 @@ def test_features_that_shrink_without_a_new_decomposition(family: str) -> None:
 def test_hundreds_of_points_along_descents(first: int) -> None:
     found = [descended(seed, 60, 15) for seed in range(first, first + 16)]
     assert sum(compare.points for compare in found) >= 60 and sum(compare.certified for compare in found) >= 20
-    # most steps reuse what was decomposed
-    assert all(compare.decompositions[-1] < 61 for compare in found)
+    # without reuse it would be two a step, of F and of R
+    assert sum(compare.decompositions[-1] for compare in found) < 61 * len(found)
