@@ -1,131 +1,218 @@
-"""The theory networks in 60 digits: a second way to every number that a certificate rests on, at any scale.
-
-Equilibria and adjoints by linear systems on the active units, gradients by the formulas of the papers; only the parameters
-come from the model, exactly.
-"""
+"""The theory networks in 60 digits: equilibria, adjoints, residuals and kernels from the stored float64 parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import mpmath
+import numpy as np
+import torch
 from mpmath import mp
 from torch import Tensor
 
 import wellposed as wp
 
 DIGITS = 60
+Array = np.ndarray  # of mpf; a vector or a matrix
 
 
-def exact(tensor: Tensor) -> Any:
-    """A vector or matrix of floats as it is; vectors are columns."""
-    rows = tensor.detach().double().tolist()
-    return mp.matrix(rows)
+def exact(tensor: Tensor) -> Array:
+    """The same numbers, in `DIGITS` digits."""
+    return np.vectorize(mp.mpf, otypes=[object])(tensor.detach().double().cpu().numpy())
 
 
-def norm(A: Any) -> Any:
-    """Frobenius."""
-    return mp.sqrt(sum((x * x for x in A), mp.mpf(0)))
+def number(value: float) -> Any:
+    return mp.mpf(value)
 
 
-def singular_values(A: Any) -> tuple[Any, Any]:
-    """The least of the rows and the largest, from the smaller Gram matrix: right to 30 digits."""
-    G = A * A.T if A.rows <= A.cols else A.T * A
-    values = sorted(mp.eigsy(G, eigvals_only=True))
-    least = mp.sqrt(max(mp.mpf(0), values[0])) if A.rows <= A.cols else mp.mpf(0)
-    return least, mp.sqrt(max(mp.mpf(0), values[-1]))
+def norm(v: Array) -> Any:
+    """Euclidean norm of all entries."""
+    return mp.sqrt(mp.fsum(entry * entry for entry in v.flatten()))
+
+
+def row_norms(M: Array) -> Array:
+    return np.array([norm(row) for row in M], dtype=object)
+
+
+def _gram(M: Array) -> Array:
+    return M @ M.T if M.shape[0] <= M.shape[1] else M.T @ M
+
+
+def _eigenvalues(G: Array) -> list[Any]:
+    return list(mp.eigsy(mpmath.matrix(G.tolist()), eigvals_only=True))
+
+
+def largest_singular_value(M: Array) -> Any:
+    return mp.sqrt(max(_eigenvalues(_gram(M)))) if M.size else mp.mpf(0)
+
+
+def least_singular_value(M: Array) -> Any:
+    """Over the rows of M: 0 if there are more rows than columns."""
+    return least_root(M @ M.T) if M.shape[0] <= M.shape[1] else mp.mpf(0)
+
+
+def least_root(G: Array) -> Any:
+    """sqrt(lambda_min) of a positive semidefinite matrix."""
+    return mp.sqrt(max(mp.mpf(0), min(_eigenvalues(G))))
+
+
+def _solve(M: Array, b: Array) -> Array:
+    """Gaussian elimination with partial pivoting; rows at a time, which is far faster than mpmath's own."""
+    A = np.concatenate([M, b[:, None]], axis=1)
+    for k in range(len(b)):
+        pivot = k + int(np.argmax(abs(A[k:, k])))
+        A[[k, pivot]] = A[[pivot, k]]
+        A[k + 1 :, k:] = A[k + 1 :, k:] - np.outer(A[k + 1 :, k] / A[k, k], A[k, k:])
+    x = A[:, -1].copy()
+    for k in reversed(range(len(b))):
+        x[k] = (x[k] - A[k, k + 1 : -1] @ x[k + 1 :]) / A[k, k]
+    return x
 
 
 class ExactNetwork:
-    """A network at its present parameters on inputs X.
+    """A theory network at parameters that may be any numbers, not floats alone.
 
     Attributes:
-        parameters: By name, those that are trained; change them and call `evaluate`.
-        Z, C, P, F: (n, .) equilibria, injections, masked adjoints, features.
-        prediction: (n, 1).
+        kind: The class of the network.
+        parameters: By name, those that are trained.
+        fixed: The others.
     """
 
-    def __init__(self, model: Any, X: Tensor) -> None:
-        self.model, self.X = model, exact(X)
+    def __init__(self, model: Any) -> None:
+        self.kind, self._model = type(model), model
         self.parameters = {name: exact(parameter) for name, parameter in model.named_parameters()}
         self.fixed = {name: exact(buffer) for name, buffer in model.named_buffers()}
-        self.evaluate()
+        self.root = mp.sqrt(mp.mpf(model.width))
+        self.gamma = number(getattr(model, "gamma", 1.0))
+        self.margin = number(getattr(model, "margin", 0.0))
 
-    def evaluate(self) -> None:
-        R, v, X = *self._map(), self.X
-        n, m = X.rows, R.rows
-        self.R, self.Z, self.P = R, mp.matrix(n, m), mp.matrix(n, m)
-        for i in range(n):
-            S = self._active(R, self.C[i, :].T)
-            if not S:
-                continue
-            c, w = mp.matrix([self.C[i, j] for j in S]), mp.matrix([v[j] for j in S])
-            block = mp.eye(len(S)) - mp.matrix([[R[j, k] for k in S] for j in S])
-            z, p = mp.lu_solve(block, c), mp.lu_solve(block.T, w)
-            for place, j in enumerate(S):
-                self.Z[i, j], self.P[i, j] = z[place], p[place]
-        self.F = self.Z
-        self.prediction = self.Z * v
-        if isinstance(self.model, wp.SkipDEQ):
-            self.prediction += self.C * self.parameters["v"]
-            self.F = mp.matrix([[*self.Z[i, :], *self.C[i, :]] for i in range(n)])
+    @property
+    def scales(self) -> tuple[Any, Any]:
+        """k and l: |dR|_F <= k |dA|_F and |dc| <= l |dU x|."""
+        one = mp.mpf(1)
+        return {
+            wp.GaussianDEQ: (one, one),
+            wp.SkipDEQ: (self.gamma / self.root, 1 / self.root),
+            wp.ImplicitOnlyDEQ: (self.gamma, mp.mpf(0)),
+            wp.MonotoneDEQ: (one, one),
+        }[self.kind]
 
-    def _active(self, R: Any, c: Any) -> list[int]:
-        """The units with R z + c > 0, by Newton's method on them; z from the iteration before."""
-        S = [j for j in range(len(c)) if c[j] > 0]
+    @property
+    def readout(self) -> tuple[str, ...]:
+        return {wp.GaussianDEQ: ("a",), wp.SkipDEQ: ("u", "v"), wp.ImplicitOnlyDEQ: (), wp.MonotoneDEQ: ("u",)}[self.kind]
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        return tuple(name for name in self.parameters if name not in self.readout)
+
+    def recurrent(self) -> Array:
+        p = self.parameters
+        if self.kind is wp.GaussianDEQ:
+            return p["W"]
+        if self.kind is wp.SkipDEQ:
+            return p["A"] * (self.gamma / self.root)
+        if self.kind is wp.ImplicitOnlyDEQ:
+            return p["A"].T * self.gamma
+        return (1 - self.margin) * np.eye(len(p["A"]), dtype=int) - p["A"].T @ p["A"] + p["B"] - p["B"].T
+
+    def injection(self, X: Array) -> Array:
+        p = self.parameters
+        if self.kind is wp.SkipDEQ:
+            return np.maximum(X @ p["W"].T, mp.mpf(0)) / self.root
+        if self.kind is wp.ImplicitOnlyDEQ:
+            return np.maximum(X @ self.fixed["W"], mp.mpf(0))
+        return X @ p["U"].T
+
+    def weight(self) -> Array:
+        """What multiplies z in the prediction."""
+        p = self.parameters
+        if self.kind is wp.ImplicitOnlyDEQ:
+            return self.fixed["b"] / self.root
+        return p["a"] if self.kind is wp.GaussianDEQ else p["u"]
+
+    def moved(self, by: dict[str, Array]) -> ExactNetwork:
+        """The network at parameters + by."""
+        other = ExactNetwork(self._model)
+        other.parameters = {name: value + by[name] for name, value in self.parameters.items()}
+        return other
+
+
+class ExactPoint:
+    """Everything a certificate speaks about, at one network: C, V, Z, P, r, features, the rows of the Jacobian."""
+
+    def __init__(self, network: ExactNetwork, X: Array, y: Array, masks: Array | None = None) -> None:
+        self.network, self.X = network, X
+        self.R, self.C, v = network.recurrent(), network.injection(X), network.weight()
+        start = (self.C > 0) if masks is None else masks
+        self.Z = np.array([self._equilibrium(c, mask) for c, mask in zip(self.C, start, strict=True)], dtype=object)
+        self.V = self.Z @ self.R.T + self.C
+        self.masks = np.asarray(self.V > 0, dtype=bool)
+        self.P = np.array([self._on(np.flatnonzero(mask), self.R.T, v) for mask in self.masks], dtype=object)
+        prediction = self.Z @ v
+        self.features = self.Z
+        if network.kind is wp.SkipDEQ:
+            prediction = prediction + self.C @ network.parameters["v"]
+            self.features = np.concatenate([self.Z, self.C], axis=1)
+        self.r = prediction - y
+
+    def _equilibrium(self, c: Array, mask: Array) -> Array:
+        """By Newton's method on masks, and where it goes in circles from the mask that an iteration in float64 finds."""
+        seen: list[Array] = []
         for _ in range(60):
-            z = mp.matrix(len(c), 1)
-            if S:
-                block = mp.eye(len(S)) - mp.matrix([[R[j, k] for k in S] for j in S])
-                for j, value in zip(S, mp.lu_solve(block, mp.matrix([c[j] for j in S])), strict=True):
-                    z[j] = value
-            V = R * z + c
-            now = [j for j in range(len(c)) if V[j] > 0]
-            if now == S:
-                return S
-            S = now
-        raise AssertionError("Newton's method on the active units goes in circles")
+            z = self._on(np.flatnonzero(mask), self.R, c)
+            now = np.asarray(self.R @ z + c > 0, dtype=bool)
+            if np.array_equal(now, mask):
+                return z
+            seen.append(mask)
+            mask = self._float_mask(c) if any(np.array_equal(now, old) for old in seen) else now
+        raise RuntimeError("Newton's method on masks did not end: a unit is at its kink.")
 
-    def _map(self) -> tuple[Any, Any]:
-        """R and v; makes C."""
-        model, par, m = self.model, self.parameters, self.model.width
-        root = mp.sqrt(m)
-        if isinstance(model, wp.GaussianDEQ):
-            self.C = self.X * par["U"].T
-            return par["W"], par["a"]
-        if isinstance(model, wp.MonotoneDEQ):
-            self.C = self.X * par["U"].T
-            R = (1 - mp.mpf(model.margin)) * mp.eye(m) - par["A"].T * par["A"] + par["B"] - par["B"].T
-            return R, par["u"]
-        if isinstance(model, wp.SkipDEQ):
-            self.C = (self.X * par["W"].T).apply(lambda c: max(c, mp.mpf(0))) / root
-            return par["A"] * (mp.mpf(model.gamma) / root), par["u"]
-        self.C = (self.X * self.fixed["W"]).apply(lambda c: max(c, mp.mpf(0)))
-        return par["A"].T * mp.mpf(model.gamma), self.fixed["b"] / root
+    def _float_mask(self, c: Array) -> Array:
+        """Forward-backward steps: they converge for contractions and for monotone maps."""
+        eye, R, offset = np.eye(len(c)), self.R.astype(float), c.astype(float)
+        margin = float(self.network.margin) or 1 - float(np.linalg.norm(R, 2))
+        z, step = np.zeros(len(c)), margin / float(np.linalg.norm(eye - R, 2)) ** 2
+        for _ in range(20000):
+            z = np.maximum(z - step * (z - R @ z - offset), 0)
+        return np.asarray(R @ z + offset > 0)
 
-    def gradients(self, r: Any) -> dict[str, Any]:
-        """Of sum_i r_i y_i, by parameter."""
-        model, par, X, Z, P, C = self.model, self.parameters, self.X, self.Z, self.P, self.C
-        Q = mp.diag(list(r)) * P
-        M = Q.T * Z
-        if isinstance(model, wp.GaussianDEQ):
-            return {"W": M, "U": Q.T * X, "a": Z.T * r}
-        if isinstance(model, wp.MonotoneDEQ):
-            return {"A": -(par["A"] * (M + M.T)), "B": M - M.T, "U": Q.T * X, "u": Z.T * r}
-        if isinstance(model, wp.ImplicitOnlyDEQ):
-            return {"A": mp.mpf(model.gamma) * M.T}
-        root = mp.sqrt(model.width)
-        through = mp.matrix(P.rows, P.cols)
-        for i in range(P.rows):
-            for j in range(P.cols):
-                through[i, j] = (P[i, j] + par["v"][j]) * r[i] if C[i, j] > 0 else mp.mpf(0)
-        return {"A": mp.mpf(model.gamma) / root * M, "W": through.T * X / root, "u": Z.T * r, "v": C.T * r}
+    @staticmethod
+    def _on(S: Array, R: Array, b: Array) -> Array:
+        """x with (I - R_SS) x_S = b_S, and 0 elsewhere."""
+        x = np.full(len(b), mp.mpf(0), dtype=object)
+        x[S] = _solve(np.eye(len(S), dtype=int) - R[np.ix_(S, S)], b[S])
+        return x
 
-    def kernel_least(self, rates: dict[str, float]) -> Any:
-        """lambda_min of sum over the parameters of rate K_parameter."""
-        n = self.X.rows
-        rows = []
-        for i in range(n):
-            parts = self.gradients(mp.matrix([1 if k == i else 0 for k in range(n)]))
-            rows.append([mp.sqrt(mp.mpf(rates[name])) * x for name in sorted(parts) for x in parts[name]])
-        J = mp.matrix(rows)
-        return min(mp.eigsy(J * J.T, eigvals_only=True))
+    def rows(self) -> dict[str, Array]:
+        """(n, size) of each parameter: the derivatives of the predictions."""
+        network, X, Z, P = self.network, self.X, self.Z, self.P
+        outer = np.array([np.outer(p, z) for p, z in zip(P, Z, strict=True)], dtype=object)
+        inputs = np.array([np.outer(p, x) for p, x in zip(P, X, strict=True)], dtype=object)
+        if network.kind is wp.GaussianDEQ:
+            found = {"W": outer, "U": inputs, "a": Z}
+        elif network.kind is wp.ImplicitOnlyDEQ:
+            found = {"A": network.gamma * outer.transpose(0, 2, 1)}
+        elif network.kind is wp.MonotoneDEQ:
+            A, mixed = network.parameters["A"], outer.transpose(0, 2, 1)
+            both = np.array([-A @ M for M in outer + mixed], dtype=object)
+            found = {"A": both, "B": outer - mixed, "U": inputs, "u": Z}
+        else:
+            through = (P + network.parameters["v"]) * (self.C > 0)
+            past = np.array([np.outer(t, x) for t, x in zip(through, X, strict=True)], dtype=object) / network.root
+            found = {"A": outer * (network.gamma / network.root), "W": past, "u": Z, "v": self.C}
+        return {name: rows.reshape(len(X), -1) for name, rows in found.items()}
+
+    def kernel(self, rates: dict[str, float]) -> Array:
+        return sum(number(rates[name]) * (J @ J.T) for name, J in self.rows().items())
+
+    def gradients(self) -> dict[str, Array]:
+        """Of |r|^2/2."""
+        shapes = {name: value.shape for name, value in self.network.parameters.items()}
+        return {name: (self.r @ J).reshape(shapes[name]) for name, J in self.rows().items()}
+
+
+def point_of(model: Any, X: Tensor, y: Tensor) -> ExactPoint:
+    """The exact point of a model, from the masks that float64 finds."""
+    with torch.no_grad():
+        V = torch.addmm(model.injection(X), model.solve(X).value, model.recurrent().t())
+    return ExactPoint(ExactNetwork(model), exact(X), exact(y), (V > 0).numpy())

@@ -14,7 +14,17 @@ from mpmath import mp
 
 import wellposed as wp
 from certificate_problems import problem
-from exact_networks import DIGITS, ExactNetwork, exact, norm, singular_values
+from exact_networks import (
+    DIGITS,
+    Array,
+    ExactNetwork,
+    ExactPoint,
+    exact,
+    largest_singular_value,
+    least_root,
+    least_singular_value,
+    norm,
+)
 from wellposed.certify import Measurement
 from wellposed.certify._measure import check_data, measure
 
@@ -41,20 +51,20 @@ def check_case(family: str, exponent: int, seed: int) -> dict[str, int]:
     """Everything that is said about one problem; how many certificates were checked."""
     model, X, y = scaled_problem(family, exponent, seed)
     with mp.workdps(DIGITS):
-        network, label = ExactNetwork(model, X), exact(y)
+        there = ExactPoint(ExactNetwork(model), exact(X), exact(y))
         at = measure(model, *check_data(model, X, y))
         if isinstance(at, str):
             return {"not measured": 1}
-        check_measurement(at, network, label)
+        check_measurement(at, there)
         count = {"measured": 1}
         flow = wp.certify(model, X, y, theorem="radius", hidden_rate="largest")
         if flow.certified:
             count["flow"] = 1
             assert flow.rate is not None and flow.rates is not None and flow.radii is not None
-            least = network.kernel_least(dict(flow.rates))
+            least = least_root(there.kernel(dict(flow.rates))) ** 2
             assert 0 < mp.mpf(flow.rate) <= least
             # the path is at least as long as the way to zero residual with the largest slope
-            assert max(flow.radii.values()) * mp.sqrt(least) >= norm(network.prediction - label) * (1 - mp.mpf(10) ** -9)
+            assert max(flow.radii.values()) * mp.sqrt(least) >= norm(there.r) * (1 - mp.mpf(10) ** -9)
         for theorem in ("radius", {"gaussian": "ling2022", "monotone": "nguyen2022"}.get(family, "")):
             if not theorem:
                 continue
@@ -63,7 +73,7 @@ def check_case(family: str, exponent: int, seed: int) -> dict[str, int]:
             )
             if descent.certified:
                 count[f"descent by {theorem}"] = 1
-                check_descent(ExactNetwork(model, X), label, descent)
+                check_descent(there, exact(y), descent)
     return count
 
 
@@ -71,36 +81,31 @@ def ling(model: Any, X: torch.Tensor, y: torch.Tensor) -> wp.Certificate:
     return wp.certify(model, X, y, theorem="ling2022")
 
 
-def check_measurement(at: Measurement, network: ExactNetwork, label: Any) -> None:
+def check_measurement(at: Measurement, there: ExactPoint) -> None:
     """Bounds of norms, singular values, the residual and the errors, in the unit of the measurement."""
     unit = mp.mpf(2) ** at.unit.exponent
-    Z_least, Z_norm = singular_values(network.Z)
-    F_least, F_norm = singular_values(network.F)
-    assert mp.mpf(at.Z_least) * unit <= Z_least and Z_norm <= mp.mpf(at.Z_norm) * unit
-    assert mp.mpf(at.F_least) * unit <= F_least and F_norm <= mp.mpf(at.F_norm) * unit
-    assert singular_values(network.X)[1] <= mp.mpf(at.X_norm) * unit and norm(network.X) <= mp.mpf(at.X_norm_F) * unit
-    assert singular_values(network.R)[1] <= mp.mpf(at.contraction)
-    r = network.prediction - label
-    assert norm(r) <= mp.mpf(at.residual) * unit
-    assert norm(exact(at.r) * unit - r) <= mp.mpf(at.r_error) * unit
-    for i in range(network.Z.rows):
-        assert norm(exact(at.Z[i]) * unit - network.Z[i, :].T) <= mp.mpf(float(at.z_error[i])) * unit
+    for matrix, least, most in ((there.Z, at.Z_least, at.Z_norm), (there.features, at.F_least, at.F_norm)):
+        assert mp.mpf(least) * unit <= least_singular_value(matrix)
+        assert largest_singular_value(matrix) <= mp.mpf(most) * unit
+    assert largest_singular_value(there.X) <= mp.mpf(at.X_norm) * unit and norm(there.X) <= mp.mpf(at.X_norm_F) * unit
+    assert largest_singular_value(there.R) <= mp.mpf(at.contraction)
+    assert norm(there.r) <= mp.mpf(at.residual) * unit
+    assert norm(exact(at.r) * unit - there.r) <= mp.mpf(at.r_error) * unit
+    for z, found, error in zip(there.Z, at.Z, at.z_error, strict=True):
+        assert norm(exact(found) * unit - z) <= mp.mpf(float(error)) * unit
 
 
-def check_descent(network: ExactNetwork, label: Any, certificate: wp.Certificate, steps: int = 3) -> None:
+def check_descent(there: ExactPoint, label: Array, certificate: wp.Certificate, steps: int = 3) -> None:
     """Steps as licensed: the residual falls at least at the rate, and no parameter leaves its radius."""
     step, rate, radii = certificate.step_size, certificate.rate, certificate.radii
     assert step is not None and rate is not None and radii is not None and 0 <= rate < 1
-    start = {name: parameter.copy() for name, parameter in network.parameters.items()}
-    first = norm(network.prediction - label)
+    start, first = there.network.parameters, norm(there.r)
     for k in range(1, steps + 1):
-        gradients = network.gradients(network.prediction - label)
-        for name, gradient in gradients.items():
-            eta = mp.mpf(step[name] if isinstance(step, Mapping) else step)
-            network.parameters[name] = network.parameters[name] - eta * gradient
-        network.evaluate()
-        assert norm(network.prediction - label) <= mp.mpf(rate) ** k * first
-        for name, parameter in network.parameters.items():
+        eta = {name: mp.mpf(step[name] if isinstance(step, Mapping) else step) for name in start}
+        moved = there.network.moved({name: -eta[name] * gradient for name, gradient in there.gradients().items()})
+        there = ExactPoint(moved, there.X, label, there.masks)
+        assert norm(there.r) <= mp.mpf(rate) ** k * first
+        for name, parameter in moved.parameters.items():
             assert norm(parameter - start[name]) <= mp.mpf(radii[name])
 
 

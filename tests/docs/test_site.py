@@ -30,6 +30,14 @@ def test_every_public_name_has_an_anchor(site: Path) -> None:
             assert f'id="{path}"' in built, f"{path} is not on its page"
 
 
+def test_signatures_are_broken_into_lines(site: Path) -> None:
+    """Without a formatter in its environment mkdocstrings leaves a signature in one line, which the page cuts off."""
+    for page in (site / "reference").glob("*.html"):
+        for signature in re.findall(r'<div class="doc-signature highlight">.*?</div>', page.read_text(), flags=re.DOTALL):
+            lines = html.unescape(re.sub(r"<[^>]+>", "", signature)).splitlines()
+            assert max(map(len, lines)) <= 100, f"{page.name}: {max(lines, key=len)}"
+
+
 def test_formulas_survive(site: Path) -> None:
     """`<x, y>` is no tag, and a citation is a link, in pages and in docstrings."""
     assert "H_ij = <df(x_i)/dtheta, df(x_j)/dtheta>" in html.unescape((site / "notation.html").read_text())

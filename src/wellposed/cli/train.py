@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
 from wellposed.data.own import short_name
 from wellposed.errors import InvalidArgument
+from wellposed.experiments._licence import halving, hidden_ratio, moves, plain_flow
 from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.models import MODELS
 from wellposed.experiments.training import Trained
@@ -172,12 +172,13 @@ def _certificate(certificate: Certificate, first: int | None, optimizer: str) ->
     if certificate.rate is None:
         return head + "exactly one equilibrium for every input; nothing about training"
     flows = certificate.dynamics == "flow"
-    speeds = certificate.rates if flows else certificate.step_size
-    h = min(speeds.values()) / max(speeds.values()) if isinstance(speeds, Mapping) else 1.0
-    slower = "" if h == 1 else f", hidden {'speeds' if flows else 'steps'} h = {h:.3g} times the read-out's"
-    path = f"the gradient flow from here{slower}" if flows else f"gradient descent from here with the licensed steps{slower}"
+    path = "the gradient flow from here" if flows else "gradient descent from here with the licensed steps"
     pace = f"exp(-{certificate.rate:.4g} t)" if flows else f"{certificate.rate:.10g} per step"
-    return f"{head}{path}, ends at zero loss, |r| falling by a factor of {pace} or better. Proved of that, not of {optimizer}"
+    beside = "" if flows and hidden_ratio(certificate) == 1 else f"; {plain_flow(certificate)}"
+    return (
+        f"{head}{path}, {moves(certificate)}, ends at zero loss; {halving(certificate)} (factor {pace} or better){beside}. "
+        f"Proved of that, not of {optimizer}"
+    )
 
 
 def _report(folder: Path) -> Path | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from wellposed.certify import Certificate
-from wellposed.experiments.report._read import RunFiles, as_number, each
+from wellposed.experiments._licence import each
+from wellposed.experiments.report._read import RunFiles, as_number
 
 __all__ = ["Promise", "margins", "norms", "promise"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from wellposed.certify._recheck import as_recorded
 from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed.train._run_files import RECORD, ROWS, certificate_files
 
-__all__ = ["RunFiles", "as_number", "each", "read_run"]
+__all__ = ["RunFiles", "as_number", "read_run"]
 
 #: Lines of log.txt on the page, and characters of one.
 LOG_LINES, LOG_WIDTH = 200, 2000
@@ -208,10 +207,3 @@ def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
         run.remarks += [f"{name} {sentence}." for sentence in said]
         found.append((epoch, certificate))
     return found
-
-
-def each(certificate: Certificate) -> Iterator[Certificate]:
-    """A certificate, and those by other theorems that were tried with it."""
-    yield certificate
-    for other in certificate.others:
-        yield from each(other)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wellposed.certify import Certificate, Hypothesis, Verdict
+from wellposed.experiments._licence import each, licence
 from wellposed.experiments.report._certified import margins
 from wellposed.experiments.report._html import Html, el, number, table
-from wellposed.experiments.report._read import RunFiles, as_number, each
+from wellposed.experiments.report._read import RunFiles, as_number
 
 __all__ = ["badge", "certificate_parts", "configuration", "environment", "glance", "log_part", "sentence"]
 
@@ -44,8 +45,9 @@ def glance(run: RunFiles) -> Html:
             tiles.append((f"{part} loss", number(loss), ", ".join(parts)))
     if run.certificates:
         epoch, certificate = run.certificates[-1]
-        rate = "" if certificate.rate is None else f", rate {certificate.rate:.10g}"
-        tiles.append(("certificate", badge(certificate.verdict), f"{certificate.theorem}{rate}, epoch {epoch}"))
+        said = f"; {licence(certificate)}" if licence(certificate) else ""
+        kind = f"{certificate.theorem} ({certificate.dynamics})" if certificate.dynamics else certificate.theorem
+        tiles.append(("certificate", badge(certificate.verdict), f"{kind}, epoch {epoch}{said}"))
     for label, points in list(margins(run).items())[:1]:
         tiles.append(("well-posedness margin", number(points[-1][1]), label))
     epochs, steps = run.last("epoch"), run.last("step")
@@ -70,10 +72,9 @@ def certificate_parts(run: RunFiles) -> list[Html]:
     for epoch, certificate in run.certificates:
         failed = [h.name for h in certificate.hypotheses if not h.holds]
         why = "; ".join(certificate.licenses) if certificate.certified else certificate.note or "; ".join(failed)
-        rows.append(
-            (epoch, certificate.theorem, certificate.dynamics or "–", badge(certificate.verdict), _rate(certificate), why)
-        )
-    header = ("epoch", "theorem", "dynamics", "verdict", "rate", "licenses, or why not")
+        dynamics, said = certificate.dynamics or "–", licence(certificate) or "–"
+        rows.append((epoch, certificate.theorem, dynamics, badge(certificate.verdict), _rate(certificate), said, why))
+    header = ("epoch", "theorem", "dynamics", "verdict", "rate", "what moves, how fast", "licenses, or why not")
     parts = [el("p", AS_RECORDED), table("Certificates along training", header, rows)]
     epoch, last = run.certificates[-1]
     for index, one in enumerate(each(last)):
