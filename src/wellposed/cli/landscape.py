@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from wellposed.cli._app import ExitCode, app, guarded, say
 from wellposed.cli._layout import print_table
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
+from wellposed.experiments._threads import threads_for
 from wellposed.experiments.setup import Problem
 from wellposed.experiments.training import load_run
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
@@ -79,6 +80,7 @@ def landscape(
     config, problem, checkpoint = load_run(run, at=at)
     X, y = _samples(problem, samples)
     model, loss = problem.model, _mean(problem.loss)
+    torch.set_num_threads(threads_for(model, X))
     folder = run / "figures" if folder is None else folder
     file = folder / "landscape.npz"
     if file.exists() and not resume:

@@ -18,7 +18,7 @@ __all__ = ["environment"]
 PACKAGES = ("wellposed", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pyarrow")
 
 
-def environment(seed: int, threads: int | None) -> dict[str, Any]:
+def environment(seed: int, threads: int | str) -> dict[str, Any]:
     """Versions, machine, threads, seed, command line and git state, as plain Python."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:

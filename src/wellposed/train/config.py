@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -110,8 +110,9 @@ class RunSection(_Section):
     seed: int = Field(default=0, ge=0, description="of initialization and of the order of samples")
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["float32", "float64"] = Field(default="float64", description="of parameters and inputs")
-    threads: int | None = Field(
-        default=None, ge=1, description="of torch; null takes what torch chose, and the run remembers it"
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="of torch; auto is 1 for small products and torch's number for large ones, and is remembered",
     )
     evaluate_every: int = Field(default=1, ge=1, description="epochs between evaluations")
     certify_every: int = Field(default=5, ge=0, description="epochs between certificates; 0 for none")
@@ -121,6 +122,12 @@ class RunSection(_Section):
     checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
     keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
     tensorboard: bool = Field(default=True, description="events for TensorBoard, if it is installed")
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _null_is_auto(cls, value: Any) -> Any:
+        """As configurations printed by earlier versions have it."""
+        return "auto" if value is None else value
 
 
 class Config(_Section):
