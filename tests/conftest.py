@@ -6,6 +6,7 @@ One thread unless OMP_NUM_THREADS asks for more: the problems are small, and two
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from itertools import groupby
@@ -19,6 +20,12 @@ if "OMP_NUM_THREADS" not in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="random order of files and of the tests of each file")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays, so that the garbage collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

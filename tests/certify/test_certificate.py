@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.certify import Certificate, Hypothesis, Verdict
@@ -41,6 +41,7 @@ CERTIFICATES = st.builds(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(CERTIFICATES, CERTIFICATES)
 def test_json_round_trip(certificate: Certificate, other: Certificate) -> None:
     certificate = dataclasses.replace(certificate, others=(other,))

@@ -47,8 +47,9 @@ def test_shapes_and_equilibria(make):
 
 
 @every_network
-@pytest.mark.parametrize("activation", [wp.nn.Tanh(), wp.nn.Softplus()], ids=repr)
-@pytest.mark.parametrize("scale", [1.0, 3.0], ids=["inside the ball", "bound active"])
+@pytest.mark.parametrize(
+    ("activation", "scale"), [(wp.nn.Tanh(), 1.0), (wp.nn.Softplus(), 3.0)], ids=["inside the ball", "bound active"]
+)
 def test_gradcheck(make, activation, scale):
     model = build(make, activation=activation, rtol=1e-14)
     names = [name for name, _ in model.named_parameters()]
@@ -64,8 +65,11 @@ def test_gradcheck(make, activation, scale):
 
 
 @every_network
-@pytest.mark.parametrize("activation", [wp.nn.ReLU(), wp.nn.Tanh()], ids=repr)
-@pytest.mark.parametrize("prior", [None, L1(0.02), GroupL1(0.05, 5), Box(-0.5, 2.0)], ids=repr)
+@pytest.mark.parametrize(
+    ("activation", "prior"),
+    [(wp.nn.ReLU(), None), (wp.nn.Tanh(), L1(0.02)), (wp.nn.ReLU(), GroupL1(0.05, 5)), (wp.nn.Tanh(), Box(-0.5, 2.0))],
+    ids=repr,
+)
 def test_unrolled_and_implicit_agree_from_the_same_object(make, activation, prior):
     model = build(make, activation=activation, prior=prior, max_steps=2000)
     gradients = []

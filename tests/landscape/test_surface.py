@@ -93,7 +93,7 @@ def test_values_are_those_of_the_model_itself(warm: bool) -> None:
 def test_warm_starts_save_evaluations() -> None:
     X, y = data(20)
     model = gaussian(30)
-    warm, cold = (surface(model, mse, X, y, num=(2, 31), radius=0.1, warm_start=w) for w in (True, False))
+    warm, cold = (surface(model, mse, X, y, num=(2, 16), radius=0.05, warm_start=w) for w in (True, False))
     np.testing.assert_allclose(warm.values, cold.values, rtol=1e-9)
     assert warm.num_steps.sum() < 0.8 * cold.num_steps.sum()
 
@@ -317,7 +317,7 @@ def test_structured_states_are_warm_started() -> None:
     assert warm.num_steps.sum() < cold.num_steps.sum()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 3.0))
 def test_a_value_is_valid_or_nan(seed: int, radius: float) -> None:
     X, y = data(seed=seed)
