@@ -103,7 +103,8 @@ def test_a_line_has_one_direction() -> None:
     model = gaussian()
     s = surface(model, mse, X, y, directions=[random_direction(model)], num=7, radius=0.01)
     assert s.values.shape == (7,)
-    assert s.values[3] == pytest.approx(mse(model(X), y).item(), rel=1e-12)
+    # equilibria to 1e-12 of a map that contracts by 0.88, found from different starts
+    assert s.values[3] == pytest.approx(mse(model(X), y).item(), rel=1e-10)
 
 
 def test_lost_contraction_is_marked() -> None:

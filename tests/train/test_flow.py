@@ -118,7 +118,7 @@ def test_kinks_are_crossed() -> None:
     near = copy.deepcopy(model)
     with torch.no_grad():
         before = model.equilibrium(X) > 0
-    times = torch.linspace(0, 0.2, 21, dtype=torch.float64)
+    times = torch.linspace(0, 0.2, 31, dtype=torch.float64)
     history = wp.flow(model, X, y, times=times, rtol=1e-4, rates={"W": 0.3, "U": 0.3})
     with torch.no_grad():
         assert not torch.equal(before, model.equilibrium(X) > 0)
