@@ -15,6 +15,7 @@ import wellposed as wp
 from wellposed.errors import InvalidArgument
 from wellposed.experiments import _threads
 from wellposed.experiments._threads import largest_product, on_threads, threads_for
+from wellposed.experiments.report import _state
 from wellposed.experiments.training import train
 from wellposed.train.config import resolve
 from wellposed.train.run import read_config
@@ -75,6 +76,14 @@ def test_a_run_goes_on_with_the_threads_it_had(tmp_path: Path, monkeypatch: pyte
     watch = Watch()
     train(config, folder, resume=True, listener=watch)
     assert watch.seen == {1} and read_config(folder).run.threads == 1
+
+
+def test_the_page_of_a_small_network_is_made_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads_of_a_run(tmp_path / "run")
+    used: list[int] = []
+    monkeypatch.setattr(_state, "_predict", lambda *_: used.append(torch.get_num_threads()))
+    assert not _state.network_state(tmp_path / "run").remarks
+    assert used == [1] and torch.get_num_threads() == 3
 
 
 def test_the_default_network_is_small_and_wide_ones_are_not() -> None:
