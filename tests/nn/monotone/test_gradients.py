@@ -151,12 +151,16 @@ def test_second_derivatives(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
-@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+@pytest.mark.parametrize(
+    ("name", "solver"),
+    [
+        pytest.param(name, solver, id=f"{name}-{type(solver).__name__}")
+        for name in PARAMETRIZATIONS
+        for solver in (SOLVERS[:2] if name.endswith("zeros") else SOLVERS)
+    ],
+)
 def test_float32_and_lower(name: str, solver: AbstractSolver) -> None:
     """float32 works as it is, bfloat16 is solved in float32; both agree with float64 as well as they can."""
-    if name.endswith("zeros") and isinstance(solver, wp.DouglasRachford):
-        solver = wp.PeacemanRachford(None)
     cell, x = make(name, wp.nn.ReLU())
     exact = wp.EquilibriumLayer(cell, solver, on_failure="raise", rtol=1e-10, max_steps=3000)(x)
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
