@@ -29,7 +29,7 @@ test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
 test-portable: $(VENV)/.installed-test  ## The numerical tests as on other processors: no vector units, other sums, four threads.
 	ATEN_CPU_CAPABILITY=default $(PYTEST) $(NUMERICAL) --hypothesis-seed=1 --shuffle 1 $(ARGS)
 	MKL_CBWR=COMPATIBLE $(PYTEST) $(NUMERICAL) --hypothesis-seed=2 --shuffle 2 $(ARGS)
-	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=4 $(PYTEST) $(NUMERICAL) --hypothesis-seed=3 --shuffle 3 $(ARGS)
+	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=4 OMP_WAIT_POLICY=passive $(PYTEST) $(NUMERICAL) --hypothesis-seed=3 --shuffle 3 $(ARGS)
 
 test-all: ARGS += -m "slow or not slow"
 test-all: test  ## The same with the slow tests.
