@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.certify import Certificate, Hypothesis, Verdict
@@ -56,6 +56,7 @@ LICENSED = st.builds(
 CERTIFICATES = ANY | LICENSED
 
 
+@settings(max_examples=40, deadline=None)
 @given(CERTIFICATES, CERTIFICATES)
 def test_json_round_trip(certificate: Certificate, other: Certificate) -> None:
     certificate = dataclasses.replace(certificate, others=(other,))

@@ -80,7 +80,7 @@ def test_the_bound_is_kept_and_can_be_worth_something() -> None:
     target = torch.randn(6, generator=generator(3), dtype=torch.float64) * 0.05
     X_new, _ = sphere(3000, 6, 99)
     failures, worth = 0, 0
-    for seed in range(6):
+    for seed in range(3):
         X, _ = sphere(600, 6, 1000 + seed)
         # labels from the model's own span are easy: B stays small as n grows
         with torch.no_grad():
@@ -94,7 +94,7 @@ def test_the_bound_is_kept_and_can_be_worth_something() -> None:
         failures += risk > result.bound
         worth += not result.vacuous
     assert failures == 0
-    assert worth == 6
+    assert worth == 3
 
 
 def test_rademacher_complexity_by_sampling() -> None:

@@ -64,7 +64,7 @@ def check_killed_at(cli: Any, folder: Path, whole: dict[str, bytes], point: list
 
 def test_killed_at_some_writes(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
     rng = random.Random(0)
-    for count in sorted(rng.sample(range(1, 45), 7)):
+    for count in sorted(rng.sample(range(1, 45), 4)):
         check_killed_at(cli, tmp_path / f"run{count}", whole, [count, rng.random() < 0.5])
 
 
@@ -84,9 +84,9 @@ def test_killed_again_and_again(cli: Any, whole: dict[str, bytes], tmp_path: Pat
     duration = time.monotonic() - began
     folder = tmp_path / "run"
     ends = []
-    for attempt in range(9):
+    for attempt in range(5):
         process = cli.start(*train(folder))
-        if attempt < 8:
+        if attempt < 4:
             time.sleep(rng.uniform(0.2, 0.9) * duration)
             os.kill(process, signal.SIGKILL)  # a zombie, if it has ended already
         ends.append(cli.wait(process))

@@ -95,7 +95,7 @@ def test_values_are_those_of_the_model_itself(warm: bool) -> None:
 def test_warm_starts_save_evaluations() -> None:
     X, y = data(20)
     model = gaussian(30)
-    warm, cold = (surface(model, mse, X, y, num=(2, 31), radius=0.1, warm_start=w) for w in (True, False))
+    warm, cold = (surface(model, mse, X, y, num=(2, 16), radius=0.05, warm_start=w) for w in (True, False))
     np.testing.assert_allclose(warm.values, cold.values, rtol=1e-9)
     assert warm.num_steps.sum() < 0.8 * cold.num_steps.sum()
 
@@ -105,7 +105,8 @@ def test_a_line_has_one_direction() -> None:
     model = gaussian()
     s = surface(model, mse, X, y, directions=[random_direction(model)], num=7, radius=0.01)
     assert s.values.shape == (7,)
-    assert s.values[3] == pytest.approx(mse(model(X), y).item(), rel=1e-12)
+    # equilibria to 1e-12 of a map that contracts by 0.88, found from different starts
+    assert s.values[3] == pytest.approx(mse(model(X), y).item(), rel=1e-10)
 
 
 def test_lost_contraction_is_marked() -> None:

@@ -215,6 +215,14 @@ def test_bad_records() -> None:
         plot.contour([made(), made()], path=[[0, 0]])
 
 
+def test_a_sentence_says_that_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ["matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(wp.MissingPackage, match=r"pip install 'wellposed\[plot\]'"):
+        plot.spectrum([1.0])
+
+
+@pytest.mark.slow
 def test_matplotlib_is_only_needed_to_draw() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"

@@ -19,6 +19,7 @@ from wellposed._files import write_whole, writing
 from wellposed.cli._app import ExitCode, app, guarded, say
 from wellposed.cli._layout import print_table
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
+from wellposed.experiments._threads import threads_for
 from wellposed.experiments.setup import Problem
 from wellposed.experiments.training import load_run
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
@@ -82,6 +83,7 @@ def landscape(
     config, problem, checkpoint = load_run(run, at=at)
     X, y = _samples(problem, samples)
     model, loss = problem.model, _mean(problem.loss)
+    torch.set_num_threads(threads_for(model, X))
     if folder is None:
         refuse_foreign(run)
         folder = run / "figures"

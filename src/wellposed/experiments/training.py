@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wellposed.errors import RunError, WellposedError
+from wellposed.experiments._threads import on_threads, threads_for
 from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.train._distributed import World, joined
@@ -60,14 +62,15 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
         resume: Whether to go on with the run that is there.
         listener: Is told how it goes; used in the first process only.
     """
-    with joined() as world:
-        config = _with_threads(config if resume else filled_in(config))
-        torch.set_num_threads(config.run.threads or 1)
+    with joined() as world, on_threads(1) as available:  # on one thread the network is drawn alike whatever the machine
+        config = config if resume else filled_in(config)
         seed_everything(config.run.seed)
         problem = prepare(config)
         check_patience(config, problem.parts)
         if config.run.certify_every:
             check_theorem(problem.model, *problem.parts.train, theorem=config.run.theorem)
+        config = _with_threads(config, problem, world.size, available)
+        torch.set_num_threads(int(config.run.threads))
         seed_everything(config.run.seed)  # again: what `prepare` imports may draw, but only in the first run of a process
         with _opened(world, config, folder, resume) as run:
             checkpoint = _where_to_go_on(world, config, folder, run) if resume else None
@@ -116,10 +119,14 @@ def load_run(folder: Path, *, at: str = "last") -> tuple[Config, Problem, Checkp
     return config, problem, checkpoint
 
 
-def _with_threads(config: Config) -> Config:
-    if config.run.threads is not None:
+def _with_threads(config: Config, problem: Problem, processes: int, available: int) -> Config:
+    """With a number in the place of `run.threads: auto`; a number that was said is never changed."""
+    if config.run.threads != "auto":
         return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"threads": torch.get_num_threads()})})
+    X, _ = problem.parts.train
+    batch = math.ceil(min(config.run.batch_size or len(X), len(X)) / processes)
+    threads = threads_for(problem.model, X, batch=batch, available=available)
+    return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
 
 
 @contextlib.contextmanager

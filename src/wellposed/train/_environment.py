@@ -20,7 +20,7 @@ __all__ = ["environment"]
 PACKAGES = ("wellposed", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pyarrow")
 
 
-def environment(seed: int, threads: int | None) -> dict[str, Any]:
+def environment(seed: int, threads: int | str) -> dict[str, Any]:
     """Versions, machine, threads, seed, command line and git commits, as plain Python; no other program is run."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:

@@ -28,6 +28,8 @@ def fingerprints(config: Config) -> list[str]:
     lengths = [*plain["run"].pop("extended"), plain["run"].pop("epochs")]
     for key in FREE:
         del plain["run"][key]
+    if plain["run"]["threads"] == "auto":
+        plain["run"]["threads"] = None  # as earlier runs have it
     for section, keys in ADDED.items():
         for key, value in keys.items():
             if plain[section].get(key) == value:

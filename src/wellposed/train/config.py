@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -138,8 +138,9 @@ class RunSection(_Section):
     seed: int = Field(default=0, ge=0, le=SEED, description="of initialization and of the order of samples")
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["float32", "float64"] = Field(default="float64", description="of parameters and inputs")
-    threads: int | None = Field(
-        default=None, ge=1, le=1024, description="of torch; null takes what torch chose, and the run remembers it"
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        default="auto",
+        description="of torch; auto is 1 for small products and torch's number for large ones, and is remembered",
     )
     evaluate_every: int = Field(default=1, ge=1, le=COUNT, description="epochs between evaluations")
     certify_every: int = Field(default=5, ge=0, le=COUNT, description="epochs between certificates; 0 for none")
@@ -162,6 +163,12 @@ class RunSection(_Section):
         if any(later <= earlier for earlier, later in zip(lengths, lengths[1:], strict=False)):
             raise ValueError(f"the lengths must rise, below epochs={lengths[-1]}; --resume writes them")
         return value
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _null_is_auto(cls, value: Any) -> Any:
+        """As configurations printed by earlier versions have it."""
+        return "auto" if value is None else value
 
 
 class Config(_Section):
