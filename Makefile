@@ -5,10 +5,13 @@ PEERS := .venv-peers
 KERNEL_PEERS := .venv-kernel-peers
 PIP := $(VENV)/bin/python -m pip install --quiet -c constraints.txt
 ARGS ?=
+# Files of one worker: what a file prepares for its tests is prepared once.
+PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile
+NUMERICAL := $(addprefix tests/,linalg solve implicit nn kernel convex certify)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all format docs docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-portable test-all format docs docs-fast docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -20,7 +23,13 @@ test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest -n auto $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# Other instructions, other orders of summation, other examples and another order of tests: a tolerance must hold in all of them.
+test-portable: $(VENV)/.installed-test  ## The numerical tests as on other processors: no vector units, other sums, four threads.
+	ATEN_CPU_CAPABILITY=default $(PYTEST) $(NUMERICAL) --hypothesis-seed=1 --shuffle 1 $(ARGS)
+	MKL_CBWR=COMPATIBLE $(PYTEST) $(NUMERICAL) --hypothesis-seed=2 --shuffle 2 $(ARGS)
+	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=4 OMP_WAIT_POLICY=passive $(PYTEST) $(NUMERICAL) --hypothesis-seed=3 --shuffle 3 $(ARGS)
 
 test-all: ARGS += -m "slow or not slow"
 test-all: test  ## The same with the slow tests.
@@ -31,6 +40,9 @@ format: $(VENV)/.installed-test  ## Rewrite the code in the house format.
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into site/, without the network; warnings are errors.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
+
+docs-fast: $(VENV)/.installed-docs  ## The same without executing the tutorials: seconds, not minutes.
+	WELLPOSED_DOCS_FAST=1 NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
 
 docs-serve: $(VENV)/.installed-docs  ## Show the documentation on this machine, rebuilt as you edit.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve $(ARGS)
@@ -60,7 +72,7 @@ $(VENV)/.created $(PEERS)/.created $(KERNEL_PEERS)/.created:
 	@touch $@
 
 $(VENV)/.installed-run: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) -e '.[cli,data,report]'
+	$(PIP) -e '.[cli,data,plot,report]'
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/.created

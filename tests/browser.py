@@ -55,8 +55,12 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Loads a file and waits until its scripts ran."""
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Loads an address and waits until its scripts ran."""
         self.events.clear()
-        self.ask("Page.navigate", url=path.resolve().as_uri())
+        self.ask("Page.navigate", url=url)
         end = time.monotonic() + SECONDS
         while self.value("document.readyState") != "complete":
             assert time.monotonic() < end, "the page did not load"

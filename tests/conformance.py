@@ -5,7 +5,7 @@ A new solver is added to `SOLVERS` (or to `SPLITTING`, if it needs a resolvent) 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -54,6 +54,19 @@ def short(solver: AbstractSolver) -> str:
     default = type(solver)()
     changed = [f"{k}={v}" for k, v in vars(solver).items() if v != getattr(default, k)]
     return type(solver).__name__ + (f"({','.join(changed)})" if changed else "")
+
+
+def cross(names: str, rows: Sequence[Any], columns: Sequence[Any]) -> pytest.MarkDecorator:
+    """Every row with the first column and every column with the first row; all other pairs are slow.
+
+    For choices that do not know of each other, such as the solver of an equilibrium and that of its adjoint.
+    """
+    pairs = [
+        pytest.param(row, column, marks=[] if i == 0 or k == 0 else [pytest.mark.slow], id=f"{row!r}-{column!r}")
+        for i, row in enumerate(rows)
+        for k, column in enumerate(columns)
+    ]
+    return pytest.mark.parametrize(names, pairs)
 
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS, ids=short)
@@ -221,6 +234,7 @@ __all__ = [
     "check_close",
     "check_honest",
     "check_right",
+    "cross",
     "every_dtype",
     "every_method",
     "every_solver",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,3 +26,12 @@ def load(name: str) -> ModuleType:
     finally:
         sys.path.remove(str(HOOKS))
     return module
+
+
+def build(folder: Path, **environment: str) -> Path:
+    """The site, built into a folder as `make docs` builds it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    around = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=around)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder

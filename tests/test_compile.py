@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 BACKENDS = [
-    "eager",
+    pytest.param("eager", marks=pytest.mark.slow),  # does less than the next one
     "aot_eager",
     pytest.param("inductor", marks=pytest.mark.slow),
 ]

@@ -88,7 +88,9 @@ def work(rank: int, folder: str) -> None:
 
 
 def test_two_processes_give_the_gradients_of_one(tmp_path):
-    torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=WORLD)
+    # torch is imported once for both processes
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["wellposed"])
+    torch.multiprocessing.start_processes(work, args=(str(tmp_path),), nprocs=WORLD, start_method="forkserver")
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
     for part in parts:
         assert part["added"]["none"] is None and part["added"]["frozen"] is None

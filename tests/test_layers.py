@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "wellposed"
 
-COMMON = {"errors", "status", "_typing", "_tree"}
+COMMON = {"errors", "status", "_file_lock", "_files", "_npz", "_reading", "_tree", "_typing"}
 CORE = ["linalg", "solve", "implicit", "nn"]
 LEAVES = {"data", "plot"}
 

@@ -97,6 +97,12 @@ def run(script: Path, folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def unexecuted(script: Path) -> str:
+    """The page of a script without what it prints and draws; nothing is run."""
+    cells = cells_of(script.read_text())
+    return "\n\n".join(cell.text if cell.is_markdown else f"```python\n{cell.text.rstrip()}\n```" for cell in cells) + "\n"
+
+
 def _new_figures(candidates: list[Any], shown: list[Any], kind: type) -> Iterator[Any]:
     for candidate in candidates:
         if isinstance(candidate, kind) and not any(candidate is old for old in shown):

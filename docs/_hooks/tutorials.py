@@ -3,6 +3,8 @@
 An exception in a tutorial fails the build. The time of each is printed; above a minute a line says so (it is no error: the
 machine may be slow). While `mkdocs serve` runs, a tutorial is executed again only if its text has changed. The list of
 tutorials, and their place in the navigation, are made of the files that are there.
+
+With WELLPOSED_DOCS_FAST=1 (`make docs-fast`) nothing is executed: the pages show text and code, and say so.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import percent
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -22,6 +25,8 @@ LOG = logging.getLogger("mkdocs.hooks.tutorials")
 PERCENT = Path(__file__).with_name("percent.py")
 SLOW = 60.0  # seconds
 HEAVY = 400_000  # bytes of all figures of a page
+FAST = "WELLPOSED_DOCS_FAST"
+NOT_EXECUTED = "This page was not executed (`make docs-fast`), so outputs and figures are missing; `make docs` has them.\n"
 
 _pages: dict[tuple[str, str], dict[str, bytes]] = {}  # (name, source) -> file name -> content
 
@@ -42,7 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, uri, content=content))
         title, summary = opening(made["page.md"].decode())
         rows.append(f"## [{title}]({script.stem}.md)\n\n{summary}\n")
-    index = "# Tutorials\n\nEach page is a script that was executed to make it; run it yourself, and change it.\n\n"
+    how = "a script" if os.environ.get(FAST) else "a script that was executed to make it"
+    index = f"# Tutorials\n\nEach page is {how}; run it yourself, and change it.\n\n"
     files.append(File.generated(config, "tutorials/index.md", content=index + "\n".join(rows)))
     return files
 
@@ -58,6 +64,8 @@ def _scripts(config: MkDocsConfig) -> list[Path]:
 
 
 def _run(script: Path) -> dict[str, bytes]:
+    if os.environ.get(FAST):
+        return {"page.md": f"{percent.unexecuted(script)}\n---\n\n{NOT_EXECUTED}".encode()}
     key = (script.name, script.read_text())
     if key not in _pages:
         with tempfile.TemporaryDirectory() as folder:

@@ -106,9 +106,9 @@ figure = wp.plot.contour(careful, names=["Careful: only what is known"])
 
 # %% [markdown]
 # **What to notice.** The first picture looks like a landscape everywhere. The second says how much of it is real. Hatching
-# tells why a point is missing: *not converged* means that the solve of some sample failed, *not unique* that another start
-# led it to another equilibrium, so that the loss has more than one value. The careless picture depends there on the start and
-# on the number of steps, and nobody who sees it can tell.
+# says why a point is missing: *failed to converge* is about the solve of some sample, *several equilibria* means that another
+# start led it to another equilibrium, so that the loss has more than one value. The careless picture depends there on the start
+# and on the number of steps, and does not show it.
 #
 # ## What happens in a hole?
 #

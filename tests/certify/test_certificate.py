@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.certify import Certificate, Hypothesis, Verdict
+from wellposed.certify._finish import finish
 from wellposed.errors import InvalidArgument
 
 NUMBERS = st.floats(allow_nan=False) | st.none()
@@ -24,10 +26,10 @@ HYPOTHESES = st.builds(
     st.sampled_from([True, False, None]),
     st.sampled_from(["", "a note"]),
 )
-CERTIFICATES = st.builds(
+ANY = st.builds(
     Certificate,
     theorem=st.sampled_from(["radius", "ling2022"]),
-    verdict=st.sampled_from(list(Verdict)),
+    verdict=st.sampled_from([Verdict.VIOLATED, Verdict.UNDECIDED]),
     hypotheses=st.lists(HYPOTHESES, max_size=3).map(tuple),
     dynamics=st.sampled_from(["", "flow", "descent"]),
     step_size=st.none() | st.floats(1e-9, 1.0) | TABLES,
@@ -39,8 +41,22 @@ CERTIFICATES = st.builds(
     errors=TABLES,
     note=st.text(max_size=9),
 )
+FRACTIONS = st.floats(1e-300, 1.0, exclude_max=True)
+LICENSED = st.builds(
+    Certificate,
+    theorem=st.just("radius"),
+    verdict=st.just(Verdict.CERTIFIED),
+    hypotheses=st.lists(HYPOTHESES, max_size=3).map(tuple),
+    dynamics=st.sampled_from(["", "flow", "descent"]),
+    step_size=st.none() | FRACTIONS | st.dictionaries(st.text(min_size=1, max_size=4), FRACTIONS, max_size=3),
+    rate=st.none() | FRACTIONS,
+    radii=st.none() | st.dictionaries(st.text(min_size=1, max_size=4), FRACTIONS, max_size=3),
+    measured=TABLES,
+)
+CERTIFICATES = ANY | LICENSED
 
 
+@settings(max_examples=40, deadline=None)
 @given(CERTIFICATES, CERTIFICATES)
 def test_json_round_trip(certificate: Certificate, other: Certificate) -> None:
     certificate = dataclasses.replace(certificate, others=(other,))
@@ -128,3 +144,27 @@ def test_neither_a_certificate_nor_a_verdict_is_a_bare_yes() -> None:
 def test_text_that_is_no_certificate_is_refused_with_a_sentence() -> None:
     with pytest.raises(InvalidArgument, match="no certificate"):
         Certificate.from_json("nope")
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "licensed"),
+    [
+        ("descent", {"step_size": math.nan, "rate": 0.5}),
+        ("descent", {"step_size": math.inf, "rate": 0.5}),
+        ("descent", {"step_size": {"W": 0.0}, "rate": 0.5}),
+        ("descent", {"step_size": 1.0, "rate": 1.0}),
+        ("descent", {"step_size": 1.0, "rate": math.nan}),
+        ("descent", {"step_size": 1.0, "rate": -0.5}),
+        ("flow", {"rate": 0.0}),
+        ("flow", {"rate": math.inf}),
+        ("flow", {"rate": 1.0, "rates": {"W": math.nan}}),
+        ("flow", {"rate": 1.0, "radii": {"W": math.inf}}),
+    ],
+)
+def test_nothing_is_certified_without_finite_positive_numbers(dynamics: str, licensed: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be CERTIFIED"):
+        Certificate("radius", Verdict.CERTIFIED, (), dynamics, **licensed)
+    refused = finish("radius", Verdict.CERTIFIED, (), dynamics, licenses=("all is well",), **licensed)
+    assert refused.verdict is Verdict.UNDECIDED and "range of float64" in refused.note
+    assert (refused.step_size, refused.rates, refused.rate, refused.radii, refused.licenses) == (None, None, None, None, ())
+    Certificate("radius", Verdict.UNDECIDED, (), dynamics, **licensed)  # what is not certified may say anything

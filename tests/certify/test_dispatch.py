@@ -99,7 +99,7 @@ def test_unknown_theorem() -> None:
     model, X, y = problem("gaussian", 7)
     with pytest.raises(InvalidArgument, match="Unknown theorem 'radios'.*Did you mean 'radius'"):
         wrong(model, X, y, theorem="radios")
-    with pytest.raises(InvalidArgument, match="Unknown theorem 7"):
+    with pytest.raises(InvalidType, match="theorem must be a name or a callable .* got int 7"):
         wrong(model, X, y, theorem=7)
 
 

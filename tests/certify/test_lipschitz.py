@@ -92,7 +92,7 @@ def test_formulas(kind, activation):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(
     seed=st.integers(0, 2**16),
     margin=st.floats(0.3, 1.5),

@@ -68,17 +68,16 @@ def test_no_pair_of_inputs_breaks_the_bounds(family: str, seed: int, spread: flo
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_search_breaks_the_bounds(family: str) -> None:
-    for seed in range(2):
-        model, x = make(family, seed), inputs(seed + 10)
-        bounds = lipschitz_upper(model)
-        found = lipschitz_lower(model, x, steps=8, generator=generator(seed))
-        assert found.shape == (6,) and found.dtype == F64 and bool((found > 0).all())
-        assert float(found.max()) <= bounds.prediction
-        # it beats the gradients at the starting points, nearly: the first secants go along them
-        start = x.clone().requires_grad_()
-        (slopes,) = torch.autograd.grad(model(start).sum(), start)
-        assert float(found.max()) >= 0.8 * float(slopes.norm(dim=1).max())
-        assert float(found.max()) >= bounds.prediction / 30  # the gap is visible, and not absurd
+    model, x = make(family, 0), inputs(10)
+    bounds = lipschitz_upper(model)
+    found = lipschitz_lower(model, x, steps=8, generator=generator(0))
+    assert found.shape == (6,) and found.dtype == F64 and bool((found > 0).all())
+    assert float(found.max()) <= bounds.prediction
+    # it beats the gradients at the starting points, nearly: the first secants go along them
+    start = x.clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(model(start).sum(), start)
+    assert float(found.max()) >= 0.8 * float(slopes.norm(dim=1).max())
+    assert float(found.max()) >= bounds.prediction / 30  # the gap is visible, and not absurd
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -145,7 +145,7 @@ def test_flow() -> None:
     model, X, y = problem("gaussian", 6)
     train(model, X, y, 12)
     monitor = CertificateMonitor(every=1)
-    history = wp.flow(model, X, y, t_end=30 * step_size(model, X), rtol=1e-4, callbacks=[monitor])
+    history = wp.flow(model, X, y, t_end=12 * step_size(model, X), rtol=1e-4, callbacks=[monitor])
     assert len(monitor.records) == len(history.rows)
     assert monitor.first is not None
     proved = [record for record in monitor.records if record["verdict"] == "certified"]

@@ -206,7 +206,7 @@ def test_no_point_of_the_ball_breaks_a_bound(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("sharpen", SHARPENINGS, ids=str)
+@pytest.mark.parametrize("sharpen", [SHARPENINGS[0], SHARPENINGS[-1]], ids=str)  # each alone is among the many problems below
 def test_bounds_hold_at_any_radius(family: str, sharpen: tuple[str, ...]) -> None:
     # not only where they certify: at the start, with radii far beyond those of a certificate
     for seed, h in ((40, 1.0), (41, 0.01)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import math
+import re
 import sys
 import types
 from pathlib import Path
@@ -86,19 +88,24 @@ def test_train_says_what_is_proved_and_of_which_dynamics(tmp_path: Path) -> None
     certificate = wp.Certificate.from_json(path.read_text())
     assert certificate.certified and certificate.dynamics == "descent" and isinstance(certificate.step_size, dict)
     h = certificate.step_size["W"] / certificate.step_size["a"]
-    said = " ".join(result.stdout.split())
-    assert f"gradient descent from here with the licensed steps, hidden steps h = {h:.3g} times the read-out's" in said
-    assert f"a factor of {certificate.rate:.10g} per step" in said and "not of adam" in said
+    said = " ".join(result.stdout.replace("│", " ").split())
+    assert h < 1e-3 and f"with the licensed steps, read-out only (hidden steps are {h:.2g} of its), ends at zero loss" in said
+    halved = re.search(r"\|r\| halves within ([\d,]+) steps", said)
+    assert halved and certificate.rate ** int(halved[1].replace(",", "")) <= 0.5
+    assert f"factor {certificate.rate:.10g} per step" in said and "not of adam" in said
+    assert "plain gradient flow: UNDECIDED" in said
 
 
 def test_the_certificate_of_a_run_in_words() -> None:
     verdict, certified = wp.Verdict.CERTIFIED, {"rate": 0.25, "rates": {"a": 1.0, "W": 0.5}}
     flow = _certificate(wp.Certificate("radius", verdict, dynamics="flow", **certified), 3, "sgd")
-    assert "first at epoch 3: the gradient flow from here, hidden speeds h = 0.5 times" in flow and "exp(-0.25 t)" in flow
+    assert "first at epoch 3: the gradient flow from here, all parameters, hidden speeds 0.5 of the read-out's" in flow
+    assert "exp(-0.25 t)" in flow and "plain gradient flow: not tried" in flow
     plain = _certificate(wp.Certificate("radius", verdict, dynamics="flow", rate=0.25, rates={"A": 1.0}), 3, "sgd")
-    assert "flow from here, ends" in plain and plain.endswith("not of sgd")
+    assert "flow from here, all parameters with equal speeds, ends" in plain and plain.endswith("not of sgd")
+    assert "plain" not in plain
     step = _certificate(wp.Certificate("ling2022", verdict, dynamics="descent", rate=0.5, step_size=0.1), 0, "adam")
-    assert "with the licensed steps, ends at zero loss" in step and "0.5 per step" in step
+    assert "with the licensed steps, all parameters with equal steps, ends at zero loss" in step and "0.5 per step" in step
     alone = _certificate(wp.Certificate("contraction", verdict), 0, "adam")
     assert alone.endswith("exactly one equilibrium for every input; nothing about training")
     assert "says why" in _certificate(wp.Certificate("radius", wp.Verdict.UNDECIDED), None, "adam")
@@ -160,7 +167,7 @@ def test_resume_for_more_epochs_is_the_longer_run(tmp_path: Path) -> None:
         (["train", "--set", "data.validation=0.001"], ["leaves a part empty"]),
         (["train", "nothing.yaml"], ["nothing.yaml cannot be read"]),
         (["train", "--resume", "nowhere"], ["nowhere does not exist"]),
-        (["train", "a.yaml", "--resume", "b"], ["leave CONFIG and --out away"]),
+        (["train", "a.yaml", "--resume", "b"], ["omit CONFIG and --out"]),
         (["certify", "nowhere"], ["nowhere does not exist"]),
         (["data", "show", "digts"], ["Did you mean 'digits'?"]),
         (["data", "show", "digits", "--classes", "a,b"], ["such as 0,1; got 'a,b'"]),
@@ -170,6 +177,7 @@ def test_resume_for_more_epochs_is_the_longer_run(tmp_path: Path) -> None:
 def test_mistakes(words: list[str], says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
     failed(call(*words), 2, *says)
+    assert not (tmp_path / "runs").exists()  # found before a run directory is made
 
 
 @pytest.mark.parametrize(
@@ -180,8 +188,56 @@ def test_commands_and_options_that_are_not(words: list[str], says: str) -> None:
     failed(call(*words), 2, says)
 
 
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def last_tensors(folder: Path) -> bytes:
+    return sorted((folder / "checkpoints").glob("step-*.safetensors"))[-1].read_bytes()
+
+
+def test_extended_by_resume_it_is_the_longer_run_with_its_extra_evaluation(tmp_path: Path) -> None:
+    """With the defaults of certificates: the last epoch of the shorter run has one, and is else the same."""
+    step, quiet = ["optimizer.schedule=step", "optimizer.step_every=2"], ["train", "-q", "--no-report"]
+    assert call(*quiet, "--out", tmp_path / "a", *changes(*step, "run.epochs=3")).exit_code == 0
+    result = call(*quiet, "--resume", tmp_path / "a", "--set", "run.epochs=6")
+    assert result.exit_code == 0 and "cosine" not in result.stderr
+    assert call(*quiet, "--out", tmp_path / "b", *changes(*step, "run.epochs=6")).exit_code == 0
+    longer, whole = rows_of(tmp_path / "a"), rows_of(tmp_path / "b")
+    assert whole[3].items() <= longer[3].items() and longer[3].keys() - whole[3].keys() >= {"certified"}
+    assert longer[:3] + longer[4:] == whole[:3] + whole[4:]
+    assert last_tensors(tmp_path / "a") == last_tensors(tmp_path / "b")
+
+
+def test_a_cosine_run_is_extended_and_says_what_becomes_of_the_schedule(tmp_path: Path) -> None:
+    quiet = ["train", "-q", "--no-report"]
+    small = changes("run.certify_every=0", "run.epochs=3")
+    assert call(*quiet, "--out", tmp_path / "a", *small).exit_code == 0
+    before = rows_of(tmp_path / "a")
+    result = call(*quiet, "--resume", tmp_path / "a", "--set", "run.epochs=6")
+    assert result.exit_code == 0, result.output
+    assert "up to epoch 3 it stays that of 3 epochs, after it that of 6" in result.stderr and "0.00025 there" in result.stderr
+    rows = rows_of(tmp_path / "a")
+    assert rows[:4] == before and len(rows) == 7
+    # 3 batches an epoch; a row has the rate of its last step: step 3 * epoch - 1 of 9, and then of 18
+    rates = [5e-4 * (1 + math.cos(math.pi * (3 * e - 1) / (9 if e <= 3 else 18))) / 2 for e in range(1, 7)]
+    assert [row["learning_rate"] for row in rows[1:]] == pytest.approx(rates, rel=1e-14)
+    # from any earlier checkpoint the same numbers follow: those of the longer run are dropped, and made again
+    bits, lines = last_tensors(tmp_path / "a"), (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    assert call(*quiet, "--resume", tmp_path / "a").exit_code == 0
+    for path in (tmp_path / "a" / "checkpoints").glob("step-000000018.*"):
+        path.unlink()
+    assert call(*quiet, "--resume", tmp_path / "a").exit_code == 0
+    assert last_tensors(tmp_path / "a") == bits and (tmp_path / "a" / "metrics.jsonl").read_bytes() == lines
+    failed(call(*quiet, "--resume", tmp_path / "a", "--set", "run.epochs=5"), 2, "can be raised and not lowered", "of 6 epochs")
+    # a configuration that was edited by hand so that the numbers would be others is found out
+    config = tmp_path / "a" / "config.yaml"
+    config.write_text(config.read_text().replace("epochs: 6", "epochs: 9"))
+    failed(call(*quiet, "--resume", tmp_path / "a"), 3, "was made with another configuration")
+
+
 def test_resume_may_not_change_numbers(run: Path) -> None:
-    failed(call("train", "--resume", run, "--set", "optimizer.lr=1"), 2, "may not change what they depend on", "cosine")
+    failed(call("train", "--resume", run, "--set", "optimizer.lr=1"), 2, "may not change what they depend on", "config.yaml")
 
 
 def test_a_run_is_not_overwritten(run: Path) -> None:
@@ -253,6 +309,59 @@ def test_eighty_columns_are_enough(words: list[str], tmp_path: Path, monkeypatch
         assert set(wide.split()) - set(narrow.split()) <= {"hypothesis", "source", "value", "bound", "holds", "fails"} | {
             word for word in wide.split() if set(word) == {"-"}
         }
+
+
+def table_of(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    rows = [(a, b, a - 2 * b, "north" if a > 0 else "south") for a, b in rng.standard_normal((40, 2))]
+    lines = ["size,rooms,price,town", *(f"{a:.6f},{b:.6f},{c:.6f},{d}" for a, b, c, d in rows)]
+    (folder / "houses.csv").write_text("\n".join(lines))
+    return folder / "houses.csv"
+
+
+def test_own_data_are_trained_certified_and_shown(tmp_path: Path) -> None:
+    table_of(tmp_path)
+    own = ["data.name=houses.csv", "data.target=price", "data.columns=size,rooms"]
+    small = [word for change in [*own, *SMALL[2:], "run.certify_every=2"] for word in ("--set", change)]
+    result = call("train", "-q", "--no-report", "--json", *small)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["samples"] == {"train": 32, "test": 8} and summary["run"].endswith("-gaussian-houses")
+    config = yaml.safe_load(Path(summary["run"], "config.yaml").read_text())["data"]
+    assert config["n"] is None and config["norm"] is None and config["name"] == str(tmp_path / "houses.csv")
+    assert call("certify", summary["run"], "--theorem", "contraction").exit_code == 0
+    shown = json.loads(call("data", "show", "houses.csv", "--target", "price", "--columns", "size,rooms", "--json").stdout)
+    assert shown["parts"]["train"]["X"] == [32, 2]
+    classes = [*own[:1], "data.target=town", "data.columns=size", "model.name=dense", *SMALL[2:]]
+    result = call("train", "-q", "--no-report", "--json", *(word for change in classes for word in ("--set", change)))
+    assert result.exit_code == 0 and "test_accuracy" in json.loads(result.stdout)["last"], result.output
+    # a run goes on with the file that it began with
+    with (tmp_path / "houses.csv").open("a") as file:
+        file.write("\n1,2,3,north")
+    failed(call("train", "--resume", summary["run"]), 2, "houses.csv has changed since this configuration was made")
+    failed(call("certify", summary["run"]), 2, "has changed")
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (["data.name=house.csv"], "cannot be read: No such file or directory. Did you mean 'houses.csv'?"),
+        (["data.name=houses.csv"], "data.target must name the column of houses.csv to learn; it has size, rooms, price, town."),
+        (["data.name=houses.csv", "data.target=prize"], "Did you mean 'price'?"),
+        (["data.name=houses.csv", "data.target=price"], "Column 'town' of houses.csv holds text"),
+        (["data.name=houses.csv", "data.target=town", "data.columns=size"], "choose model.name=dense"),
+        (["data.name=houses.csv", "data.target=price", "data.columns=size", "data.n=40"], "too few for data.n=40"),
+        (["data.name=houses.txt"], "files are read if they end with .csv, .parquet, .npz"),
+        (["data.target=price"], "data.target is for files"),
+        (["data.name=houses.csv", "data.target=price", "data.columns=size", "model.name=dense"], "Choose model.name=gaussian"),
+        (["data.name=houses.csv", "data.target=town", "data.columns=size", "model.name=monotone_conv"], "images"),
+    ],
+)
+def test_mistakes_about_own_data_are_found_before_a_run_is_made(own: list[str], says: str, tmp_path: Path) -> None:
+    table_of(tmp_path)
+    (tmp_path / "houses.txt").write_text("x")
+    failed(call("train", "-q", *(word for change in own for word in ("--set", change))), 2, says)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_data_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -175,10 +176,10 @@ def test_a_centre_without_an_equilibrium_is_said(run: Path, tmp_path: Path, monk
             parameter *= 100.0
     monkeypatch.setattr("wellposed.cli.landscape.load_run", lambda folder, at: (config, problem, checkpoint))
     result = call("landscape", run, "--points", 3, "--radius", 0.01, "--out", tmp_path / "o")
-    assert result.exit_code == 1 and "9: the model itself says" in result.stdout
-    assert "unknown: the model itself" in result.stdout and "no loss at the centre" in result.stdout
+    assert result.exit_code == 1 and "9: the solve of some sample failed" in result.stdout
+    assert "unknown: the solve of some" in result.stdout and "no loss at the centre" in result.stdout
     said = json.loads((tmp_path / "o" / "landscape.json").read_text())
-    assert said["centre"] == {"loss": None, "status": "ILL_POSED"} and said["range"] is None and said["sharpness"] is None
+    assert said["centre"] == {"loss": None, "status": "NOT_CONVERGED"} and said["range"] is None and said["sharpness"] is None
 
 
 def test_mistakes(run: Path, tmp_path: Path) -> None:
@@ -197,3 +198,19 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
 
 def test_help_has_an_example() -> None:
     assert "wellposed landscape runs/first" in call("landscape", "--help").stdout
+
+
+@pytest.mark.parametrize("name", ["figures", "figures/landscape.png"])
+def test_no_picture_is_drawn_through_a_link(run: Path, name: str, tmp_path: Path) -> None:
+    copy, victim = tmp_path / "copy", tmp_path / "victim"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("landscape*"))
+    if name == "figures":
+        (copy / name).rmdir()
+        victim.mkdir()
+    else:
+        victim.write_text("mine")
+    (copy / name).symlink_to(victim)
+    failed(
+        call("landscape", copy, "--line", "--points", "3", "--quiet"), 3, f"{name} is a link, and nothing in a run is followed"
+    )
+    assert not list(victim.iterdir()) if name == "figures" else victim.read_text() == "mine"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from wellposed.cli import app
-from wellposed.experiments import EXPERIMENTS
+from wellposed.experiments import EXPERIMENTS, Finding, Outcome, Result
 from wellposed.experiments.ling2022.lemma1 import Lemma1, Lemma1Config
 
 TINY = ["--set", "widths=10,40", "--set", "draws=5", "--set", "seeds=0,1", "--jobs", "1"]
@@ -72,12 +75,50 @@ def test_without_a_name_all_are_run(toy: None, tmp_path: Path, monkeypatch: pyte
     records = [json.loads((tmp_path / "reproduced" / "toy" / n / "record.json").read_text()) for n in ("square", "cube")]
     outcomes = [check["outcome"] for record in records for check in record["checks"]]
     last = " ".join(result.stdout.split())
-    assert f"2 experiments, 0 s; claims: {outcomes.count('reproduced')} reproduced, " in last
+    assert f"2 experiments, 0 s; claims of the papers: {outcomes.count('reproduced')} reproduced, " in last
     assert result.exit_code == (1 if "not reproduced" in outcomes else 0)
     assert max(map(len, result.stdout.splitlines())) <= 80
     both = json.loads(call("toy/cube", "all", "--jobs", "1", "--no-figure", "--json").stdout)
     assert [record["experiment"] for record in both] == ["toy/cube", "toy/square"]
     assert all(result["cached"] for record in both for result in record["results"])
+
+
+@pytest.fixture
+def half_ours(monkeypatch: pytest.MonkeyPatch) -> type[Lemma1]:
+    """An experiment with a claim of a paper and a question of ours; `verdicts` decides both."""
+
+    class Half(Lemma1):
+        name = "toy/half"
+        quick = Lemma1Config(widths=(4,), draws=2, seeds=(0,))
+        claims = (dataclasses.replace(Lemma1.claims[0], source="ours"), Lemma1.claims[1])
+        verdicts = (Outcome.NOT_REPRODUCED, Outcome.REPRODUCED)
+
+        def judge(self, config: Any, results: Sequence[Result]) -> Mapping[str, Finding]:
+            return {c.key: Finding(v, "as told") for c, v in zip(self.claims, self.verdicts, strict=True)}
+
+    monkeypatch.setitem(EXPERIMENTS, Half.name, Half())
+    return Half
+
+
+def test_a_question_of_ours_is_shown_apart_and_does_not_count(half_ours: type[Lemma1]) -> None:
+    own, printed = half_ours.claims
+    result = call("toy/half", "--jobs", "1", "--no-figure")
+    assert result.exit_code == 0, result.output
+    place = [result.stdout.index(text) for text in (printed.text, "Not asked in the paper", own.text)]
+    assert place == sorted(place), "claims of the paper come first"
+    half_ours.verdicts = (Outcome.REPRODUCED, Outcome.NOT_REPRODUCED)  # type: ignore[attr-defined]
+    assert call("toy/half", "--jobs", "1", "--no-figure").exit_code == 1
+
+
+def test_without_matplotlib_verdicts_are_printed(
+    half_ours: type[Lemma1], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = call("toy/half", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert all(claim.text in result.stdout for claim in half_ours.claims) and "figure.png" not in result.stdout
+    assert "No figure.png will be drawn" in result.stderr and "wellposed[plot]" in result.stderr
+    assert (tmp_path / "reproduced" / "toy" / "half" / "record.json").is_file()
 
 
 def test_mistakes_are_one_sentence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -63,7 +64,7 @@ def check_killed_at(cli: Any, folder: Path, whole: dict[str, bytes], point: list
 
 def test_killed_at_some_writes(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
     rng = random.Random(0)
-    for count in sorted(rng.sample(range(1, 45), 7)):
+    for count in sorted(rng.sample(range(1, 45), 4)):
         check_killed_at(cli, tmp_path / f"run{count}", whole, [count, rng.random() < 0.5])
 
 
@@ -83,9 +84,9 @@ def test_killed_again_and_again(cli: Any, whole: dict[str, bytes], tmp_path: Pat
     duration = time.monotonic() - began
     folder = tmp_path / "run"
     ends = []
-    for attempt in range(9):
+    for attempt in range(5):
         process = cli.start(*train(folder))
-        if attempt < 8:
+        if attempt < 4:
             time.sleep(rng.uniform(0.2, 0.9) * duration)
             os.kill(process, signal.SIGKILL)  # a zombie, if it has ended already
         ends.append(cli.wait(process))
@@ -112,6 +113,44 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli: Any, tmp_path: Path) -> None:
     assert cli.run(*train(parts)) == 0
     assert cli.run(*train(one, *long)) == 0
     assert content(parts) == content(one)
+
+
+@pytest.mark.parametrize("file", ["environment.json", "config.yaml", "summary.json"])
+def test_a_signal_before_or_after_training_is_an_interruption(
+    cli: Any, whole: dict[str, bytes], file: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert cli.run(*train(folder), signal_at=[file, signal.SIGTERM]) == 130
+    assert "Interrupted" in cli.output and "Traceback" not in cli.output
+    assert not (folder / file).exists() and not list(folder.rglob(".*.tmp"))
+    assert cli.run(*train(folder)) == 0, cli.output
+    assert content(folder) == whole
+
+
+def test_files_that_are_deleted_meanwhile(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    metrics = folder / "metrics.jsonl"
+    first = cli.start(*train(folder, "run.epochs=400", "run.certify_every=0"))
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1)
+    metrics.unlink(), (folder / "lock").unlink()
+    assert cli.run("train", "--resume", folder) == 3 and f"{folder} is in use by" in cli.output
+    wait_for(lambda: (folder / "lock").exists() and metrics.exists())
+    os.kill(first, signal.SIGTERM)
+    assert cli.wait(first) == 130
+    epochs = [json.loads(line)["epoch"] for line in metrics.read_text().splitlines()]
+    assert epochs == list(range(len(epochs))) and len(epochs) > 2
+    assert "metrics.jsonl was deleted while the run wrote it" in (folder / "log.txt").read_text()
+
+
+def test_a_finished_run_without_checkpoints_is_left_alone(cli: Any, whole: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert cli.run(*train(folder)) == 0
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    before = content(folder)
+    assert cli.run(*train(folder)) == 3
+    assert "no checkpoint to continue from; nothing was changed" in cli.output and "Traceback" not in cli.output
+    assert content(folder) == before and "metrics.jsonl" in before and any("certificates" in name for name in before)
 
 
 def test_two_processes_on_one_run(cli: Any, tmp_path: Path) -> None:

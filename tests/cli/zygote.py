@@ -2,7 +2,7 @@
 
 Reads lines of JSON. {"run": [words], "log": path, ...} starts `wellposed words` and answers its process id; {"wait": id}
 answers its exit code (minus the signal). `kill_at` ends the process by SIGKILL at its k-th sync or rename, before or after it;
-`file_size` limits the size of files, as a full disk does.
+`signal_at` sends a signal when a file gets its name; `file_size` limits the size of files, as a full disk does.
 """
 
 from __future__ import annotations
@@ -43,6 +43,17 @@ def kill_at(count: int, after: bool) -> None:
         setattr(os, name, counted)
 
 
+def signal_at(name: str, number: int) -> None:
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        if os.path.basename(target) == name:
+            os.kill(os.getpid(), number)
+        real(source, target)
+
+    os.replace = replace
+
+
 def child(task: dict[str, Any]) -> None:
     log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
@@ -51,6 +62,8 @@ def child(task: dict[str, Any]) -> None:
     os.environ.update(task.get("environment", {}))
     if "kill_at" in task:
         kill_at(*task["kill_at"])
+    if "signal_at" in task:
+        signal_at(*task["signal_at"])
     if "file_size" in task:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (task["file_size"], task["file_size"]))

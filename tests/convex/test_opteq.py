@@ -40,15 +40,16 @@ def test_shapes_and_equilibria(make):
     z = model.equilibrium(X)
     assert z.shape == (4, 5) and model(X).shape == (4,)
     f = model.bind(X)
-    torch.testing.assert_close(f(z.detach()), z.detach(), rtol=1e-11, atol=1e-12)
+    assert ((f(z.detach()) - z.detach()).norm(dim=1) <= 2e-12 * z.detach().norm(dim=1)).all()  # rtol is 1e-12 of a row
     assert model.solve(X).converged.all() and model.contraction_upper() < 1
     torch.testing.assert_close(model(X), z @ model.w)
     torch.testing.assert_close(model.equilibrium(X, normal(4, 5, seed=8)), z, rtol=1e-9, atol=1e-9)
 
 
 @every_network
-@pytest.mark.parametrize("activation", [wp.nn.Tanh(), wp.nn.Softplus()], ids=repr)
-@pytest.mark.parametrize("scale", [1.0, 3.0], ids=["inside the ball", "bound active"])
+@pytest.mark.parametrize(
+    ("activation", "scale"), [(wp.nn.Tanh(), 1.0), (wp.nn.Softplus(), 3.0)], ids=["inside the ball", "bound active"]
+)
 def test_gradcheck(make, activation, scale):
     model = build(make, activation=activation, rtol=1e-14)
     names = [name for name, _ in model.named_parameters()]
@@ -64,8 +65,11 @@ def test_gradcheck(make, activation, scale):
 
 
 @every_network
-@pytest.mark.parametrize("activation", [wp.nn.ReLU(), wp.nn.Tanh()], ids=repr)
-@pytest.mark.parametrize("prior", [None, L1(0.02), GroupL1(0.05, 5), Box(-0.5, 2.0)], ids=repr)
+@pytest.mark.parametrize(
+    ("activation", "prior"),
+    [(wp.nn.ReLU(), None), (wp.nn.Tanh(), L1(0.02)), (wp.nn.ReLU(), GroupL1(0.05, 5)), (wp.nn.Tanh(), Box(-0.5, 2.0))],
+    ids=repr,
+)
 def test_unrolled_and_implicit_agree_from_the_same_object(make, activation, prior):
     model = build(make, activation=activation, prior=prior, max_steps=2000)
     gradients = []

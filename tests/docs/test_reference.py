@@ -69,3 +69,11 @@ def test_the_navigation_has_every_page_of_the_reference() -> None:
     navigation = (doc_hooks.ROOT / "mkdocs.yml").read_text()
     for page in REFERENCE.glob("*.md"):
         assert f"reference/{page.name}" in navigation
+
+
+def test_long_signatures_can_be_read() -> None:
+    """mkdocstrings breaks signatures into lines only if ruff or black is installed; what is still too long must wrap."""
+    needed = re.search(r"^docs = (\[.*\])", (doc_hooks.ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert needed and re.search(r'"(ruff|black)\b', needed[1])
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", (doc_hooks.DOCS / "assets" / "site.css").read_text())
+    assert any(".doc-signature" in selector and "white-space: pre-wrap" in rule for selector, rule in rules)

@@ -58,6 +58,13 @@ def test_links_lead_somewhere(script: Path) -> None:
             assert page.exists() or generated.exists(), f"{script.name} links to {target}, which does not exist"
 
 
+def test_a_page_can_be_made_without_running_its_script(tmp_path: Path) -> None:
+    script = tmp_path / "01_fails.py"
+    script.write_text("# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nraise SystemExit('it was run')\n")
+    page = percent.unexecuted(script)
+    assert page == "# Title\n\nWords.\n\n```python\nraise SystemExit('it was run')\n```\n"
+
+
 @pytest.mark.slow  # each takes ten seconds and more
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_runs(script: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from wellposed.experiments import EXPERIMENTS, Outcome, reproduce
+from wellposed.experiments import EXPERIMENTS, Outcome, Record, reproduce
 from wellposed.experiments._experiment import Result
 from wellposed.experiments._samples import at_hand, samples
 from wellposed.experiments._training import largest_eigenvalue
@@ -40,13 +41,19 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
+def record_of(name: str) -> Record:
+    """Of its tiny size; made once for all tests."""
+    return reproduce(name, changes=TINY[name])
+
+
 def test_every_experiment_is_tested() -> None:
     assert set(TINY) == set(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_it_runs_and_judges_every_claim(name: str) -> None:
-    record = reproduce(name, changes=TINY[name])
+    record = record_of(name)
     claims = EXPERIMENTS[name].claims
     assert [check.claim for check in record.checks] == list(claims)
     assert len({claim.key for claim in claims}) == len(claims)
@@ -69,13 +76,13 @@ def test_sizes(name: str) -> None:
 
 def test_known_verdicts() -> None:
     """Statements that mathematics decides: the Gram matrix converges, and (9) fails at every width."""
-    record = reproduce("ling2022/theorem2", changes=TINY["ling2022/theorem2"])
+    record = record_of("ling2022/theorem2")
     assert record.outcome("rate") is Outcome.REPRODUCED
     assert record.outcome("condition") is Outcome.NOT_REPRODUCED
-    record = reproduce("nguyen2022/splitting", changes=TINY["nguyen2022/splitting"])
+    record = record_of("nguyen2022/splitting")
     assert record.outcome("forward_backward") is record.outcome("peaceman_rachford") is Outcome.REPRODUCED
     assert record.outcome("plain") is Outcome.NOT_REPRODUCED
-    record = reproduce("xie2021/theorems", changes=TINY["xie2021/theorems"])
+    record = record_of("xie2021/theorems")
     assert {check.outcome for check in record.checks} == {Outcome.REPRODUCED}
 
 

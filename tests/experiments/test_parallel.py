@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from wellposed.experiments import reproduce
 from wellposed.experiments.ling2022.lemma1 import Lemma1
 
 NAME, CHANGES = "ling2022/lemma1", {"widths": (8, 16), "draws": 3, "seeds": (0, 1)}
+LOOPBACK: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 40}
 
 
 def values(**options: Any) -> list[dict[str, Any]]:
@@ -36,11 +38,28 @@ def test_two_processes_give_the_same_numbers(tmp_path: Path, expected: list[dict
     assert len(list((tmp_path / "ling2022" / "lemma1" / "tasks").iterdir())) == 4
 
 
+def test_a_dask_scheduler_gives_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a worker in this process, because processes of its own start slowly: they are for the next test."""
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    pytest.importorskip("joblib", reason="joblib is not installed")
+    alone, threads, run = values(), [], Lemma1.run
+
+    def noted(self: Lemma1, task: dict[str, Any]) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return run(self, task)
+
+    monkeypatch.setattr(Lemma1, "run", noted)
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, protocol="tcp://", **LOOPBACK) as cluster:
+        found = values(dask=cluster.scheduler_address, out=tmp_path, figure=False)
+    assert found == alone
+    assert len(threads) == 4 and all("Dask" in name for name in threads)
+
+
+@pytest.mark.slow
 def test_a_dask_cluster_gives_the_same_numbers(tmp_path: Path, expected: list[dict[str, Any]]) -> None:
     distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
     pytest.importorskip("joblib", reason="joblib is not installed")
-    options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 40}
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **options) as cluster:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **LOOPBACK) as cluster:
         with distributed.Client(cluster) as client:
             client.wait_for_workers(2, timeout=120)
         found = values(dask=cluster.scheduler_address, out=tmp_path, figure=False)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from report_problems import Element, certificate, figures, parse, parse_file, trace, train_tiny, write_by_hand
+from wellposed.certify import Certificate
 from wellposed.cli import app
 from wellposed.errors import InvalidArgument
 from wellposed.experiments import report
 from wellposed.experiments.report import _page
 from wellposed.experiments.report._html import el, embedded
+from wellposed.experiments.report._read import read_run
 from wellposed.experiments.training import load_run
 
 EVIL = '</script><script>window.pwned=1</script><img src=x onerror="window.pwned=1">&amp;\'\u2028'
@@ -333,3 +336,87 @@ def test_text_comes_back_as_it_was(text: str) -> None:
     assert element.tag == "p" and element.text == text and element.attributes["title"] == text and not element.children
     (script,) = parse(f"<script>{embedded({'a': text, 'b': math.nan})}</script>").children
     assert json.loads(script.text) == {"a": text, "b": None}
+
+
+def hold(folder: Path, **changes: Any) -> Path:
+    """A run by hand whose one certificate was changed afterwards."""
+    good = Certificate.from_dict(certificate(0.5).to_dict() | {"step_size": {"W": 0.1}})
+    write_by_hand(folder, [1.0, 0.5], certificates={0: good})
+    path = folder / "certificates" / "epoch-00000.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def test_a_certificate_is_shown_as_recorded(tmp_path: Path) -> None:
+    page = parse_file(report.write(hold(tmp_path / "run")))
+    words = " ".join(page.words().split())
+    assert "CERTIFIED as recorded" in words and "CERTIFIED" not in words.replace("CERTIFIED as recorded", "")
+    assert "wellposed certify RUN computes them again" in words
+    other = hold(tmp_path / "other")
+    page = parse_file(report.compare([tmp_path / "run", other], tmp_path / "both.html"))
+    assert "CERTIFIED as recorded" in " ".join(page.words().split())
+
+
+FALSE = {"name": "contracts", "equation": "", "value": 7.0, "bound": 1.0, "relation": "<", "holds": True, "note": ""}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hypotheses": []},
+        {"hypotheses": [FALSE]},
+        {"hypotheses": [FALSE | {"value": "nan"}]},
+        {"hypotheses": [FALSE | {"value": None}]},
+        {"hypotheses": [FALSE | {"value": 0.5, "holds": None}]},
+        {"hypotheses": [FALSE | {"value": 1.0}]},
+        {"rate": 1.0},
+        {"rate": "nan"},
+        {"rate": None},
+        {"rate": -0.5},
+        {"rate": 0.0, "dynamics": "flow"},
+        {"rate": 0.5, "dynamics": ""},
+        {"step_size": {"W": "nan"}},
+        {"step_size": {"W": 0.0}},
+        {"step_size": {}},
+        {"step_size": -1.0},
+        {"dynamics": "magic"},
+    ],
+)
+def test_a_forged_certificate_is_not_shown_as_certified(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = hold(tmp_path / "run", **changes, others=[])
+    words = " ".join(parse_file(report.write(folder)).words().split())
+    assert "CERTIFIED as recorded" not in words
+    assert "certificates/epoch-00000.json contradicts itself (radius: " in words and "so it is not shown as CERTIFIED" in words
+    assert "No certificate with a rate holds" in words
+
+
+def test_nothing_in_a_run_is_followed(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "file").write_text("SECRET: 1\n")
+    (private / "epoch-00000.json").write_text(certificate(0.5, note="SECRET").to_json())
+    for name in ("config.yaml", "metrics.jsonl", "times.jsonl", "environment.json", "summary.json", "log.txt", "certificates"):
+        folder = write_by_hand(tmp_path / f"run-{name}", [1.0], certificates={0: certificate(0.5)})
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.symlink_to(private if name == "certificates" else private / "file")
+        page = report.write(folder, tmp_path / "page.html")
+        assert "SECRET" not in page.read_text()
+        assert f"{name} is a link, and links in a run directory are not followed" in parse_file(page).words()
+
+
+def test_pipes_and_endless_files_do_not_hang(tmp_path: Path) -> None:
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "environment.json",
+        "summary.json",
+        "log.txt",
+        "certificates/epoch-00000.json",
+    ):
+        for kind in ("pipe", "endless"):
+            folder = write_by_hand(tmp_path / kind / name.replace("/", "-"), [1.0], certificates={0: certificate(0.5)})
+            (folder / name).unlink()
+            os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
+            run = read_run(folder)  # it would wait here for a writer, or for the end
+            assert any(name in remark for remark in run.remarks)

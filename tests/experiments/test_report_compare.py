@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from report_problems import certificate, figures, parse_file, trace, train_tiny, write_by_hand
 from wellposed.errors import InvalidArgument
 from wellposed.experiments import report
+from wellposed.experiments.report._read import read_run
+from wellposed.experiments.report._training import losses, margin, norm_lines
 
 
 def test_two_runs_share_the_figures(tmp_path: Path) -> None:
@@ -37,9 +41,32 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert "The configurations are equal" in page.words()
     (table,) = [table for table in page.find("table") if table.find("caption")[0].text == "Runs"]
     assert [span.text for span in table.find("span") if "badge" in (span.attributes.get("class") or "")] == [
-        "✓ CERTIFIED",
-        "? UNDECIDED",
+        "✓ CERTIFIED as recorded",
+        "? UNDECIDED as recorded",
     ]
+
+
+def looks(traces: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """What tells lines apart; a longer dash is seen as a dash, and small dots (which long runs do not have) are not seen."""
+    marks = [t["marker"]["symbol"].replace("circle", "") if "markers" in t["mode"] else "" for t in traces]
+    lines = [(t["line"]["color"], t["line"].get("dash", "solid").replace("long", "")) for t in traces]
+    return [(*one, mark) for one, mark in zip(lines, marks, strict=True)]
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_no_two_lines_look_alike(count: int, tmp_path: Path) -> None:
+    runs = []
+    for i in range(count):
+        certificates = {0: certificate(0.5), 2: certificate(0.25)}
+        folder = write_by_hand(tmp_path / f"run{i}", [1.0, 0.5, 0.25], certificates=certificates)
+        rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+        full = [row | {f"{part}_loss": 0.5 + i for part in ("validation", "test")} for row in rows]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
+        runs.append(read_run(folder))
+    for figure, lines in ((losses(runs), 4), (margin(runs), 1), (norm_lines(runs), 2)):
+        assert not isinstance(figure, str)
+        seen = looks(figure.traces)
+        assert len(seen) >= lines * count and len(set(seen)) == len(seen), figure.title
 
 
 def test_one_run_is_no_comparison(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from wellposed.errors import InvalidArgument, RunError
+from wellposed.errors import InvalidArgument, RunError, WellposedWarning
 from wellposed.experiments import EXPERIMENTS, Outcome, Record, changes_of, find, registry, reproduce
 from wellposed.experiments._cache import TaskCache
 from wellposed.experiments._claim import spread
@@ -110,6 +111,24 @@ def test_the_record_survives_json_and_is_drawn(toy: Toy, tmp_path: Path) -> None
     assert again.to_dict() == json.loads(text) and again.outcome("even") is Outcome.NOT_REPRODUCED
     assert again.config == record.config and again.environment["program"] == record.environment["program"]
     assert (tmp_path / "toy" / "squares" / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_record_is_kept_and_the_warning_comes_first(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    toy.fails_at = 1  # the first task: nothing is measured before the warning
+    with (
+        pytest.warns(WellposedWarning, match=r"No figure\.png will be drawn: .*wellposed\[plot\]"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        reproduce(toy.name, out=tmp_path)
+    toy.fails_at = None
+    with pytest.warns(WellposedWarning, match="No figure"):
+        assert reproduce(toy.name, out=tmp_path).outcome("even") is Outcome.NOT_REPRODUCED
+    assert sorted(path.name for path in (tmp_path / "toy" / "squares").iterdir()) == ["record.json", "tasks"]
+    reproduce(toy.name, out=tmp_path, figure=False)
+    reproduce(toy.name)  # without a folder there is nothing to draw, and no warning
 
 
 def test_unknown_names() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from wellposed.errors import CheckpointRefused, InvalidArgument
+from wellposed.errors import CheckpointRefused, InvalidArgument, RunError, WellposedError
 from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.setup import prepare
 from wellposed.experiments.training import load_run, train
@@ -170,3 +170,65 @@ def test_networks_of_images_have_few_channels_unless_a_width_is_said() -> None:
     assert filled_in(resolve({}, ["model.name=monotone_conv"])).model.width == 32
     assert filled_in(resolve({"model": {"name": "monotone_conv", "width": 256}}, [])).model.width == 256
     assert filled_in(resolve({}, ["model.name=monotone_classifier"])).model.width == 256
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("run.device=meta", "run.device='meta' cannot be used: tensors there have no values"),
+        ('run.device="\\ud800"', "run.device=.* cannot be used"),
+        ("run.theorem=nonsense", "Unknown theorem 'nonsense'"),
+        ("run.theorem=gao2022", "gao2022"),
+        ("model.width=2147483647", "of memory"),
+        ("data.features=2147483647", "of memory"),
+        ("data.n=2147483647", "of memory"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_before_there_is_a_run(change: str, says: str, tmp_path: Path) -> None:
+    small = ["data.name=sphere", "data.n=4", "data.features=3", "model.width=4", "run.epochs=1", "run.tensorboard=false"]
+    with pytest.raises(WellposedError, match=says) as caught:
+        train(resolve({}, [*small, change]), tmp_path / "run")
+    assert not isinstance(caught.value, RunError) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def finished(folder: Path, *changes: str) -> Path:
+    small = ["data.name=sphere", "data.n=4", "data.features=3", "model.width=4", "run.epochs=2", "run.tensorboard=false"]
+    train(resolve({}, [*small, "optimizer.schedule=constant", "run.certify_every=1", *changes]), folder)
+    return folder
+
+
+def test_a_damaged_certificate_is_found_before_training(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run")
+    path = run / "certificates" / "epoch-00002.json"
+    path.write_text("{}")
+    (run / "certificates" / "epoch-x.json").write_text("{}")  # not a certificate, and none of our business
+    longer = resolve(read_config(run).model_dump(), ["run.epochs=4"])
+    with pytest.raises(RunError, match=r"epoch-00002\.json is damaged"):
+        train(longer, run, resume=True)
+    assert len(read_metrics(run)) == 3
+    path.unlink()
+    assert train(longer, run, resume=True).summary["epochs"] == 4
+
+
+def test_a_certificate_damaged_in_the_meantime_does_not_take_the_summary(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run")
+
+    class Vandal:
+        def on_batch(self, *_: object) -> None:
+            pass
+
+        def on_epoch(self, row: dict) -> None:
+            (run / "certificates" / f"epoch-{row['epoch']:05d}.json").write_text("[]")
+
+    longer = resolve(read_config(run).model_dump(), ["run.epochs=3"])
+    trained = train(longer, run, resume=True, listener=Vandal())
+    assert trained.summary["certificate"] is None and (run / "summary.json").exists()
+    assert "The summary has no certificate" in (run / "log.txt").read_text()
+
+
+def test_strange_sessions_do_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run")
+    for text in ('{"sessions": null}', '{"sessions": [{"versions": 3}]}', '{"sessions": [3]}', "["):
+        (run / "environment.json").write_text(text)
+        assert train(read_config(run), run, resume=True).summary["epochs"] == 2

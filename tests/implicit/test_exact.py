@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import grad, gradcheck, gradgradcheck
 
 import wellposed as wp
+from conformance import cross
 from equilibria import CASES, F64, Case, dense_gradients, leaf, normal
 
 SOLVERS = [wp.Picard(), wp.Picard(0.6), wp.Anderson(), wp.Broyden(), wp.NewtonKrylov(), wp.Auto()]
@@ -70,8 +71,9 @@ def test_it_agrees_with_unrolling(case):
 
 @every_case
 def test_gradcheck(case):
+    """A product from both sides with finite differences: entry by entry it is compared with dense linear algebra above."""
     case = case()
-    assert gradcheck(lambda *_: case.rows(), case.leaves)
+    assert gradcheck(lambda *_: case.rows(), case.leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
@@ -121,11 +123,10 @@ def monotone(dense: bool) -> Case:
     return Case(lambda: lambda z, x: cell(z, x), x, (x, *cell.parameters()), options={"state_shape": (6,)})
 
 
-@pytest.mark.parametrize("linear_solver", [None, wp.GMRES(), wp.BiCGStab(), wp.Dense(), wp.Auto()], ids=repr)
-@pytest.mark.parametrize(
-    "solver",
+@cross(
+    "solver, linear_solver",
     [wp.Auto(), wp.NewtonKrylov(), wp.PeacemanRachford(0.3), wp.DouglasRachford(0.3), wp.ForwardBackward()],
-    ids=repr,
+    [None, wp.GMRES(), wp.BiCGStab(), wp.Dense(), wp.Auto()],
 )
 def test_a_monotone_map_that_does_not_contract(solver, linear_solver):
     case = monotone(dense=True)
@@ -187,8 +188,7 @@ def derivative(cell: Any, a: Tensor, dtype: torch.dtype, **options: Any) -> floa
     return float(grad(layer(x).sum(), a)[0])
 
 
-@every_linear_solver
-@pytest.mark.parametrize("solver", SCALAR_SOLVERS, ids=repr)
+@cross("solver, linear_solver", SCALAR_SOLVERS, LINEAR_SOLVERS)
 def test_the_derivative_of_the_scalar_map_is_25(solver, linear_solver):
     a = torch.tensor(0.8, dtype=F64, requires_grad=True)
     gradient = wp.ImplicitGradient(linear_solver)
@@ -196,8 +196,11 @@ def test_the_derivative_of_the_scalar_map_is_25(solver, linear_solver):
     assert value == pytest.approx(25.0, rel=1e-9)
 
 
-@pytest.mark.parametrize("linear_solver", [None, wp.GMRES(), wp.Neumann(), wp.Dense(), wp.Anderson()], ids=repr)
-@pytest.mark.parametrize("solver", [*SCALAR_SOLVERS, *SPLITTINGS, wp.ForwardBackward()], ids=repr)
+@cross(
+    "solver, linear_solver",
+    [*SCALAR_SOLVERS, *SPLITTINGS, wp.ForwardBackward()],
+    [None, wp.GMRES(), wp.Neumann(), wp.Dense(), wp.Anderson()],
+)
 def test_the_derivative_of_the_scalar_cell_is_25(solver, linear_solver):
     for activation in (wp.nn.ReLU(), wp.nn.Identity()):
         cell, a = scalar_dense(activation, F64)
@@ -243,7 +246,7 @@ def test_the_derivative_does_not_hinge_on_the_start():
 def test_gradgradcheck(case):
     case = case()
     options = {"rtol": 1e-13}
-    assert gradgradcheck(lambda *_: case.rows(**options).square(), case.leaves, atol=1e-4)
+    assert gradgradcheck(lambda *_: case.rows(**options).square(), case.leaves, atol=1e-4, fast_mode=True)
 
 
 def second(case: Case, **options: Any) -> tuple[Tensor, ...]:

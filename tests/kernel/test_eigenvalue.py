@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import mpmath
@@ -295,3 +296,21 @@ class Squared(nn.Module):
 def test_errors_say_what_was_wrong(args: tuple, options: dict, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         wp.least_eigenvalue(*args, **options)
+
+
+@pytest.mark.parametrize("method", ["dense", "cholesky", "lanczos"])
+def test_the_bound_of_a_model_accounts_for_underflow(method: str) -> None:
+    """Squares of features below 1e-154 lose digits, and all of them below 1e-162."""
+    X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for seed in range(8):
+        g = torch.Generator().manual_seed(seed)
+        model = wp.GaussianDEQ(4, 6, weight_variance=0.05, generator=g, dtype=torch.float64, rtol=1e-13, max_steps=2000)
+        whole = wp.least_eigenvalue(model, X, method="dense")
+        for exponent in (-545, -540, -536, -532, -520, -490, 500):
+            found = wp.least_eigenvalue(model, X * 2.0**exponent, method=method)
+            # the kernel is 4^exponent times the other, whose eigenvalue is known to `error`
+            assert math.ldexp(found.lower, -exponent) <= math.ldexp(whole.value + whole.error, exponent) * (1 + 1e-9)
+            assert found.lower >= 0
+            if exponent in (-490, 500):
+                assert found.lower > 0 or method == "lanczos"
+                assert math.ldexp(found.value, -exponent) == pytest.approx(math.ldexp(whole.value, exponent), rel=1e-3)

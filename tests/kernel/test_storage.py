@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
+from syncs import synced
+from wellposed._files import Temporary
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import _hadamard, kernel_memory
 from wellposed.kernel._memory import available_memory, readable
@@ -29,13 +31,25 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
+def check_same(K: np.ndarray, expected: Tensor, terms: int = 8) -> None:
+    """Equal to rounding: an entry is a sum of products, so its error is a multiple of eps |J_i| |J_j|, even where it cancels.
+
+    Args:
+        K: (n, n) or (n, n2) kernel.
+        expected: The same, computed otherwise.
+        terms: Of a sum, one a unit; both kernels round it, and both factors of each product.
+    """
+    scale = expected.diagonal().sqrt().outer(expected.diagonal().sqrt()) if K.shape[0] == K.shape[1] else expected.abs().max()
+    assert np.all(np.abs(K - expected.numpy()) <= 4 * terms * torch.finfo(expected.dtype).eps * scale.numpy())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_written_to_a_file(tmp_path: Path, dtype: torch.dtype) -> None:
     model, X = network(dtype), draw(30, 3, dtype=dtype)
     expected = wp.tangent_kernel(model, X)
     K = wp.tangent_kernel(model, X, out=tmp_path / "kernel.npy", block_size=8)
     assert isinstance(K, np.memmap) and Path(K.filename).name == "kernel.npy"
-    assert np.allclose(K, expected.numpy(), rtol=1e-5 if dtype == torch.float32 else 1e-13)
+    check_same(K, expected)
     assert np.array_equal(K, K.T)
     stored = np.load(tmp_path / "kernel.npy")
     assert stored.dtype == expected.numpy().dtype and np.array_equal(stored, K)
@@ -47,7 +61,7 @@ def test_a_file_per_parameter_and_cross_kernels(tmp_path: Path) -> None:
     parts = wp.tangent_kernel(model, X, X2, by_parameter=True, out=str(tmp_path / "k.npy"), block_size=4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["k.U.npy", "k.W.npy", "k.a.npy"]
     for name, part in wp.tangent_kernel(model, X, X2, by_parameter=True).items():
-        assert np.allclose(parts[name], part.numpy(), rtol=1e-13)
+        check_same(parts[name], part)
 
 
 def test_outputs_in_a_file(tmp_path: Path) -> None:
@@ -87,6 +101,27 @@ def test_an_older_file_survives_an_interrupted_run(tmp_path: Path, monkeypatch: 
     with pytest.raises(RuntimeError):
         wp.tangent_kernel(network(), draw(20, 3), out=tmp_path / "k.npy")
     assert np.array_equal(np.load(tmp_path / "k.npy"), before)
+
+
+def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    dead = [tmp_path / ".k.npy.123.part", tmp_path / ".k.npy.123-0123abcd.part"]
+    for path in dead:
+        path.write_bytes(b"x" * 1000)
+    kept = [Temporary(tmp_path / "k.npy", "part"), Temporary(tmp_path / "other.npy", "part")]  # their writers live
+    (tmp_path / ".other.npy.123.part").touch()
+    wp.tangent_kernel(network(), draw(5, 3), out=tmp_path / "k.npy")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"k.npy", ".other.npy.123.part", *(part.path.name for part in kept)}
+    for part in kept:
+        part.discard()
+
+
+def test_a_kernel_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert synced(monkeypatch, lambda: wp.tangent_kernel(network(), draw(5, 3), out=tmp_path / "k.npy")) == [
+        "fsync file",
+        "replace",
+        "fsync folder",
+    ]
 
 
 def test_a_small_disk_is_noticed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

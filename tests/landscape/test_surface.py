@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import wellposed as wp
+from syncs import synced
+from wellposed.errors import IllPosed
 from wellposed.landscape import CellStatus, Surface, filter_normalized, random_direction, surface
 
 mse = nn.functional.mse_loss
@@ -93,7 +95,7 @@ def test_values_are_those_of_the_model_itself(warm: bool) -> None:
 def test_warm_starts_save_evaluations() -> None:
     X, y = data(20)
     model = gaussian(30)
-    warm, cold = (surface(model, mse, X, y, num=(2, 31), radius=0.1, warm_start=w) for w in (True, False))
+    warm, cold = (surface(model, mse, X, y, num=(2, 16), radius=0.05, warm_start=w) for w in (True, False))
     np.testing.assert_allclose(warm.values, cold.values, rtol=1e-9)
     assert warm.num_steps.sum() < 0.8 * cold.num_steps.sum()
 
@@ -103,7 +105,8 @@ def test_a_line_has_one_direction() -> None:
     model = gaussian()
     s = surface(model, mse, X, y, directions=[random_direction(model)], num=7, radius=0.01)
     assert s.values.shape == (7,)
-    assert s.values[3] == pytest.approx(mse(model(X), y).item(), rel=1e-12)
+    # equilibria to 1e-12 of a map that contracts by 0.88, found from different starts
+    assert s.values[3] == pytest.approx(mse(model(X), y).item(), rel=1e-10)
 
 
 def test_lost_contraction_is_marked() -> None:
@@ -116,17 +119,38 @@ def test_lost_contraction_is_marked() -> None:
     expected = np.abs(1 + s.coordinates[0]) * norm < 1
     assert 0 < expected.sum() < 11
     np.testing.assert_array_equal(s.valid, expected)
-    assert set(s.status[~expected]) == {CellStatus.ILL_POSED}
-    assert np.isnan(s.values[~expected]).all() and np.isfinite(s.values[expected]).all()
+    found = s.status == CellStatus.NOT_PROVED  # beyond the bound nothing is proved, and much is found all the same
+    assert found.any() and set(s.status[~expected]) <= {CellStatus.NOT_PROVED, CellStatus.NOT_CONVERGED, CellStatus.NOT_UNIQUE}
+    np.testing.assert_array_equal(np.isfinite(s.values), expected | found)
+    model.on_ill_posed = "ignore"
+    origin = model.W.detach().clone()
+    for a, value in zip(s.coordinates[0][found], s.values[found], strict=True):
+        with torch.no_grad():
+            model.W.copy_((1 + a) * origin)
+        assert value == pytest.approx(mse(model(X), y).item(), rel=1e-6)  # two solves, each to the tolerance of the layer
 
 
 @pytest.mark.parametrize("policy", ["warn", "raise"])
 def test_lost_contraction_is_marked_under_both_policies(policy: str) -> None:
     X, y = data()
-    model = gaussian(on_ill_posed=policy)
+    model = gaussian(on_ill_posed=policy, max_steps=50)
     ray = {name: torch.zeros_like(p) for name, p in model.named_parameters()} | {"W": model.W.detach().clone()}
     s = surface(model, mse, X, y, directions=[ray], num=2, radius=50.0)
-    assert (s.status == CellStatus.ILL_POSED).all()
+    assert not s.valid.any() and (s.status != CellStatus.ILL_POSED).all()
+    assert model.on_ill_posed == policy
+
+
+def test_a_model_that_refuses_is_ill_posed() -> None:
+    class Refusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise IllPosed("There is no equilibrium.")
+
+    s = surface(Refusing(), mse, torch.ones(2, 1), torch.ones(2), directions=[{"w": torch.ones(1)}], num=2)
+    assert (s.status == CellStatus.ILL_POSED).all() and np.isnan(s.values).all()
 
 
 def test_equilibria_that_are_not_unique_are_marked() -> None:
@@ -281,18 +305,21 @@ def test_batches_change_nothing() -> None:
     assert (s.status == CellStatus.NOT_UNIQUE).all()
 
 
-def test_round_trips(tmp_path: Path) -> None:
+def test_round_trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = data()
     model = gaussian()
     ray = {name: torch.zeros_like(p) for name, p in model.named_parameters()} | {"W": model.W.detach().clone()}
     s = surface(model, mse, X, y, directions=[ray, ray], num=3, radius=5.0)
     assert 0 < s.valid.sum() < 9
-    s.save(tmp_path / "s.npz")
+    # what a killed process left is removed, and the file is on the disk before it has its name
+    (tmp_path / ".s.npz.123.tmp").touch()
+    assert synced(monkeypatch, lambda: s.save(tmp_path / "s.npz")) == ["fsync file", "replace", "fsync folder"]
+    assert [path.name for path in tmp_path.iterdir()] == ["s.npz"]
     for other in (Surface.from_dict(s.to_dict()), Surface.load(tmp_path / "s.npz")):
         for name in ("values", "status", "num_steps", "failed"):
             np.testing.assert_array_equal(getattr(other, name), getattr(s, name))
         assert other.info == s.info and other.counts() == s.counts() and other.seconds == s.seconds
-    assert "ILL_POSED" in repr(s)
+    assert len(s.counts()) > 1 and all(name in repr(s) for name in s.counts())
 
 
 def test_structured_states_are_warm_started() -> None:
@@ -317,13 +344,13 @@ def test_structured_states_are_warm_started() -> None:
     assert warm.num_steps.sum() < cold.num_steps.sum()
 
 
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 3.0))
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 1.5))
 def test_a_value_is_valid_or_nan(seed: int, radius: float) -> None:
     X, y = data(seed=seed)
     model = gaussian()
     s = surface(model, mse, X, y, num=3, radius=radius, generator=torch.Generator().manual_seed(seed))
-    np.testing.assert_array_equal(np.isfinite(s.values), s.valid)
+    np.testing.assert_array_equal(np.isfinite(s.values), s.valid | (s.status == CellStatus.NOT_PROVED))
     again = surface(model, mse, X, y, num=3, radius=radius, generator=torch.Generator().manual_seed(seed))
     np.testing.assert_array_equal(again.values, s.values)
 
@@ -387,6 +414,30 @@ def test_files_without_a_record_are_refused(tmp_path: Path) -> None:
         np.save(opened, np.zeros(3))
     with pytest.raises(wp.InvalidArgument, match=REFUSED):
         Surface.load(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"axis1": None}, "it has no 'axis1'"),
+        ({"status": np.zeros((3, 2), np.int8)}, "shapes of its arrays do not fit"),
+        ({"values": np.zeros((2, 2, 2))}, "it has no 'axis2'"),
+        ({"status": np.full((2, 2), 99, np.int8)}, "a status is none of those"),
+        ({"values": np.array([["a", "b"], ["c", "d"]])}, "holds no record"),
+        ({"__record__": np.array('{"kind": "surface", "seconds": [], "info": {}}')}, "damaged record"),
+        ({"__record__": np.array('{"kind": "surface", "seconds": 1}')}, "it has no 'info'"),
+        ({"__record__": np.array("[" * 5000)}, "holds no record"),
+    ],
+)
+def test_a_forged_record_is_one_sentence(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    good = {name: np.zeros((2, 2)) for name in ("values", "num_steps", "failed")} | {"status": np.zeros((2, 2), np.int8)}
+    good |= {"axis0": np.zeros(2), "axis1": np.zeros(2)}
+    good["__record__"] = np.array('{"kind": "surface", "seconds": 1.0, "info": {}}')
+    np.savez(tmp_path / "good.npz", **good)
+    assert Surface.load(tmp_path / "good.npz").values.shape == (2, 2)
+    np.savez(tmp_path / "bad.npz", **{name: part for name, part in (good | changes).items() if part is not None})
+    with pytest.raises(wp.InvalidArgument, match=says):
+        Surface.load(tmp_path / "bad.npz")
 
 
 def test_a_loss_with_many_numbers_is_refused() -> None:

@@ -34,33 +34,68 @@ def drawn(figure: Any) -> None:
 
 
 def legend(figure: Any) -> list[str]:
-    return [text.get_text() for ax in figure.axes if ax.get_legend() for text in ax.get_legend().get_texts()]
+    legends = [*figure.legends, *(ax.get_legend() for ax in figure.axes if ax.get_legend())]
+    return [text.get_text() for one in legends for text in one.get_texts()]
+
+
+def pixels(record: Surface, *at: tuple[float, float]) -> list[np.ndarray]:
+    """The colours of a contour picture at some places."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = plot.contour(record)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    places = figure.axes[0].transData.transform(at)
+    image = np.asarray(canvas.buffer_rgba())[..., :3] / 255
+    return [image[int(figure.bbox.height - y), int(x)] for x, y in places]
 
 
 @pytest.mark.parametrize("log", [True, False])
 def test_contour_marks_what_is_not_valid(log: bool) -> None:
     figure = plot.contour([stored(made()), made(None)], names=["a", "b"], log=log)
     drawn(figure)
-    assert legend(figure) == ["not unique"]
+    assert legend(figure) == ["several equilibria", "centre"]
     hatched = [c for c in figure.axes[0].collections if c.get_hatch()]
     assert len(hatched) == 1 and len(hatched[0].get_paths()) == 2  # as many rectangles as such points
     assert not [c for c in figure.axes[1].collections if c.get_hatch()]
 
 
 def test_contour_does_not_fill_what_is_not_known() -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    def color(record: Surface, at: tuple[float, float]) -> np.ndarray:
-        figure = plot.contour(record)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        x, y = figure.axes[0].transData.transform(at)
-        return np.asarray(canvas.buffer_rgba())[int(figure.bbox.height - y), int(x), :3] / 255
-
     place = (-0.97, -1.95)
-    grey = color(made(CellStatus.NOT_CONVERGED), place)
+    (grey,) = pixels(made(CellStatus.NOT_CONVERGED), place)
     assert np.ptp(grey) < 0.02  # grey or a hatch on it, no colour of the scale
-    assert np.ptp(color(made(None), place)) > 0.1
+    assert np.ptp(pixels(made(None), place)[0]) > 0.1
+
+
+def test_no_grey_but_that_of_the_legend() -> None:
+    """A known point beside one without a value keeps its colour up to halfway between them: no staircase without a name."""
+    record, place = made(CellStatus.NOT_CONVERGED), (-0.81, -1.7)  # the rectangle of the point (-2/3, -2) begins at -5/6
+    here, there = pixels(record, place, (-0.67, -1.98))
+    assert np.ptp(here) > 0.1
+    np.testing.assert_array_equal(here, there)  # the colour of its contour
+
+
+def test_every_mark_is_in_the_legend_and_reasons_look_different() -> None:
+    record = made(None)
+    for i, status in enumerate(s for s in CellStatus if s is not CellStatus.VALID):
+        record.status[i, 0] = status
+        if status not in (CellStatus.UNCHECKED, CellStatus.NOT_PROVED):
+            record.values[i, 0] = np.nan
+    figure = plot.contour(record, path=[[0.0, 0.0], [0.5, 1.0]])
+    drawn(figure)
+    labels = legend(figure)
+    assert labels[-2:] == ["training path", "centre"] and len(set(labels)) == len(labels) == 9
+    assert {"equilibrium found, not proved", "failed to converge", "ill posed: no equilibrium"} <= set(labels)
+    used = {c.get_hatch() for c in figure.axes[0].collections if c.get_hatch()}
+    shown = {h.get_hatch() for h in figure.legends[0].legend_handles if hasattr(h, "get_hatch") and h.get_hatch()}
+    assert used == shown and len(used) == 6  # all but what was not evaluated, which is plain grey
+
+
+def test_a_value_that_is_not_proved_is_drawn() -> None:
+    record = made(None)
+    record.status[:] = CellStatus.NOT_PROVED
+    colors = pixels(record, *((a, b) for a in (-0.8, -0.79, -0.78) for b in (-1.9, -1.88, -1.86)))
+    assert max(np.ptp(color) for color in colors) > 0.1  # between the dots
 
 
 def test_contour_of_nothing_known_and_of_a_constant() -> None:
@@ -68,7 +103,7 @@ def test_contour_of_nothing_known_and_of_a_constant() -> None:
     record.values[:], record.status[:] = np.nan, CellStatus.ILL_POSED
     figure = plot.contour(record)
     drawn(figure)
-    assert legend(figure) == ["ill posed"]
+    assert legend(figure) == ["ill posed: no equilibrium", "centre"]
     flat = made(None)
     flat.values[:] = 2.0
     drawn(plot.contour(flat, path=[[0.0, 0.0], [0.5, 1.0]]))
@@ -77,7 +112,7 @@ def test_contour_of_nothing_known_and_of_a_constant() -> None:
 def test_surface_leaves_holes() -> None:
     figure = plot.surface(stored(made()), title="t", log=True, clip=4.0)
     drawn(figure)
-    assert legend(figure) == ["not unique"]
+    assert legend(figure) == ["several equilibria"]
     whole = plot.surface(made(None))
     drawn(whole)
     faces = [len(f.axes[0].collections[0].get_facecolor()) for f in (figure, whole)]
@@ -89,7 +124,11 @@ def test_line_shades_what_is_not_valid() -> None:
     one = Surface((np.array([-1.0, 0.0, 1.0]),), values, status, np.zeros(3), np.zeros(3))
     figure = plot.line({"model": stored(one)}, log=True)
     drawn(figure)
-    assert "model not converged" in legend(figure) and len(figure.axes[0].patches) == 1
+    assert "model failed to converge" in legend(figure) and len(figure.axes[0].patches) == 1
+    one.values[0], one.status[0] = 2.0, CellStatus.NOT_PROVED
+    both = plot.line(one)
+    assert legend(both) == ["failed to converge", "equilibrium found, not proved"]
+    assert len({patch.get_hatch() for patch in both.axes[0].patches}) == 2
     drawn(plot.line(one))
     with pytest.raises(wp.InvalidArgument, match="one direction"):
         plot.line({"x": {**stored(made()), "coordinates": [[0.0, 1.0]]}})
@@ -176,6 +215,14 @@ def test_bad_records() -> None:
         plot.contour([made(), made()], path=[[0, 0]])
 
 
+def test_a_sentence_says_that_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ["matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(wp.MissingPackage, match=r"pip install 'wellposed\[plot\]'"):
+        plot.spectrum([1.0])
+
+
+@pytest.mark.slow
 def test_matplotlib_is_only_needed_to_draw() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"

@@ -90,7 +90,7 @@ def test_families_as_objects(family: Any) -> None:
     X, y = wave()
     before = {name: p.clone() for name, p in family.named_parameters()} if isinstance(family, torch.nn.Module) else {}
     for kind, target in ((wp.EquilibriumRegressor, y), (wp.EquilibriumClassifier, y > 60)):
-        model = quietly(clone(kind(family, 8, max_iter=15, learning_rate=0.05, random_state=0)), X, target)
+        model = quietly(clone(kind(family, 8, max_iter=6, learning_rate=0.05, random_state=0)), X, target)
         assert model.loss_curve_[-1] < model.loss_curve_[0]
         assert next(model.model_.parameters()).dtype == torch.float64
     assert all(torch.equal(p, before[name]) for name, p in (family.named_parameters() if before else ()))  # a copy is trained

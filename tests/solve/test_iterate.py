@@ -29,7 +29,7 @@ def test_a_known_first_value_counts_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("solver", [*EVALUATING, wp.NewtonKrylov(), wp.Auto()], ids=short)
-@pytest.mark.parametrize("max_steps", [1, 2, 3, 8, 400])
+@pytest.mark.parametrize("max_steps", [1, 3, 400])
 @pytest.mark.parametrize("name", ["spread", "expanding", "monotone"])
 def test_the_image_belongs_to_the_value(solver: wp.solve.AbstractSolver, max_steps: int, name: str) -> None:
     p = problem(name)

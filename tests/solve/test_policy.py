@@ -370,7 +370,9 @@ def test_rate_is_measured_over_all_stages_of_auto() -> None:
     sol = solve(p, wp.Auto())
     first = p.residual(p.z0)[0]
     expected = (sol.absolute_residual / first) ** (1 / (sol.num_steps - 2))  # not the first, nor the one that confirms
-    assert torch.allclose(sol.rate, expected, rtol=1e-9)
+    # a residual near its rounding is known to few digits, of which the root leaves one part in num_steps - 2
+    allowed = expected * p.rounding(sol.value) / sol.absolute_residual / (sol.num_steps - 2)
+    assert ((sol.rate - expected).abs() <= allowed).all() and allowed.max() < 1e-5
 
 
 def test_repr() -> None:

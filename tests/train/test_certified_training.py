@@ -52,5 +52,5 @@ def test_descent_stops_when_the_monitor_has_a_proof() -> None:
 
     # from here on the flow must keep the bound
     rate = monitor.certificate.rate
-    after = wp.flow(model, X, y, t_end=0.2 / rate, rtol=1e-5)
+    after = wp.flow(model, X, y, t_end=0.05 / rate, rtol=1e-5)
     assert (after.residual_norm <= after.certified_residual(rate) * (1 + 1e-6)).all()

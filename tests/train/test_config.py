@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.errors import InvalidArgument
+from wellposed.train._fingerprint import extended
 from wellposed.train.config import Config, read, resolve
+from wellposed.train.run import read_config
 
 
 def test_yaml_round_trip(tmp_path: Path) -> None:
@@ -126,9 +130,94 @@ def test_fingerprint_changes_with_what_numbers_depend_on() -> None:
     assert resolve({}, ["run.epochs=99"]).fingerprint() != Config().fingerprint()  # a cosine knows its end
 
 
+def test_a_longer_run_knows_the_shorter_ones_that_it_continues() -> None:
+    short = Config()
+    longer = extended(short, resolve({}, ["run.epochs=40"]))
+    longest = extended(longer, resolve(longer.model_dump(), ["run.epochs=50"]))
+    assert longest.run.extended == [20, 40]
+    assert longest.earlier_fingerprints() == [short.fingerprint(), longer.fingerprint()]
+    assert longest.fingerprint() not in longest.earlier_fingerprints() and not short.earlier_fingerprints()
+    assert resolve({}, ["run.epochs=50"]).fingerprint() != longest.fingerprint()
+    with pytest.raises(InvalidArgument, match="may not change"):
+        extended(short, resolve({}, ["run.epochs=40", "run.seed=3"]))
+    for wrong in ([20], [3, 2], [0]):
+        with pytest.raises(InvalidArgument, match="must rise, below epochs=20"):
+            resolve({}, [f"run.extended={wrong}"])
+
+
+def test_checkpoints_of_runs_before_a_key_was_added_stay_usable() -> None:
+    """The fingerprint of the default configuration, as the first runs have it in their checkpoints."""
+    assert Config().fingerprint() == "d25c05114919ee8a33341cfe3b2affae4b09bcabbceb7f05e6e61e03d4299a7f"
+
+
 def test_classes_may_be_written_with_commas():
     assert resolve({}, ["data.classes=3,8"]).data.classes == resolve({}, ["data.classes=[3, 8]"]).data.classes == [3, 8]
     assert resolve({}, ["data.classes=0, 1, 2"]).data.classes == [0, 1, 2]
     for wrong in ("3;8", "3,", "a,b", "1.5,2"):
         with pytest.raises(InvalidArgument, match=r"data\.classes"):
             resolve({}, [f"data.classes={wrong}"])
+
+
+#: Nine levels of nine aliases each: half a billion values in 400 bytes.
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefghi")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("data: {n: 2001-13-45}", "a value that YAML cannot read"),
+        ("data: {n: 2001-01-01}", "data.n of .* is datetime.date"),
+        ("data: {n: !!float x}", "a value that YAML cannot read"),
+        ("data: {n: !!int ''}", "a value that YAML cannot read"),
+        ("data: {n: !!binary é}", "YAML"),
+        (f"data: {{n: {'9' * 5000}}}", "a value that YAML cannot read"),
+        (f"data: {{n: 0x{'f' * 5000}}}", "whole numbers go up to 2\\^63 - 1; got one of about 6021 digits"),
+        ("[" * 5000, "nested too deeply"),
+        ("data: &a [*a]", "the alias in line 1 holds itself"),
+        ("data: &a {b: *a}", "the alias in line 1 holds itself"),
+        (BOMB, "more than 10,000 values with all aliases written out"),
+        ("x: &a {b: 1}\n" + "<<: [*a, *a]\n", "Unknown key"),
+        ("# " + "x" * 70_000, "has 70,002 bytes; a file of this kind has at most 65,536"),
+        ("? [1, 2]\n: 3", "not a YAML file|is not"),
+        ('run: {device: "\\uD800"}', None),
+    ],
+)
+def test_hostile_yaml_is_one_sentence_at_once(text: str, says: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    if says is None:
+        read(path)
+        return
+    began = time.monotonic()
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        read(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "key", ["data.seed", "run.seed", "data.n", "run.batch_size", "model.width", "run.threads", "data.size"]
+)
+@pytest.mark.parametrize("value", [2**63, 10**30, 10**400])
+def test_numbers_that_nothing_can_work_with(key: str, value: int) -> None:
+    section, name = key.split(".")
+    with pytest.raises(InvalidArgument):
+        resolve({}, [f"{key}=0x{value:x}"])
+    with pytest.raises(InvalidArgument, match=f"{key} of the configuration is "):
+        resolve({section: {name: value}})
+
+
+def test_aliases_still_work(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("data: {seed: &s 7}\nrun: {seed: *s}\n")
+    assert read(tmp_path / "c.yaml").run.seed == 7
+
+
+def test_a_configuration_in_a_run_may_not_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "private.yaml").write_text("run: {seed: 7}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").symlink_to(tmp_path / "private.yaml")
+    with pytest.raises(InvalidArgument, match="is a link"):
+        read_config(tmp_path / "run")
+    assert read(tmp_path / "run" / "config.yaml").run.seed == 7  # named by its user

@@ -79,11 +79,11 @@ def test_descent_tends_to_the_flow_at_first_order() -> None:
     exact = copy.deepcopy(model)
     with torch.no_grad():
         before = model.equilibrium(X) > 0
-    wp.flow(exact, X, y, times=[t_end], rtol=1e-9, rates={"W": 0.1})
+    wp.flow(exact, X, y, times=[t_end], rtol=1e-7, rates={"W": 0.1})
     with torch.no_grad():
         assert torch.equal(before, exact.equilibrium(X) > 0)  # no kink on the way, so the order can be seen
     errors = []
-    for steps in (25, 50, 100):
+    for steps in (15, 30, 60):
         near = copy.deepcopy(model)
         eta = t_end / steps
         wp.descend(near, X, y, step_size={"W": 0.1 * eta, "U": eta, "a": eta}, steps=steps)
@@ -118,8 +118,8 @@ def test_kinks_are_crossed() -> None:
     near = copy.deepcopy(model)
     with torch.no_grad():
         before = model.equilibrium(X) > 0
-    times = torch.linspace(0, 0.2, 21, dtype=torch.float64)
-    history = wp.flow(model, X, y, times=times, rtol=1e-5, rates={"W": 0.3, "U": 0.3})
+    times = torch.linspace(0, 0.2, 31, dtype=torch.float64)
+    history = wp.flow(model, X, y, times=times, rtol=1e-4, rates={"W": 0.3, "U": 0.3})
     with torch.no_grad():
         assert not torch.equal(before, model.equilibrium(X) > 0)
     decay = sum(history.speeds[name] * grad**2 for name, grad in history["gradient_norm"].items())

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import copy
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument
+from wellposed.experiments import training
 from wellposed.experiments.models import MODELS
 from wellposed.experiments.setup import prepare
+from wellposed.experiments.training import train
 from wellposed.train.checkpoint import Checkpoint, newest
 from wellposed.train.config import Config, resolve
 from wellposed.train.loop import _order, fit
 from wellposed.train.losses import CrossEntropy, Squared
 from wellposed.train.optimizers import learning_rate, make_optimizer
 from wellposed.train.outcome import Outcome, Parts
-from wellposed.train.run import Run, read_metrics
+from wellposed.train.run import Run, read_config, read_metrics
 
 BASE = ["run.certify_every=0", "run.tensorboard=false", "run.threads=1", "optimizer.schedule=constant"]
 
@@ -168,6 +172,42 @@ def test_interrupted_at_a_batch_and_resumed_it_gives_the_same_bits(name: str, at
     files = [(tmp_path / folder / "metrics.jsonl").read_bytes() for folder in ("whole", "parts")]
     assert files[0] == files[1]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+SPHERE = ["data.name=sphere", "data.classes=null", "data.features=5", "data.n=12", "data.n_test=6", "model.width=12"]
+
+
+def checkpoints(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()}
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_is_kept_does_not_depend_on_interruptions(every: int, tmp_path: Path) -> None:
+    config = config_of(*SPHERE, "run.batch_size=4", "run.epochs=4", f"run.checkpoint_every={every}", "model.rtol=1e-6")
+    train(config, tmp_path / "whole")
+    whole = checkpoints(tmp_path / "whole")
+    assert len(whole) == 4  # two of them, two files each
+    for at in ((1, 2), (3, 1)):  # at the end of an epoch, and within the last one
+        folder = tmp_path / f"parts{at}"
+        assert train(config, folder, listener=Stopper(*at)).outcome.stop == "interrupted"
+        kept = {path.stem for path in (folder / "checkpoints").iterdir()}
+        assert len(kept) == 2 + (at == (3, 1))  # an interruption takes no other's place
+        assert train(read_config(folder), folder, resume=True).outcome.stop == "epochs"
+        assert checkpoints(folder) == whole
+
+
+def test_what_was_drawn_before_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scikit-learn does when it is imported, which it is in the first run of a process only."""
+    config = config_of(*SPHERE, "run.epochs=1", "model.rtol=1e-6")
+    train(config, tmp_path / "first")
+
+    def draws(config: Config) -> Any:
+        random.random(), torch.rand(1), np.random.rand()
+        return prepare(config)
+
+    monkeypatch.setattr(training, "prepare", draws)
+    train(config, tmp_path / "second")
+    assert checkpoints(tmp_path / "first") == checkpoints(tmp_path / "second")
 
 
 def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_rewind_drops_what_came_after_and_half_a_line(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="rows of epochs 0 to 2 are expected, there are 2"):
             run.rewind(2)
         assert len(read_metrics(run.folder)) == 2
+        run.rewind(0)
         run.rewind(-1)
         assert read_metrics(run.folder) == []
 
@@ -123,7 +124,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match="metrics.jsonl: the disk is full.*--resume goes on"):
+        with pytest.raises(RunError, match="metrics.jsonl: the disk is full.*--resume continues"):
             rows(run, 1)
         monkeypatch.undo()
         run.rewind(0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._dispatch import certify
 from wellposed.certify._measure import Measurement
+from wellposed.certify._own import OwnTheorem
 from wellposed.certify._sensitivity import Contractive
 from wellposed.certify.gao2022 import gao2022
 from wellposed.certify.gao2023 import gao2023
@@ -22,7 +23,7 @@ from wellposed.certify.monitor import CertificateMonitor
 from wellposed.certify.nguyen2022 import nguyen2022
 from wellposed.certify.radius import radius
 from wellposed.certify.robustness import Robustness, robustness
-from wellposed.certify.suggest import Suggestion, suggest
+from wellposed.certify.suggest import Suggestion, Suggestions, suggest
 from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
 from wellposed.convex import AbstractDenseOptEq
 from wellposed.nn import AbstractNetwork, AbstractSensitivity, DescentBounds, JacobianBounds
@@ -41,6 +42,7 @@ __all__ = [
     "NetworkLipschitz",
     "Robustness",
     "Suggestion",
+    "Suggestions",
     "Verdict",
     "certify",
     "contraction",
@@ -63,9 +65,19 @@ class _CallablePackage(types.ModuleType):
     """So that `wp.certify(model, X, y)` and `wp.certify.suggest` both work."""
 
     def __call__(
-        self, model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any
+        self,
+        model: AbstractNetwork | AbstractDenseOptEq,
+        X: Tensor,
+        y: Tensor,
+        *,
+        theorem: str | OwnTheorem = "auto",
+        **options: Any,
     ) -> Certificate:
         return certify(model, X, y, theorem=theorem, **options)
+
+    def __dir__(self) -> list[str]:
+        """The public names, without what this file imports."""
+        return list(__all__)
 
 
 _CallablePackage.__call__.__doc__ = certify.__doc__

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from wellposed._reading import parse_json
+from wellposed.certify._plain import RELATIONS, check_plain
+from wellposed.certify._range import license_fault
 from wellposed.errors import InvalidArgument
 
 __all__ = ["Certificate", "Hypothesis", "Verdict"]
-
-RELATIONS = ("<", "<=", ">", ">=")
 
 
 class Verdict(enum.Enum):
@@ -84,6 +85,9 @@ class Hypothesis:
 class Certificate:
     """A theorem checked on numbers.
 
+    CERTIFIED has something behind it: steps are finite and positive, and the rate is strictly on the right side. Anything else
+    is refused with `InvalidArgument`.
+
     Attributes:
         theorem: Which one, e.g. "radius" or "ling2022".
         verdict: CERTIFIED, VIOLATED or UNDECIDED.
@@ -114,6 +118,11 @@ class Certificate:
     note: str = ""
     others: tuple[Certificate, ...] = ()
 
+    def __post_init__(self) -> None:
+        fault = license_fault(self.dynamics, self.step_size, self.rates, self.rate, self.radii)
+        if self.verdict is Verdict.CERTIFIED and fault:
+            raise InvalidArgument(f"A certificate by {self.theorem!r} cannot be CERTIFIED: {fault}.")
+
     def __bool__(self) -> bool:
         raise TypeError("A certificate is no bare yes or no: compare `certificate.verdict` with Verdict.CERTIFIED.")
 
@@ -132,7 +141,8 @@ class Certificate:
         ]
         for name in ("step_size", "rates", "radii", "measured", "errors"):
             table = plain[name]
-            plain[name] = {key: _number_out(number) for key, number in table.items()} if isinstance(table, Mapping) else table
+            is_table = isinstance(table, Mapping)
+            plain[name] = {key: _number_out(number) for key, number in table.items()} if is_table else _number_out(table)
         plain["rate"] = _number_out(self.rate)
         plain["licenses"] = list(self.licenses)
         plain["others"] = [other.to_dict() for other in self.others]
@@ -140,10 +150,8 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
-        """The certificate that `to_dict` wrote."""
-        known = {item.name for item in fields(cls)}
-        if missing := known ^ set(plain):
-            raise InvalidArgument(f"This is no certificate: fields {sorted(missing)} are missing or unknown.")
+        """The certificate that `to_dict` wrote; raises `InvalidArgument` for anything else."""
+        check_plain(plain, {item.name for item in fields(cls)})
         values = dict(plain)
         values["verdict"] = Verdict(plain["verdict"])
         values["hypotheses"] = tuple(
@@ -151,7 +159,8 @@ class Certificate:
         )
         for name in ("step_size", "rates", "radii", "measured", "errors"):
             table = plain[name]
-            values[name] = {key: _number_in(number) for key, number in table.items()} if isinstance(table, Mapping) else table
+            is_table = isinstance(table, Mapping)
+            values[name] = {key: _number_in(number) for key, number in table.items()} if is_table else _number_in(table)
         values["rate"] = _number_in(plain["rate"])
         values["licenses"] = tuple(plain["licenses"])
         values["others"] = tuple(cls.from_dict(other) for other in plain["others"])
@@ -162,12 +171,8 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """The certificate that `to_json` wrote."""
-        try:
-            plain = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InvalidArgument(f"This is no certificate: it is not JSON ({error}).") from error
-        return cls.from_dict(plain)
+        """The certificate that `to_json` wrote; raises `InvalidArgument` for anything else."""
+        return cls.from_dict(parse_json(text, "This is no certificate: its text", error=InvalidArgument))
 
     def _title(self) -> str:
         return f"{self.theorem}{f' ({self.dynamics})' if self.dynamics else ''}: {self.verdict}"

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from wellposed.certify._measure import down, up
+from wellposed.certify._directed import down, up
 
 __all__ = ["radius_bounds"]
 
@@ -65,5 +65,6 @@ def _quotients(M: Tensor, d: Tensor) -> tuple[float, float]:
     if bool((d < 1e-290).any()):
         return 0.0, math.inf  # too near to underflow for a relative error bound
     quotients = (M @ d) / d
-    # underflow takes away less than m 2^-1074/1e-290
-    return max(0.0, down(float(quotients.min()) * (1 - gamma))), up(float(quotients.max()) * (1 + gamma) + 1e-30)
+    # underflow takes away, or adds, less than m 2^-1074/1e-290
+    lower = max(0.0, down(float(quotients.min()) * (1 - gamma) - 1e-30))
+    return lower, up(float(quotients.max()) * (1 + gamma) + 1e-30)

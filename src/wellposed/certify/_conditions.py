@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from wellposed.certify._certificate import Hypothesis
+from wellposed.certify._units import Unit
 from wellposed.nn import JacobianBounds
 
 __all__ = ["ball", "full_rank", "no_radius", "outweighs", "steady"]
 
 
-def full_rank(s: float) -> Hypothesis:
+def full_rank(s: float, unit: Unit) -> Hypothesis:
     """Of all theorems: s > 0."""
-    return Hypothesis.compare(
-        "s: sqrt(lambda_min) of the kernel in the ball", "docs/certificates.md", s, ">", 0.0, refutes=False
-    )
+    name = "s: sqrt(lambda_min) of the kernel in the ball"
+    return Hypothesis.compare(name, "docs/certificates.md", unit.lower(s), ">", 0.0, refutes=False)
 
 
 def ball(s: float, e: float, R: float | None) -> Hypothesis:
@@ -30,14 +31,22 @@ def no_radius(name: str, needed: float, note: str = "") -> Hypothesis:
     return Hypothesis(name, "docs/certificates.md", None, needed, ">=", None, text)
 
 
-def outweighs(h: float, E: float, s: float, *, here: bool = False) -> Hypothesis:
+def outweighs(h: float, E: float, s: float, unit: Unit, *, here: bool = False) -> Hypothesis:
     """Of Theorem 2; `here` if the numbers are those of the present point instead of a ball's."""
     name, note = "the read-out outweighs the hidden steps: 2 h E < s^2", "at the present point" if here else ""
-    return Hypothesis.compare(name, "docs/certificates.md", 2 * h * E, "<", s**2, refutes=not here, note=note)
+    hypothesis = Hypothesis.compare(name, "docs/certificates.md", 2 * h * E, "<", s**2, refutes=not here, note=note)
+    return _in_units(hypothesis, unit, 2)
 
 
-def steady(bounds: JacobianBounds, share: float, *, here: bool = False) -> Hypothesis:
+def steady(bounds: JacobianBounds, share: float, unit: Unit, *, here: bool = False) -> Hypothesis:
     """Of Theorem 3; `here` as in `outweighs`."""
     name, right = "the Jacobian is steady: |S - J| < (1 - share/2) s", (1 - share / 2) * bounds.least
     note = f"steps of {share:g}/|J|^2" + (", at the present point" if here else "")
-    return Hypothesis.compare(name, "docs/certificates.md", bounds.variation, "<", right, refutes=not here, note=note)
+    hypothesis = Hypothesis.compare(name, "docs/certificates.md", bounds.variation, "<", right, refutes=not here, note=note)
+    return _in_units(hypothesis, unit, 1)
+
+
+def _in_units(hypothesis: Hypothesis, unit: Unit, power: int) -> Hypothesis:
+    """A comparison `value < bound` that was made in the unit, with the sides of the data as they were given."""
+    assert hypothesis.value is not None and hypothesis.bound is not None
+    return replace(hypothesis, value=unit.upper(hypothesis.value, power), bound=unit.lower(hypothesis.bound, power))

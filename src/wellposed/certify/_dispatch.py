@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wellposed.certify._certificate import Certificate
 from wellposed.certify._measure import check_data, measure
+from wellposed.certify._own import OwnTheorem, certificate_by, check_theorem
 from wellposed.certify.gao2022 import gao2022
 from wellposed.certify.gao2023 import gao2023
 from wellposed.certify.ling2022 import ling2022
@@ -38,7 +39,7 @@ WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
 
 
 def certify(
-    model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor, *, theorem: str = "auto", **options: Any
+    model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any
 ) -> Certificate:
     r"""Checks a theorem on a model and data, at the present parameters.
 
@@ -52,18 +53,23 @@ def certify(
     Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and nothing is changed.
 
     Args:
-        model: A theory network.
+        model: A theory network; any module if `theorem` is a callable.
         X: (n, d) inputs.
         y: (n,) targets.
         theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction", "monotone",
             "perron_frobenius" for existence and uniqueness alone; "auto" tries all that fit and returns the strongest that
             holds, with the others in `Certificate.others`. In order: the flow, descent with layer-wise steps, the theorem of
-            the paper. If none holds, the radius certificate for the flow says why.
-        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for "auto".
+            the paper. If none holds, the radius certificate for the flow says why. A theorem of your own is a callable
+            (model, X, y) -> Certificate; see docs/howto/theorem.md.
+        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for "auto". A callable gets them
+            as keyword arguments.
     """
+    check_theorem(theorem)
+    if not isinstance(theorem, str):
+        return certificate_by(theorem, model, X, y, options)
     known = ("auto", *CONVERGENCE, *WELL_POSED)
     if theorem not in known:
-        hint = did_you_mean(str(theorem), known)
+        hint = did_you_mean(theorem, known)
         raise InvalidArgument(f"Unknown theorem {theorem!r}; known are {', '.join(known)}.{hint}")
     check_data(model, X, y)
     if theorem == "auto":

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._measure import Measurement, check_data, down, measure, up
+from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.linalg import least_singular_value_lower, norm_upper_by_test
 from wellposed.nn import AbstractNetwork, MonotoneDEQ, SkipDEQ
 
@@ -56,7 +57,7 @@ class IncrementalMeasure:
 
     def _recurrent_norm(self, R: Tensor, monotone: bool) -> float:
         """Upper bound of |R|. What a contraction divides by is 1 - |R|, so that decides how much may be lost."""
-        drift = float("inf") if self._R is None else up(float(torch.linalg.vector_norm(R - self._R)))
+        drift = float("inf") if self._R is None else vector_norm_upper(R - self._R)
         if drift > _LOSS * (self._R_norm if monotone else 1.0 - self._R_norm):
             self._R, self._R_norm, drift = R.clone(), norm_upper_by_test(R), 0.0
             self.decompositions += 1
@@ -70,7 +71,7 @@ class IncrementalMeasure:
         if self._plain_flow:
             estimate = _least_estimate(F)
             if self._is_far(twin, Z, C, F, estimate):
-                loose = up(float(torch.linalg.vector_norm(F)) + error)
+                loose = up(vector_norm_upper(F) + error)
                 bounds = {"F_least": 0.0, "Z_least": 0.0, "F_norm": loose, "Z_norm": loose, "X_norm": self._X_norm}
                 return bounds | {"F_least_estimate": estimate}
         if drift > _LOSS * self._least:
@@ -98,7 +99,7 @@ class IncrementalMeasure:
     def _drift(self, F: Tensor) -> float:
         if self._reference is None:
             return float("inf")
-        return up(float(torch.linalg.vector_norm(F - self._reference)))
+        return vector_norm_upper(F - self._reference)
 
 
 def _least_estimate(F: Tensor) -> float:

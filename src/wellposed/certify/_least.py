@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from wellposed.certify._certificate import Hypothesis, Verdict
-from wellposed.certify._measure import down, up
+from wellposed.certify._directed import down, up
+from wellposed.certify._units import Unit
 
 __all__ = ["Condition", "Judgement", "Radii", "Theorem", "root_rate", "verdict"]
 
@@ -29,7 +30,7 @@ N = TypeVar("N")
 
 _ROUNDS = 1000
 _INFLATION = 1e-9
-#: `need` is a polynomial (or has a pole): what has grown to this will never settle, and its powers would overflow.
+#: `need` is a polynomial (or has a pole): what has grown to this beside the scale will never settle.
 _LARGEST = 1e30
 #: Fractions of a scale at which a failing condition is shown, when no radii satisfy the first one.
 _SHOWN = (0.01, 0.1, 0.3, 0.5, 0.9)
@@ -37,13 +38,14 @@ _SHOWN = (0.01, 0.1, 0.3, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Condition(Generic[N]):
-    """value(numbers) >= bound(numbers, radii), with a bound that increases with the radii."""
+    """value(numbers) >= bound(numbers, radii), with a bound that increases with the radii; both of `power` in the data."""
 
     name: str
     equation: str
     value: Callable[[N], float]
     bound: Callable[[N, Radii], float]
     note: str = ""
+    power: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,14 @@ class Theorem(Generic[N]):
         scale: Radii of the order at which things happen, to show a failing condition at.
         radii_condition: The one that says R >= need(R), in the form in which the paper writes it.
         conditions: The others.
+        unit: Of the data.
     """
 
     need: Callable[[N, Radii], Radii | None]
     scale: Callable[[N], Radii]
     radii_condition: Condition[N]
     conditions: tuple[Condition[N], ...]
+    unit: Unit = Unit()
 
     def judge(self, harmful: N, helpful: N) -> Judgement:
         """Chooses the radii and judges each condition.
@@ -104,19 +108,20 @@ class Theorem(Generic[N]):
             Hypothesis(
                 first.name,
                 first.equation,
-                down(first.value(harmful)),
-                up(first.bound(harmful, shown)),
+                self.unit.lower(max(0.0, down(first.value(harmful))), first.power),
+                self.unit.upper(up(first.bound(harmful, shown)), first.power),
                 ">=",
                 True if radii is not None else (False if refuted else None),
                 first.note or ("these are the least radii" if radii is not None else "no radii were found"),
             )
         ]
         for condition in self.conditions:
-            value, bound = down(condition.value(harmful)), up(condition.bound(harmful, shown))
+            value, bound = max(0.0, down(condition.value(harmful))), up(condition.bound(harmful, shown))
             # at radii below all that could work, on the helpful side: what fails here fails for all of them
             false = up(condition.value(helpful)) < down(condition.bound(helpful, below))
             holds = True if value >= bound and radii is not None else (False if false else None)
-            hypotheses.append(Hypothesis(condition.name, condition.equation, value, bound, ">=", holds, condition.note))
+            sides = self.unit.lower(value, condition.power), self.unit.upper(bound, condition.power)
+            hypotheses.append(Hypothesis(condition.name, condition.equation, *sides, ">=", holds, condition.note))
         return Judgement(shown, tuple(hypotheses))
 
     def _proved(self, numbers: N) -> Radii | None:
@@ -147,8 +152,8 @@ class Theorem(Generic[N]):
         return radii, False
 
     def _finite_need(self, numbers: N, radii: Radii) -> Radii | None:
-        needed = self.need(numbers, radii)
-        return needed if needed is not None and all(value <= _LARGEST for value in needed.values()) else None
+        needed, largest = self.need(numbers, radii), _LARGEST * max(1.0, *self.scale(numbers).values())
+        return needed if needed is not None and all(value <= largest for value in needed.values()) else None
 
     def _shown(self, numbers: N) -> Radii:
         """Where the worst of the ratios bound/value is best, on a coarse grid: it tells how far the conditions are."""

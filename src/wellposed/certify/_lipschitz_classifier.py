@@ -26,6 +26,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.scaling import ldexp, ldexp_up, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier
 from wellposed.nn.monotone._conjugate import conjugate_gradients
 from wellposed.nn.operator import AbstractOperator
@@ -34,6 +35,8 @@ __all__ = ["SLACK", "LipschitzBounds", "certified_operator", "classifier_bounds"
 
 #: What the rounding of sums of squares in float64 may take from a bound, relatively: far more than it does for 1e8 terms.
 SLACK = 1.0 + 1e-7
+#: What underflow may take from a bound.
+TINY = torch.finfo(torch.float64).smallest_normal
 
 
 @dataclass(frozen=True)
@@ -67,24 +70,25 @@ def classifier_bounds(model: MonotoneClassifier) -> LipschitzBounds:
     with torch.no_grad():
         operator, shift, margin = certified_operator(model)
         cell = model.cell
-        w = model.directions().double()
-        rows = inverse_root_gram(operator, w, shift, margin)
+        w, read = scaled(model.directions().double())  # so that no product vanishes or overflows
+        underflow = TINY * (w.unsqueeze(1) != w.unsqueeze(0)).any(dim=2)  # between equal directions 0 is exact
+        rows = ldexp(inverse_root_gram(operator, w, shift, margin), read) + underflow
         if isinstance(cell, DenseCell):
-            U = cell.U.detach().double()
-            input_norm = spectral_norm_upper(U)
+            U, injected = scaled(cell.U.detach().double())
             weighted = math.sqrt(inverse_quadratic_upper(operator, U.t().contiguous(), shift, margin))
-            weighted = min(weighted, input_norm / math.sqrt(margin))
+            weighted = ldexp_up(min(weighted, spectral_norm_upper(U) / math.sqrt(margin)) * SLACK, injected)
+            input_norm = spectral_norm_upper(cell.U.detach())
         else:
             assert model.image is not None
             input_norm = cell.injection_norm_upper(model.image[1], model.image[2])
             weighted = input_norm / math.sqrt(margin) * SLACK
-        plain = _pair_norms(w) * input_norm / margin
-        pairs = torch.minimum(rows * weighted, plain) * SLACK
+        plain = ldexp(_pair_norms(w) / margin, read) * input_norm
+        pairs = torch.minimum(rows * weighted, plain) * SLACK + underflow
         logits = min(
             spectral_norm_upper(model.head.weight.detach()) * _pooling_norm(model) * input_norm / margin,
-            math.sqrt(inverse_quadratic_upper(operator, w, shift, margin)) * weighted,
+            ldexp_up(math.sqrt(inverse_quadratic_upper(operator, w, shift, margin)), read) * weighted,
         )
-    return LipschitzBounds(margin, input_norm, input_norm / margin * SLACK, weighted, rows, pairs, logits * SLACK)
+    return LipschitzBounds(margin, input_norm, input_norm / margin * SLACK + TINY, weighted, rows, pairs, logits * SLACK + TINY)
 
 
 def certified_operator(model: MonotoneClassifier) -> tuple[AbstractOperator, float, float]:

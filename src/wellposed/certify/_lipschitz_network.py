@@ -22,14 +22,15 @@ What is computed is not M^(-1), but some Y with B - M Y = N small; as M^(-1) >= 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from wellposed.certify._measure import down, up
+from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
+from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_up
 
 __all__ = ["DenseNetwork", "NetworkLipschitz", "bound_network"]
 
@@ -88,18 +89,41 @@ class DenseNetwork:
 def bound_network(network: DenseNetwork, name: str) -> NetworkLipschitz:
     """The bounds, or an error where nothing proves that there is one equilibrium.
 
-    Costs a singular value decomposition of R, an eigenvalue decomposition and a Cholesky factorization of M.
+    Costs a singular value decomposition of R, an eigenvalue decomposition and a Cholesky factorization of M. The bounds are
+    proportional to U and to v, which are divided by powers of two so that no product of theirs leaves the range of float64.
 
     Args:
         network: The matrices.
         name: Of the model, for the message.
     """
+    if not bool(torch.isfinite(network.R).all()):
+        raise InvalidArgument(
+            f"lipschitz_upper: the recurrent matrix of this {name} leaves the range of float64. Scale its parameters down."
+        )
+    injected = exponent_of(network.U)
+    read = max((exponent_of(w) for w in (network.v, network.v_skip) if w is not None and bool(w.any())), default=0)
+    v, v_skip = (None if w is None else ldexp(w, -read) for w in (network.v, network.v_skip))
+    found = _bounded(replace(network, U=ldexp(network.U, -injected), v=v, v_skip=v_skip), name)
+    moves = bool(network.U.any())  # where nothing moves, or nothing is read out, 0 is exact
+    reads = network.v is None or any(bool(w.any()) for w in (network.v, network.v_skip) if w is not None)
+    return NetworkLipschitz(
+        found.margin,
+        found.contraction,
+        ldexp_up(found.input_norm, injected) if moves else 0.0,
+        ldexp_up(found.equilibrium, injected) if moves else 0.0,
+        None if found.prediction is None else ldexp_up(found.prediction, injected + read) if moves and reads else 0.0,
+        ldexp_up(found.plain, injected + read) if moves and reads else 0.0,
+    )
+
+
+def _bounded(network: DenseNetwork, name: str) -> NetworkLipschitz:
+    """The bounds where U and v are of moderate size."""
     R, U, b = network.R, network.U, network.slope
     m = R.shape[0]
     M = -(R + R.t()) / 2
     M.diagonal().add_(1.0 / b)
     # forming M: three roundings an entry
-    M_error = up(network.R_error + 4 * _UNIT * (_norm(R) + math.sqrt(m) / b))
+    M_error = up(network.R_error + 4 * _UNIT * (vector_norm_upper(R) + math.sqrt(m) / b))
     margin = max(network.margin, down(least_eigenvalue_lower(M) - M_error))
     contraction = up(b * up(spectral_norm_upper(R) + network.R_error))
     if not margin > 0:
@@ -132,14 +156,17 @@ def _prediction(network: DenseNetwork, solve: _Solve, *, plainly: float, whole: 
     v, U, t = network.v, network.U, network.scale
     assert v is not None
     skip = torch.zeros_like(v) if network.v_skip is None else network.v_skip
-    plain = up(up(_norm(v) * plainly + _norm(skip)) * t * whole * network.readout_scale)
+    plain = up(up(vector_norm_upper(v) * plainly + vector_norm_upper(skip)) * t * whole * network.readout_scale)
     y, error = solve(v.unsqueeze(1))
     readout = up(math.sqrt(solve.form_upper(v.unsqueeze(1), y, error)))  # |M^(-1/2) v|
     # <v, dz> + <v', dc> <= |<w, dc>| + |M^(-1/2) v| |M^(-1/2) dc|/2, w = M^(-1) v/2 + v'
-    w, w_error = y.squeeze(1) / 2 + skip, up(error / solve.margin + 2 * _UNIT * (_norm(y) + _norm(skip)))
-    aligned = up(_norm(w @ U) + _rounding(w, U) + w_error * whole)
+    w, w_error = (
+        y.squeeze(1) / 2 + skip,
+        up(error / solve.margin + 2 * _UNIT * (vector_norm_upper(y) + vector_norm_upper(skip))),
+    )
+    aligned = up(vector_norm_upper(w @ U) + _rounding(w, U) + w_error * whole)
     if network.rectified:
-        aligned = up((aligned + up(_norm(w) + w_error) * whole) / 2)
+        aligned = up((aligned + up(vector_norm_upper(w) + w_error) * whole) / 2)
     return plain, min(plain, up(network.readout_scale * up(t * aligned + readout * weighted / 2)))
 
 
@@ -153,20 +180,15 @@ class _Solve:
     def __call__(self, B: Tensor) -> tuple[Tensor, float]:
         # no factor, no guess: 0 is a legitimate one
         Y = torch.zeros_like(B) if int(self._failed) else torch.cholesky_solve(B, self._factor)
-        rounding = _rounding(self._M, Y) + 2 * _UNIT * _norm(B)
-        return Y, up(_norm(B - self._M @ Y) + rounding + self._error * _norm(Y))
+        rounding = _rounding(self._M, Y) + 2 * _UNIT * vector_norm_upper(B)
+        return Y, up(vector_norm_upper(B - self._M @ Y) + rounding + self._error * vector_norm_upper(Y))
 
     def form_upper(self, B: Tensor, Y: Tensor, error: float) -> float:
         """Upper bound of |B^T M^(-1) B|."""
         product = B.t() @ Y
-        return up(spectral_norm_upper(product) + _rounding(B.t(), Y) + error * _norm(B) / self.margin)
-
-
-def _norm(A: Tensor) -> float:
-    """Upper bound of the Frobenius norm."""
-    return up(float(torch.linalg.vector_norm(A)))
+        return up(spectral_norm_upper(product) + _rounding(B.t(), Y) + error * vector_norm_upper(B) / self.margin)
 
 
 def _rounding(A: Tensor, B: Tensor) -> float:
     """|fl(A B) - A B|_F <= gamma_k |A|_F |B|_F (Chapter 3 of [higham2002]), doubled."""
-    return 2 * (A.shape[-1] + 4) * _UNIT * _norm(A) * _norm(B)
+    return 2 * (A.shape[-1] + 4) * _UNIT * vector_norm_upper(A) * vector_norm_upper(B)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._units import LIMIT, UNDERFLOW, Unit, out_of_range, row_norms_upper, unit_of
 from wellposed.convex import AbstractDenseOptEq
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
@@ -20,18 +22,10 @@ from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ, Skip
 __all__ = ["Measurement", "check_data", "down", "measure", "up"]
 
 _UNIT = 2.0**-53
-#: Relative rounding of a chain of a few hundred float64 operations on scalars, generously.
+#: The rounding of a few operations on each entry of a vector, generously.
 _SCALAR = 2.0**-40
-
-
-def up(value: float) -> float:
-    """A little more than `value`: covers the rounding of the scalar arithmetic that made it."""
-    return value + abs(value) * _SCALAR
-
-
-def down(value: float) -> float:
-    """A little less than `value`."""
-    return value - abs(value) * _SCALAR
+#: No residual is known better than this: what is proved with it holds for all smaller ones.
+_LEAST_RESIDUAL = 2.0**-400
 
 
 def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -61,6 +55,8 @@ def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
 class Measurement:
     """What the certificates read. Norms are operator norms unless marked F. Tensors are float64, samples in rows.
 
+    Data are in the unit below, a power of two that is 1 unless they would leave the range of float64.
+
     Attributes:
         model: A float64 copy; nothing done to it reaches the caller's model.
         X: (n, d). y: (n,).
@@ -70,7 +66,8 @@ class Measurement:
         z_error: (n,) upper bounds of |z_i - z_i*|: the true equilibria are this near.
         v_error: Upper bound of |V - V*| in any entry.
         r_error: Upper bound of |r - r*|.
-        known: Bounds below that someone has already, by name; the others are made when asked for.
+        known: Bounds below that the caller has already, by name; the others are made when asked for.
+        unit: Of X, y, C, Z, V, r, their errors and their norms.
     """
 
     model: AbstractNetwork
@@ -86,11 +83,12 @@ class Measurement:
     v_error: float
     r_error: float
     known: Mapping[str, float] = field(default_factory=dict)
+    unit: Unit = Unit()
 
     @cached_property
     def z_error_F(self) -> float:
         """Upper bound of |Z - Z*|_F."""
-        return up(float(torch.linalg.vector_norm(self.z_error)))
+        return vector_norm_upper(self.z_error)
 
     @cached_property
     def Z_norm(self) -> float:
@@ -102,11 +100,11 @@ class Measurement:
     @cached_property
     def X_norm(self) -> float:
         """b, upper bound of |X|."""
-        return self.known["X_norm"] if "X_norm" in self.known else spectral_norm_upper(self.X)
+        return self.known["X_norm"] if "X_norm" in self.known else spectral_norm_upper(self.X) + UNDERFLOW
 
     @cached_property
     def X_norm_F(self) -> float:
-        return up(float(torch.linalg.vector_norm(self.X)))
+        return vector_norm_upper(self.X) + UNDERFLOW
 
     @cached_property
     def Z_least(self) -> float:
@@ -148,16 +146,17 @@ class Measurement:
     @cached_property
     def residual(self) -> float:
         """e, upper bound of |r*|."""
-        return up(float(torch.linalg.vector_norm(self.r)) + self.r_error)
+        return max(_LEAST_RESIDUAL, up(vector_norm_upper(self.r) + self.r_error))
 
     def errors(self) -> dict[str, float]:
-        """The numerical errors that the bounds contain."""
-        return {"|Z - Z*|_F": self.z_error_F, "|r - r*|": self.r_error, "pre-activations": self.v_error}
+        """The numerical errors that the bounds contain, of the data as they were given."""
+        errors = {"|Z - Z*|_F": self.z_error_F, "|r - r*|": self.r_error, "pre-activations": self.v_error}
+        return {name: self.unit.upper(error) for name, error in errors.items()}
 
     @cached_property
     def loss(self) -> float:
-        """|r|^2/2 as computed (not a bound)."""
-        return float(self.r.square().sum()) / 2
+        """|r|^2/2 as computed (not a bound), of the data as they were given."""
+        return self.unit.exact(float(self.r.square().sum()) / 2, 2)
 
 
 def measure(
@@ -190,9 +189,17 @@ def measure(
     if isinstance(twin, AbstractContraction):
         twin.on_ill_posed = "ignore"
     with torch.no_grad():
+        found_unit = unit_of(twin, X, y)
+        if isinstance(found_unit, str):
+            return found_unit
+        unit, X, y = found_unit
+        if unit.exponent and not (at is None and known is None):
+            return out_of_range(f"the features are of size 2^{unit.exponent}")
         R = twin.recurrent()
         contraction = up(norm_upper(R))
         if isinstance(twin, MonotoneDEQ):
+            if twin.margin < 2.0**-LIMIT:
+                return out_of_range(f"the margin is {twin.margin:.3g}")
             amplification = 1.0 + contraction / down(twin.margin)
         elif contraction < 1.0:
             amplification = 1.0 / (1.0 - contraction)
@@ -211,35 +218,35 @@ def measure(
         g = torch.linalg.vector_norm(torch.relu(V) - Z, dim=1) + rounding
         z_error = g * (amplification * (1 + _SCALAR))
         r = twin.readout(Z, C) - y
-        z_F = up(float(torch.linalg.vector_norm(z_error)))
+        z_F = vector_norm_upper(z_error)
         # a product with m terms and the subtraction of y, for each of up to two read-outs
-        terms = _UNIT * (R.shape[0] + 4) * 4 * (float(torch.linalg.vector_norm(Z)) + float(torch.linalg.vector_norm(C)))
-        v_norm = float(torch.linalg.vector_norm(twin.readout_weight()))
+        terms = _UNIT * (R.shape[0] + 4) * 4 * (vector_norm_upper(Z) + vector_norm_upper(C))
+        v_norm = vector_norm_upper(twin.readout_weight())
         if isinstance(twin, SkipDEQ):  # the error of c is part of z_error
-            v_norm += float(torch.linalg.vector_norm(twin.v))
-        r_error = up(v_norm * z_F + terms * _readout_norm(twin) + 4 * _UNIT * float(torch.linalg.vector_norm(y)))
+            v_norm += vector_norm_upper(twin.v)
+        r_error = up(v_norm * z_F + terms * _readout_norm(twin) + 4 * _UNIT * vector_norm_upper(y) + UNDERFLOW)
         v_error = up(float((contraction * z_error + rounding).max()))
         bounds = {} if known is None else known(twin, Z, C, z_F)
-    return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error, bounds)
+    return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error, bounds, unit)
 
 
 def _rounding(model: AbstractNetwork, R: Tensor, X: Tensor, C: Tensor, Z: Tensor) -> Tensor:
     """(n,) bound of the rounding in R z + c, c included: |fl(R z) - R z| <= gamma_m |R|_F |z|, and likewise for c.
 
     R itself is a rounded function of the parameters; its relative error, at most 2 (m + 3) units of |.|_F of its parts, is
-    bounded by those of the parts.
+    bounded by those of the parts. What underflows is less than `UNDERFLOW`, which is added.
     """
     m, d = R.shape[0], X.shape[1]
-    parts = sum(float(torch.linalg.vector_norm(parameter)) for parameter in (*model.parameters(), *model.buffers()))
+    parts = sum(vector_norm_upper(parameter) for parameter in (*model.parameters(), *model.buffers()))
     gamma = 2 * (m + d + 8) * _UNIT
-    z, x, c = (torch.linalg.vector_norm(t, dim=1) for t in (Z, X, C))
-    size = float(torch.linalg.vector_norm(R))
+    z, x, c = (row_norms_upper(t) for t in (Z, X, C))
+    size = vector_norm_upper(R)
     if isinstance(model, MonotoneDEQ):
-        A, B = (float(torch.linalg.vector_norm(parameter)) for parameter in (model.A, model.B))
+        A, B = (vector_norm_upper(parameter) for parameter in (model.A, model.B))
         size += A**2 + 2 * B + math.sqrt(m)
-    return gamma * (size * z + parts * x + c)
+    return gamma * (size * z + parts * x + c) + UNDERFLOW
 
 
 def _readout_norm(model: AbstractNetwork) -> float:
-    """The norm of all vectors that read out."""
-    return math.sqrt(sum(float(p.square().sum()) for p in (*model.parameters(), *model.buffers()) if p.dim() == 1))
+    """An upper bound of the norm of all vectors that read out."""
+    return sum(vector_norm_upper(p) for p in (*model.parameters(), *model.buffers()) if p.dim() == 1)

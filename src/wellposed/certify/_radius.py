@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from wellposed.certify._measure import down, up
+from wellposed.certify._directed import down, rate_after, up
 from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds
 
 __all__ = [
@@ -41,6 +41,11 @@ class FlowResult:
     radius: float
     least: float
     speed: float
+
+    @property
+    def rate(self) -> float:
+        """s^2: |r(t)| <= exp(-s^2 t) |r(0)|."""
+        return down(self.least**2)
 
 
 def flow_radius(sensitivity: AbstractSensitivity, h: float) -> FlowResult | None:
@@ -103,7 +108,7 @@ class PlainDescentResult:
         """q with |r_k| <= q^k |r_0|: the better of the two bounds of Theorem 3."""
         s, L, variation = self.bounds.least, self.bounds.largest, self.bounds.variation
         gain = max(s * _slope(self.bounds, self.share), down(s**2 - up(variation * L)))
-        return min(1.0, up(1.0 - self.step * down(gain)))
+        return rate_after(self.step * down(gain))
 
 
 def _slope(bounds: JacobianBounds, share: float) -> float:
@@ -147,7 +152,7 @@ class DescentResult:
     @property
     def rate(self) -> float:
         """q with |r_k| <= q^k |r_0|."""
-        return min(1.0, up(1.0 - self.step * (self.bounds.least**2 - self.speed * self.bounds.steps)))
+        return rate_after(self.step * down(self.bounds.least**2 - up(self.speed * self.bounds.steps)))
 
 
 def descent_radii(sensitivity: AbstractSensitivity, h: float) -> DescentResult | None:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from wellposed.certify._measure import Measurement
-from wellposed.nn import GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.certify._units import HOMOGENEOUS
+from wellposed.linalg.scaling import ldexp
 
 __all__ = ["Samples"]
-
-#: The prediction of these is 0 at x = 0 whatever their parameters, so its gradient vanishes there.
-_WITHOUT_BIAS = (GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ)
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,8 @@ class Samples:
 
     @classmethod
     def of(cls, at: Measurement) -> Samples:
-        return cls(at.X, at.y, at.features.shape[1], type(at.model) in _WITHOUT_BIAS)
+        X, y = (ldexp(tensor, at.unit.exponent) for tensor in (at.X, at.y))
+        return cls(X, y, at.features.shape[1], type(at.model) in HOMOGENEOUS)
 
     def reason(self, s0: float, *, readout: bool, layerwise: bool) -> str:
         """The note of an undecided certificate.

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
-from wellposed.certify._measure import down, up
+from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._units import UNDERFLOW
 from wellposed.linalg import least_eigenvalue_lower
+from wellposed.linalg.scaling import ldexp, scaled
 
 __all__ = ["gram_bounds", "has_signs", "parallel", "report", "unit_norm"]
 
@@ -39,7 +41,7 @@ def gram_bounds(G: Tensor) -> tuple[float, float]:
         G: (n, n) symmetric up to rounding.
     """
     G = (G.detach() + G.detach().t()) / 2
-    error = (64 + 2 * len(G)) * _UNIT * float(G.norm())
+    error = (64 + 2 * len(G)) * _UNIT * vector_norm_upper(G) + UNDERFLOW**2
     x = torch.linalg.eigh(G).eigenvectors[:, 0]
     upper = float(x @ (G @ x)) / float(x @ x)
     return down(least_eigenvalue_lower(G) - error), up(upper + 2 * error)
@@ -47,7 +49,8 @@ def gram_bounds(G: Tensor) -> tuple[float, float]:
 
 def unit_norm(X: Tensor, equation: str) -> Hypothesis:
     """|x_i| = 1 for all samples."""
-    off = float((torch.linalg.vector_norm(X, dim=1) - 1).abs().max())
+    rows, exponent = scaled(X)
+    off = float((ldexp(torch.linalg.vector_norm(rows, dim=1), exponent) - 1).abs().max())
     return Hypothesis.compare(
         "inputs have norm 1", equation, off, "<=", _NORMALISED, note="the largest | |x_i| - 1 |; divide each sample by its norm"
     )
@@ -55,7 +58,8 @@ def unit_norm(X: Tensor, equation: str) -> Hypothesis:
 
 def parallel(X: Tensor, equation: str) -> Hypothesis:
     """No two samples are parallel."""
-    rows = X / torch.linalg.vector_norm(X, dim=1, keepdim=True).clamp(min=1e-300)
+    rows = torch.stack([scaled(row)[0] for row in X])
+    rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=0.5)  # a row of zeros stays
     cosine = (rows @ rows.t()).abs()
     cosine.fill_diagonal_(0.0)
     largest = float(cosine.max())

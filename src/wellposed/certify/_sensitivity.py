@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._active_sets import Reach, restricted_norm_upper
+from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._jacobian import FoundJacobian
-from wellposed.certify._measure import Measurement, down, up
+from wellposed.certify._measure import Measurement
+from wellposed.certify._units import LIMIT, UNDERFLOW, row_norms_upper
 from wellposed.linalg import least_singular_value_lower
 from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds, SkipDEQ
 
@@ -73,17 +75,18 @@ class Contractive(AbstractSensitivity):
         self.residual, self.readout = at.residual, readout
         self._recurrent, self._injected = recurrent, injected
         self.hidden = (recurrent,) if injected is None else (recurrent, injected)
-        self._k, self._l = up(recurrent_scale), up(injection_scale) if injected else 0.0  # bounds from above
+        # bounds from above, in range
+        self._k, self._l = max(2.0**-LIMIT, up(recurrent_scale)), up(injection_scale) if injected else 0.0
         self._k_lower, self._l_lower = down(recurrent_scale), down(injection_scale) if injected else 0.0
         with torch.no_grad():
             self._R = at.model.recurrent().detach()
             self._v = at.model.readout_weight().detach()
-            self._z = torch.linalg.vector_norm(at.Z, dim=1) + at.z_error
-            self._x = torch.linalg.vector_norm(at.X, dim=1)
-            self._rows = torch.linalg.vector_norm(self._R, dim=1)
+            self._z = row_norms_upper(at.Z) + at.z_error
+            self._x = row_norms_upper(at.X)
+            self._rows = row_norms_upper(self._R)
             weights = torch.cat([self._v, at.model.v]) if isinstance(at.model, SkipDEQ) else self._v
-            self._alpha = up(float(torch.linalg.vector_norm(self._v)))
-            self._weights = up(float(torch.linalg.vector_norm(weights)))
+            self._alpha = vector_norm_upper(self._v)
+            self._weights = vector_norm_upper(weights)
         self._s0 = at.F_least if readout else 0.0
         self._q = at.contraction
         self._cap = math.inf  # the hidden radius up to which self._q is valid
@@ -122,12 +125,16 @@ class Contractive(AbstractSensitivity):
         q = up(self._q + self._k * hidden)
         return up(1.0 / (1.0 - q)) if q < 1.0 else math.inf
 
+    def _moved(self, hidden: float) -> Tensor:
+        """(n,) bounds of |dR z_i + dc_i|."""
+        return hidden * torch.hypot(self._k * self._z, self._l * self._x) + UNDERFLOW
+
     def _reach(self, hidden: float) -> Reach | None:
         """How far pre-activations move: |R'_k| |dz_i| + |dR_k z_i| + |dc_ik|, and what is uncertain about them now."""
         factor = self._factor(hidden)
         if factor == math.inf:
             return None
-        moved = hidden * torch.sqrt((self._k * self._z) ** 2 + (self._l * self._x) ** 2)
+        moved = self._moved(hidden)
         dz = moved * factor
         rows = self._rows + self._k * hidden
         reach = torch.outer(dz, rows) + moved.unsqueeze(1)
@@ -165,18 +172,17 @@ class Contractive(AbstractSensitivity):
         """How far the equilibria, the adjoints and the Jacobian are, anywhere in the ball, from those that were found."""
         hidden = up(math.sqrt(h) * R)
         factor = self._factor(hidden)
-        moved = hidden * torch.sqrt((self._k * self._z) ** 2 + (self._l * self._x) ** 2)
-        dz = moved * factor + self._at.z_error
+        dz = self._moved(hidden) * factor + self._at.z_error
         dv = R if self.readout else 0.0
         p = self._found.norms
-        flips = torch.linalg.vector_norm(self._found.back * reach.flippable, dim=1)
+        flips = row_norms_upper(self._found.back * reach.flippable)
         dp = (dv + self._k * hidden * p + flips + self._found.residual) * factor
         outer = self._k * (dp * (self._z + dz) + p * dz)
         inner = self._l * dp * self._x
         square = h * (outer.square() + inner.square())
         if self.readout:
             square = square + dz.square()
-        return _Change(dz, dp, flips, math.sqrt(float(square.sum())) * (1 + 2.0**-30))
+        return _Change(dz, dp, flips, math.sqrt(float(square.sum())) * (1 + 2.0**-30) + UNDERFLOW)
 
     def jacobian(self, R: float, share: float) -> JacobianBounds | None:
         if self.readout or R > self._cap:
@@ -186,7 +192,7 @@ class Contractive(AbstractSensitivity):
             return None
         change = self._change(reach, R, 1.0)
         largest = up(self._found.largest(1.0) + change.jacobian)
-        if largest == 0.0:  # no sample has features: nothing moves
+        if self._found.is_zero:  # no sample has features: nothing moves
             return None
         step = up(share * self.residual / largest)  # |step| <= eta |J| |r|, eta = share/largest^2
         # the step's adjoint against the one it begins with: both are within dp of the one found, or, with |R'| <= q + k R,
@@ -196,7 +202,7 @@ class Contractive(AbstractSensitivity):
         crossed = crossed * reach.flippable.any(dim=1)
         nearby = (self._k * step * (p + change.adjoints) + crossed) * factor
         dp = torch.minimum(2 * change.adjoints, nearby)
-        variation = float(torch.linalg.vector_norm(self._k * dp * (self._z + change.equilibria))) * (1 + 2.0**-30)
+        variation = vector_norm_upper(self._k * dp * (self._z + change.equilibria)) * (1 + 2.0**-30)
         return JacobianBounds(down(self._found.least(1.0) - change.jacobian), largest, variation)
 
     def descent(self, radii: Mapping[str, float], h: float) -> DescentBounds | None:
@@ -228,10 +234,10 @@ class Contractive(AbstractSensitivity):
 
     def measured(self) -> dict[str, float]:
         at = self._at
-        numbers = {"loss": at.loss, "|r|": at.residual, "|R|": at.contraction, "|R| on active units": self._q}
+        numbers = {"loss": at.loss, "|r|": at.unit.upper(at.residual), "|R|": at.contraction, "|R| on active units": self._q}
         if self.readout:  # features count only if what reads them out is trained
-            numbers["sigma_min(F)"] = self._s0
-        return numbers | {"|Z|": at.Z_norm, "|X|": at.X_norm, "|v|": self._alpha}
+            numbers["sigma_min(F)"] = at.unit.lower(self._s0)
+        return numbers | {"|Z|": at.unit.upper(at.Z_norm), "|X|": at.unit.upper(at.X_norm), "|v|": self._alpha}
 
     def errors(self) -> dict[str, float]:
         return self._at.errors()

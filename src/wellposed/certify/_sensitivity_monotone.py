@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
-
-from wellposed.certify._measure import Measurement, down, up
+from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._measure import Measurement
 from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import AbstractSensitivity, DescentBounds, MonotoneDEQ
 
@@ -37,13 +36,13 @@ class MonotoneSensitivity(AbstractSensitivity):
         self._at, self.residual = at, at.residual
         self._m = down(model.margin)
         self._A = spectral_norm_upper(model.A)
-        self._u = up(float(torch.linalg.vector_norm(model.u.detach())))
+        self._u = vector_norm_upper(model.u)
 
     def least(self, R: float, h: float) -> float:
         hidden = up(math.sqrt(h) * R)
         B, b = self._at.Z_norm, self._at.X_norm
         # |dA|^2 <= hidden |dA|, then Cauchy-Schwarz over (dA, dB, dU)
-        slope = math.sqrt(((2 * self._A + hidden) * B) ** 2 + (2 * B) ** 2 + b**2)
+        slope = math.hypot((2 * self._A + hidden) * B, 2 * B, b)
         return down(self._at.Z_least - up(hidden * slope / self._m))
 
     def descent(self, radii: Mapping[str, float], h: float) -> DescentBounds | None:
@@ -66,8 +65,13 @@ class MonotoneSensitivity(AbstractSensitivity):
 
     def measured(self) -> dict[str, float]:
         at = self._at
-        numbers = {"loss": at.loss, "|r|": at.residual, "margin": self._m, "|A|": self._A, "|u|": self._u}
-        return numbers | {"sigma_min(Z)": at.Z_least, "|Z|": at.Z_norm, "|X|": at.X_norm}
+        unit = at.unit
+        numbers = {"loss": at.loss, "|r|": unit.upper(at.residual), "margin": self._m, "|A|": self._A, "|u|": self._u}
+        return numbers | {
+            "sigma_min(Z)": unit.lower(at.Z_least),
+            "|Z|": unit.upper(at.Z_norm),
+            "|X|": unit.upper(at.X_norm),
+        }
 
     def errors(self) -> dict[str, float]:
         return self._at.errors()

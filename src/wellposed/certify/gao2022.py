@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._family import check_family
-from wellposed.certify._measure import check_data, down, measure, up
+from wellposed.certify._finish import in_range
+from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._report import gram_bounds, has_signs, parallel, report, unit_norm
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.kernel import relu_gram, tangent_kernel
@@ -51,17 +53,25 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
     at = measure(model, X, y)
     if isinstance(at, str):
         return Certificate("gao2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
+    return in_range("gao2022", dynamics, lambda: _reported(at, X, dynamics))
+
+
+def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
+    """The report; X as it was given."""
     twin: Any = at.model
     n, m = X.shape[0], twin.width
-    lower, upper = gram_bounds(relu_gram(X))
-    G_lower, G_upper = gram_bounds(at.C @ at.C.t())
+    lower, upper = at.unit.around(gram_bounds(relu_gram(at.X)), 2)
+    G_lower, G_upper = at.unit.around(gram_bounds(at.C @ at.C.t()), 2)
+    residual, X_norm, X_norm_F = (at.unit.upper(size) for size in (at.residual, at.X_norm, at.X_norm_F))
     A, W = spectral_norm_upper(twin.A.detach()) / math.sqrt(m), spectral_norm_upper(twin.W.detach()) / math.sqrt(m)
     c = max(A, W)
     inverse = 1 / lower if lower > 0 else math.inf
-    order = n**2 * inverse**2
-    allowed = (16 * c * math.sqrt(n) * at.residual * inverse) ** 2
-    needed = allowed * 8 * at.X_norm**2 * inverse
-    repaired = 192.0**2 * c**2 * n * at.X_norm_F**4 * at.residual**2 * inverse**4
+    # each of them infinite where it overflows
+    order = up(n**2 * inverse * inverse)
+    root = 16 * c * math.sqrt(n) * residual * inverse
+    allowed = up(root * root)
+    needed = up(allowed * 8 * X_norm * inverse * X_norm)
+    repaired = up(144.0 * root * root * X_norm_F * inverse * X_norm_F * X_norm_F * inverse * X_norm_F)
     hypotheses = (
         unit_norm(X, "[gao2022, Assumption 2]"),
         parallel(X, "[gao2022, Assumption 2]"),
@@ -89,7 +99,7 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
             "[gao2022, Lemma 3.5]",
             float(twin.gamma),
             "<",
-            down(min(0.5, 1 / (4 * c))),
+            down(min(0.5, 1 / (4 * c)) if c > 0 else 0.5),
             refutes=False,
             note=f"c = max(|A|, |W|)/sqrt(m) = {c:.3g}",
         ),
@@ -102,9 +112,9 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
         "lambda_min(G(0))": G_lower,
         "|A|/sqrt(m)": A,
         "|W|/sqrt(m)": W,
-        "|u|/sqrt(m)": float(twin.u.detach().norm()) / math.sqrt(m),
-        "|v|/sqrt(m)": float(twin.v.detach().norm()) / math.sqrt(m),
-        "|r|": at.residual,
+        "|u|/sqrt(m)": vector_norm_upper(twin.u) / math.sqrt(m),
+        "|v|/sqrt(m)": vector_norm_upper(twin.v) / math.sqrt(m),
+        "|r|": residual,
         "width, order printed n^2/lambda_0^2": order,
         "width at most, for Lemma 3.5 (ii) at t = 0": allowed,
         "width at least, for the proof of Lemma 3.5": needed,
@@ -119,7 +129,9 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
             " The cross term (43) of the descent is of order c^2 n at every width, so the printed proof needs lambda_0 of that "
             "order; it comes from a positive semidefinite part of the kernel, which in truth helps."
         )
-        parts = tangent_kernel(twin, X, by_parameter=True)
+        parts = tangent_kernel(twin, at.X, by_parameter=True)
         rest = sum(parts[name] for name in ("A", "W") if name in parts)
-        measured["lambda_max of that part"] = float(torch.linalg.eigvalsh(rest)[-1]) if isinstance(rest, Tensor) else 0.0
-    return report("gao2022", dynamics, hypotheses, measured, {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error}, note)
+        largest = float(torch.linalg.eigvalsh(rest)[-1]) if isinstance(rest, Tensor) else 0.0
+        measured["lambda_max of that part"] = at.unit.exact(largest, 2)
+    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
+    return report("gao2022", dynamics, hypotheses, measured, errors, note)

@@ -8,8 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._family import check_family
-from wellposed.certify._measure import check_data, down, measure, up
+from wellposed.certify._finish import in_range
+from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._report import gram_bounds, has_signs, report, unit_norm
 from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import ImplicitOnlyDEQ
@@ -45,15 +47,23 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
     at = measure(model, X, y)
     if isinstance(at, str):
         return Certificate("gao2023", Verdict.UNDECIDED, dynamics="flow", note=at)
+    return in_range("gao2023", "flow", lambda: _reported(at, X, y))
+
+
+def _reported(at: Measurement, X: Tensor, y: Tensor) -> Certificate:
+    """The report; X and y as they were given."""
     twin: Any = at.model
     n, m, gamma = X.shape[0], twin.width, twin.gamma
     H = gamma**2 * (at.P @ at.P.t()) * (at.Z @ at.Z.t())
-    lower, upper = gram_bounds(H)
+    lower, _ = gram_bounds(H)
     A = spectral_norm_upper(twin.A.detach())
-    Phi = up(float(at.C.norm()))
+    Phi = vector_norm_upper(at.C)
     R = _radius(gamma, A, Phi, at.residual, lower) if lower > 0 else None
     q = up(gamma * (A + R)) if R is not None else math.inf
-    order = (n / lower) ** 4 if lower > 0 else math.inf
+    pieces = at.Z_least**2 * gamma**2 * float(at.P.square().sum(1).min())
+    lower = at.unit.around((lower, lower), 2)[0]
+    inverse = n / lower if lower > 0 else math.inf
+    order = up(inverse * inverse * inverse * inverse)  # infinite where it overflows
     hypotheses = (
         unit_norm(X, "[gao2023, Section 2]"),
         Hypothesis.compare("labels are at most 1", "[gao2023, Section 2]", float(y.abs().max()), "<=", 1.0),
@@ -91,9 +101,9 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
         "lambda_min(H(0))": lower,
         "|A|/sqrt(m)": A / math.sqrt(m),
         "gamma |A|": at.contraction,
-        "|Phi|_F": Phi,
-        "|r|": at.residual,
-        "least |p|^2 lambda_min(Z Z^T) gamma^2": max(0.0, down(gamma**2 * float(at.P.square().sum(1).min()) * at.Z_least**2)),
+        "|Phi|_F": at.unit.upper(Phi),
+        "|r|": at.unit.upper(at.residual),
+        "least |p|^2 lambda_min(Z Z^T) gamma^2": at.unit.lower(max(0.0, down(pieces)), 2),
         "width, order n^4/lambda_0^4": order,
     }
     if R is not None:
@@ -102,7 +112,7 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
         "The constants of the theorem are not stated, and its bound of H(t) - H(0) ignores changes of the masks, so it "
         "certifies nothing. The rate it promises for |r| is lambda_min(H(0))/2."
     )
-    errors = {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error}
+    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
     return report("gao2023", "flow", hypotheses, measured, errors, note)
 
 

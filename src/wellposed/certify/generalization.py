@@ -11,14 +11,18 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._measure import check_data
+from wellposed.certify._units import Unit, no_room, unit_of
 from wellposed.errors import InvalidArgument
 from wellposed.kernel import diagonal_limit, tangent_kernel
-from wellposed.nn import ImplicitOnlyDEQ
+from wellposed.linalg.scaling import ldexp
+from wellposed.nn import AbstractNetwork, ImplicitOnlyDEQ
 
 __all__ = ["GeneralizationBound", "generalization_bound"]
 
 #: The grid of norms B over which the bound is made uniform: 1, q, q^2, ...
 _RATIO = 2.0**0.25
+#: Predictions that are nearer to the labels than this, relatively, were made with a look at them.
+_FITS = 0.01
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,13 @@ class GeneralizationBound:
 
     Attributes:
         kernel: "tangent" (H0, of the model as it is) or "limit" (H-infinity, of the diagonal initialization).
-        bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta.
-        vacuous: Whether the bound says nothing, being at least `loss_bound`.
+        bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta, for a model that was drawn
+            without a look at the sample.
+        vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the labels already, so it has
+            seen them.
         norm: B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
-        dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), the term that dominates in the theorem.
+        dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), which the theorem calls its dominating term; which
+            term of `bound` is the largest is `largest_term`.
         complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm on the grid.
         confidence: The term with delta.
         empirical: Upper bound of the mean training loss of the kernel machine; 0 if H is regular.
@@ -40,6 +47,7 @@ class GeneralizationBound:
         rank: How many eigenvalues were not.
         delta, lipschitz, loss_bound: As given.
         limit: The same for H-infinity, where there is one.
+        fit: |y - u0|/|y|, how far the predictions of the model are from these labels; 1 for predictions 0.
     """
 
     kernel: str
@@ -58,18 +66,49 @@ class GeneralizationBound:
     lipschitz: float
     loss_bound: float
     limit: GeneralizationBound | None = None
+    fit: float = 1.0
+
+    @property
+    def trained(self) -> bool:
+        """Whether the predictions fit the labels, so that the model has seen them and the bound does not apply to it."""
+        return self.kernel == "tangent" and self.fit < _FITS
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The three terms whose sum is `bound`."""
+        complexity = 2 * self.lipschitz * self.complexity
+        return {"training": self.empirical, "complexity": complexity, "confidence": self.confidence}
+
+    @property
+    def largest_term(self) -> str:
+        """The name of the largest of `terms`."""
+        return max(self.terms, key=self.terms.__getitem__)
+
+    def _condition(self) -> str:
+        if self.kernel == "limit":
+            return "holds for the kernel of the architecture, which does not depend on the sample"
+        if self.trained:
+            return (
+                f"does not apply: the predictions are within {self.fit:.1e} |y| of these labels, so the model was trained on "
+                "them. Give the model as it was drawn, before training"
+            )
+        return "holds for a model drawn without a look at (X, y); for one that was trained on these labels it does not"
 
     def __str__(self) -> str:
         n = len(self.eigenvalues)
-        word = "vacuous" if self.vacuous else f"below the trivial {self.loss_bound:g}"
+        word = f"below the trivial {self.loss_bound:g}"
+        if self.vacuous:
+            word = "not valid after training on these labels" if self.trained else "vacuous"
         title = f"generalization of the kernel machine ({self.kernel} kernel): {self.bound:.4g}, {word}"
+        largest = self.largest_term
         lines = [
             title,
             "=" * len(title),
-            f"with probability {1 - self.delta:g}: {self.empirical:.4g} (training) + "
-            f"{2 * self.lipschitz * self.complexity:.4g} (complexity) "
-            f"+ {self.confidence:.4g} (confidence)",
-            f"dominating term {self.dominating:.4g}, norm B {self.norm:.4g}, rank {self.rank} of {n}",
+            self._condition(),
+            f"with probability {1 - self.delta:g}: "
+            + " + ".join(f"{value:.4g} ({name})" for name, value in self.terms.items()),
+            f"largest term: {largest} {self.terms[largest]:.4g}; norm B {self.norm:.4g}, rank {self.rank} of {n}",
+            f"the theorem's sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max k): {self.dominating:.4g}",
             "  i  eigenvalue  projection  share of B^2",
         ]
         total = max(float(self.contributions.sum()), 1e-300)
@@ -114,7 +153,9 @@ def generalization_bound(
     lambda_i^(-1) in the spectral form, and calls the sum of the eigenvalues |H|_F; it is the trace.
 
     What this is *not*: a bound for the trained network. That f comes near to it is asymptotic (m = Omega(n^10/lambda_0^8)).
-    And it is one for the *initial* model: after training on (X, y), k0 depends on the sample and the proof is void.
+    And it is one for the *initial* model: after training on (X, y), k0 depends on the sample and the proof is void. A model
+    does not record what it was trained on, so this is the caller's to know, and the answer states the condition; only where
+    the predictions are within 1 % of the labels is it plain that the model has seen them, and `vacuous` is then True.
 
     Where `ImplicitOnlyDEQ(init="diagonal")` is given, `limit` is the same for its kernel at infinite width, which does not
     depend on the draw; there u0 is taken to be 0.
@@ -143,17 +184,36 @@ def generalization_bound(
     X, y = check_data(model, X, y)
     twin = copy.deepcopy(model).double().cpu()
     with torch.no_grad():
+        unit, X, y = _in_unit(twin, X, y)
         u0 = twin(X)
     options = {"delta": delta, "lipschitz": lipschitz, "loss_bound": loss_bound}
     limit = None
     if isinstance(twin, ImplicitOnlyDEQ) and twin.init == "diagonal":
-        limit = _bound("limit", diagonal_limit(X, twin.gamma0), y, rtol, options, None)
-    return _bound("tangent", tangent_kernel(twin, X), y - u0, rtol, options, limit)
+        limit = _bound("limit", diagonal_limit(X, twin.gamma0), y, rtol, options, None, unit)
+    size = float(torch.linalg.vector_norm(y))
+    fit = float(torch.linalg.vector_norm(y - u0)) / size if size > 0 else 1.0
+    return _bound("tangent", tangent_kernel(twin, X), y - u0, rtol, options, limit, unit, fit)
+
+
+def _in_unit(twin: Any, X: Tensor, y: Tensor) -> tuple[Unit, Tensor, Tensor]:
+    """The data in a unit in which the kernel has room, or one sentence about why there is none."""
+    found = unit_of(twin, X, y) if isinstance(twin, AbstractNetwork) else no_room(twin, X, y) or (Unit(), X, y)
+    if isinstance(found, str):
+        raise InvalidArgument(f"generalization_bound: {found}")
+    return found
 
 
 def _bound(
-    kernel: str, H: Tensor, r: Tensor, rtol: float, options: dict[str, float], limit: GeneralizationBound | None
+    kernel: str,
+    H: Tensor,
+    r: Tensor,
+    rtol: float,
+    options: dict[str, float],
+    limit: GeneralizationBound | None,
+    unit: Unit,
+    fit: float = 1.0,
 ) -> GeneralizationBound:
+    """H and r are in the unit, in which B is the same."""
     n, delta, rho, c = len(r), options["delta"], options["lipschitz"], options["loss_bound"]
     eigenvalues, Q = torch.linalg.eigh((H + H.t()) / 2)
     eigenvalues, Q = eigenvalues.flip(0), Q.flip(1)
@@ -162,26 +222,27 @@ def _bound(
     contributions = torch.where(kept, projections.square() / eigenvalues.where(kept, torch.ones_like(eigenvalues)), 0.0)
     B = math.sqrt(float(contributions.sum()))
     missed = Q[:, ~kept] @ projections[~kept]  # H H^+ r - r, up to sign
-    empirical = min(c, rho * float(missed.abs().mean()))
+    empirical = min(c, rho * unit.upper(float(missed.abs().mean())))
     j = max(0, math.ceil(math.log(B) / math.log(_RATIO))) if B > 0 else 0
-    complexity = _RATIO**j * math.sqrt(max(0.0, float(H.trace()))) / n
+    complexity = unit.upper(_RATIO**j * math.sqrt(max(0.0, float(H.trace()))) / n)
     confidence = 3 * c * math.sqrt(math.log(2 * (j + 1) * (j + 2) / delta) / (2 * n))
     bound = empirical + 2 * rho * complexity + confidence
     return GeneralizationBound(
         kernel,
         bound,
-        bound >= c,
+        not bound < c or (kernel == "tangent" and fit < _FITS),
         B,
-        B * math.sqrt(max(0.0, float(H.diagonal().max())) / n),
+        unit.upper(B * math.sqrt(max(0.0, float(H.diagonal().max())) / n)),
         complexity,
         confidence,
         empirical,
-        eigenvalues,
-        projections,
+        ldexp(eigenvalues, 2 * unit.exponent),
+        ldexp(projections, unit.exponent),
         contributions,
         int(kept.sum()),
         delta,
         rho,
         c,
         limit,
+        fit,
     )

@@ -9,10 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Verdict
+from wellposed.certify._directed import down, up, vector_norm_lower, vector_norm_upper
 from wellposed.certify._family import check_family
+from wellposed.certify._finish import finish, in_range
 from wellposed.certify._least import Condition, Radii, Theorem, root_rate
-from wellposed.certify._measure import Measurement, check_data, down, measure, up
-from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower, vector_norm_lower
+from wellposed.certify._measure import Measurement, check_data, measure
+from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
+from wellposed.certify._units import Unit
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import GaussianDEQ
@@ -98,23 +101,27 @@ def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -
     at = measure(model, X, y)
     if isinstance(at, str):
         return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=at)
-    harmful, helpful = _numbers(at, constant)
-    judgement = _theorem(constant).judge(harmful, helpful)
-    return _certificate(at, harmful, judgement.radii, judgement.hypotheses, judgement.verdict)
+
+    def make() -> Certificate:
+        harmful, helpful = _numbers(at, constant)
+        judgement = _theorem(constant, at.unit).judge(harmful, helpful)
+        return _certificate(at, harmful, judgement.radii, judgement.hypotheses, judgement.verdict)
+
+    return in_range("ling2022", "descent", make)
 
 
 def _numbers(at: Measurement, constant: float) -> tuple[_Numbers, _Numbers]:
     W, U, a = (getattr(at.model, name).detach() for name in ("W", "U", "a"))
     wide = at.Z.shape[0] <= at.Z.shape[1]
     upper = up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0
-    a_upper = up(float(a.norm()))
-    harmful = _Numbers(at.contraction, spectral_norm_upper(U), a_upper, at.X_norm_F, at.residual, down(at.Z_least**2), constant)
+    a_upper, least = vector_norm_upper(a), max(0.0, down(at.Z_least**2))
+    harmful = _Numbers(at.contraction, spectral_norm_upper(U), a_upper, at.X_norm_F, at.residual, least, constant)
     helpful = _Numbers(
         spectral_norm_lower(W),
         spectral_norm_lower(U),
         vector_norm_lower(a),
         vector_norm_lower(at.X),
-        max(0.0, down(float(at.r.norm()) - at.r_error)),
+        max(0.0, down(vector_norm_lower(at.r) - at.r_error)),
         up(upper**2),
         constant,
     )
@@ -138,11 +145,11 @@ def _seven(numbers: _Numbers, radii: Radii) -> float:
     return 4 * numbers.X * numbers.r * max(0.0 if factor == 0 else factor / max(radius, 1e-300) for factor, radius in sides)
 
 
-def _theorem(constant: float) -> Theorem[_Numbers]:
+def _theorem(constant: float, unit: Unit) -> Theorem[_Numbers]:
     return Theorem(
         _need,
         _scale,
-        Condition("the radii are never left", "[ling2022, (7)]", lambda at: at.least, _seven),
+        Condition("the radii are never left", "[ling2022, (7)]", lambda at: at.least, _seven, power=2),
         (
             Condition(
                 "lambda_min stays above half",
@@ -150,14 +157,17 @@ def _theorem(constant: float) -> Theorem[_Numbers]:
                 lambda at: at.least**1.5,
                 # C/rho_a written without the division: rho_a may be 0
                 lambda at, radii: 4 * (2 + math.sqrt(2)) * _eight(at, radii) * at.X**2 * at.r,
+                power=3,
             ),
             Condition(
                 "the features move slowly",
                 f"[ling2022, (9)] with {constant:g}",
                 lambda at: at.least,
                 lambda at, radii: at.constant * at.C(radii),
+                power=2,
             ),
         ),
+        unit,
     )
 
 
@@ -172,29 +182,30 @@ def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: A
     C, E = up(numbers.C(radii)), up(numbers.E(radii))
     limit = max(0.0, (1 - numbers.W) / math.sqrt(numbers.constant * n))
     measured = {
-        "lambda_0": numbers.least,
+        "lambda_0": at.unit.lower(numbers.least, 2),
         "|W|": numbers.W,
         "|U|": numbers.U,
         "|a|": numbers.a,
-        "|X|_F": numbers.X,
-        "|r|": numbers.r,
+        "|X|_F": at.unit.upper(numbers.X),
+        "|r|": at.unit.upper(numbers.r),
         "|a| that (9) allows at most": limit,
         "lambda_0/(4 C), the printed (9)": numbers.least / (PRINTED * C) if C > 0 else math.inf,
     }
-    errors = {"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error}
+    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
     bound = down(min(2 / numbers.least, (numbers.constant / 2 - 2) * C / E**2)) if numbers.least > 0 and E > 0 else 0.0
-    if verdict is Verdict.CERTIFIED and bound > 0:
-        step = _BELOW * bound
-        return Certificate(
+    fitted = not bool(at.r.any())
+    if verdict is Verdict.CERTIFIED and bound > 0 and not fitted:
+        step, limit_of_steps = _BELOW * bound, at.unit.exact(bound, -2)
+        return finish(
             "ling2022",
             verdict,
             hypotheses,
             "descent",
-            step_size=step,
+            step_size=_BELOW * limit_of_steps,
             rate=root_rate(step * numbers.least / 2),
             radii=radii,
             licenses=(
-                f"Gradient descent with any step below {bound:.4g} on all parameters converges to zero loss: |r_k| <= "
+                f"Gradient descent with any step below {limit_of_steps:.4g} on all parameters converges to zero loss: |r_k| <= "
                 "rate^k |r_0|, where rate = sqrt(1 - step lambda_0/2) (the paper's rate is that of the loss).",
                 "No parameter leaves its radius, so |W| < 1 and the equilibrium is unique in every step; "
                 "lambda_min(Z Z^T) stays above lambda_0/2.",
@@ -204,7 +215,7 @@ def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: A
             note=f"The step size given is {_BELOW:g} of its bound.",
         )
     if verdict is Verdict.CERTIFIED:
-        verdict, note = Verdict.UNDECIDED, "The hypotheses hold with C = 0, which licenses no step: the residual is 0 already."
+        verdict, note = Verdict.UNDECIDED, "The hypotheses hold, but license no step: the residual is 0 already."
     else:
         note = _why_not(numbers, limit, n)
     return Certificate("ling2022", verdict, hypotheses, "descent", licenses=(), measured=measured, errors=errors, note=note)

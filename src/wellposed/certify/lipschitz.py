@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._lipschitz_classifier import LipschitzBounds, classifier_bounds
 from wellposed.certify._lipschitz_network import DenseNetwork, NetworkLipschitz, bound_network
-from wellposed.certify._measure import down, up
+from wellposed.certify._sides import spectral_norm_lower
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import (
@@ -121,11 +122,9 @@ def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
 
 
 def _spectral(W: Tensor, bound: float) -> tuple[Tensor, float]:
-    """W min(1, bound/|W|) up to an error, which is bounded: |W| lies between |W v|/|v|, for any v, and the upper bound."""
+    """W min(1, bound/|W|) up to an error, which is bounded: |W| lies between two bounds."""
     upper = spectral_norm_upper(W)
-    v = torch.linalg.svd(W).Vh[0]
-    rounding = up(2 * (W.shape[0] + 2) * _UNIT * float(W.norm()))
-    lower = down(down(float((W @ v).norm()) / up(float(v.norm()))) - rounding)
+    lower = spectral_norm_lower(W)
     least = min(1.0, bound / upper) if upper > 0 else 1.0
     most = min(1.0, up(bound / lower)) if lower > 0 else 1.0
     R = W * least
@@ -134,12 +133,12 @@ def _spectral(W: Tensor, bound: float) -> tuple[Tensor, float]:
 
 def _relative(R: Tensor) -> float:
     """Upper bound of the rounding of a matrix times a scalar that took three operations."""
-    return 5 * _UNIT * up(float(R.norm()))
+    return up(5 * _UNIT * vector_norm_upper(R))
 
 
 def _monotone(A: Tensor, B: Tensor, weight: Monotone) -> tuple[Tensor, float]:
     """W = (1 - m) I - A^T A + B - B^T, and a bound of its rounding."""
-    size = float(A.square().sum()) + 2 * float(B.norm()) + (1 + weight.margin) * math.sqrt(B.shape[0])
+    size = vector_norm_upper(A) * vector_norm_upper(A) + 2 * vector_norm_upper(B) + (1 + weight.margin) * math.sqrt(B.shape[0])
     W: Tensor = weight(A, B)
     return W, up(2 * (A.shape[0] + 8) * _UNIT * size)
 

@@ -9,10 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Verdict
+from wellposed.certify._directed import down, up, vector_norm_lower, vector_norm_upper
 from wellposed.certify._family import check_family
+from wellposed.certify._finish import finish, in_range
 from wellposed.certify._least import Condition, Judgement, Radii, Theorem, root_rate
-from wellposed.certify._measure import Measurement, check_data, down, measure, up
-from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower, vector_norm_lower
+from wellposed.certify._measure import Measurement, check_data, measure
+from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
+from wellposed.certify._units import Unit
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import MonotoneDEQ
@@ -107,26 +110,31 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
     at = measure(model, X, y)
     if isinstance(at, str):
         return Certificate("nguyen2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
+    return in_range("nguyen2022", dynamics, lambda: _certificate(at, dynamics))
+
+
+def _certificate(at: Measurement, dynamics: str) -> Certificate:
     harmful, helpful = _numbers(at)
-    judgement = (_flow() if dynamics == "flow" else _descent()).judge(harmful, helpful)
-    licensed = _license(dynamics, harmful, judgement) if judgement.verdict is Verdict.CERTIFIED else {}
-    limit = down(harmful.margin / math.sqrt(80 * X.shape[0] * (harmful.A**2 + 1)))
-    return Certificate(
+    unit = at.unit
+    judgement = (_flow(unit) if dynamics == "flow" else _descent(unit)).judge(harmful, helpful)
+    licensed = _license(dynamics, harmful, judgement, unit) if judgement.verdict is Verdict.CERTIFIED else {}
+    limit = down(harmful.margin / math.sqrt(80 * at.X.shape[0] * (harmful.A**2 + 1)))
+    return finish(
         "nguyen2022",
         judgement.verdict,
         judgement.hypotheses,
         dynamics,
         measured={
-            "sigma_min(Z)": harmful.least,
+            "sigma_min(Z)": unit.lower(harmful.least),
             "|A|": harmful.A,
             "|U|": harmful.U,
             "|u|": harmful.u,
-            "|X|_F": harmful.X,
-            "|r|": harmful.r,
+            "|X|_F": unit.upper(harmful.X),
+            "|r|": unit.upper(harmful.r),
             "margin": harmful.margin,
             "|u| that (3.18') allows at most": limit,
         },
-        errors={"|Z - Z*|_F": at.z_error_F, "|r - r*|": at.r_error},
+        errors={"|Z - Z*|_F": unit.upper(at.z_error_F), "|r - r*|": unit.upper(at.r_error)},
         note=_note(dynamics, harmful, judgement.verdict, limit),
         **licensed,
     )
@@ -138,7 +146,7 @@ def _numbers(at: Measurement) -> tuple[_Numbers, _Numbers]:
     margin = at.model.margin
     wide = at.Z.shape[0] <= at.Z.shape[1]
     harmful = _Numbers(
-        spectral_norm_upper(A), spectral_norm_upper(U), up(float(u.norm())), margin, at.X_norm_F, at.residual, at.Z_least
+        spectral_norm_upper(A), spectral_norm_upper(U), vector_norm_upper(u), margin, at.X_norm_F, at.residual, at.Z_least
     )
     helpful = _Numbers(
         spectral_norm_lower(A),
@@ -146,7 +154,7 @@ def _numbers(at: Measurement) -> tuple[_Numbers, _Numbers]:
         vector_norm_lower(u),
         margin,
         vector_norm_lower(at.X),
-        max(0.0, down(float(at.r.norm()) - at.r_error)),
+        max(0.0, down(vector_norm_lower(at.r) - at.r_error)),
         up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0,
     )
     return harmful, helpful
@@ -161,7 +169,7 @@ def _radii_condition(equation: str, factor: float) -> Condition[_Numbers]:
         sides = [0.0 if g == 0 else g / max(radii[name], 1e-300) for name, g in at.gradients(radii).items()]
         return factor * at.X * at.r * max(sides)
 
-    return Condition("the radii are never left", equation, lambda at: at.least**2, bound)
+    return Condition("the radii are never left", equation, lambda at: at.least**2, bound, power=2)
 
 
 def _feature_condition(equation: str, factor: float) -> Condition[_Numbers]:
@@ -170,6 +178,7 @@ def _feature_condition(equation: str, factor: float) -> Condition[_Numbers]:
         equation,
         lambda at: at.least**3,
         lambda at, radii: factor * at.X**2 * at.r * at.bracket(radii),
+        power=3,
     )
 
 
@@ -184,37 +193,39 @@ def _path(factor: float) -> Any:
     return need
 
 
-def _flow() -> Theorem[_Numbers]:
+def _flow(unit: Unit) -> Theorem[_Numbers]:
     feature = _feature_condition("[nguyen2022, (3.9)]", 8.0)
-    return Theorem(_path(4.0), _scale, _radii_condition("[nguyen2022, (3.8)]", 4.0), (feature,))
+    return Theorem(_path(4.0), _scale, _radii_condition("[nguyen2022, (3.8)]", 4.0), (feature,), unit)
 
 
-def _descent() -> Theorem[_Numbers]:
+def _descent(unit: Unit) -> Theorem[_Numbers]:
     feature = _feature_condition("[nguyen2022, (3.17)] corrected", 16.0)
     slow = Condition[_Numbers](
         "the features move slowly",
         "[nguyen2022, (3.18)] corrected",
         lambda at: at.least**2,
         lambda at, radii: 20 * at.C_p(radii),
+        power=2,
     )
-    return Theorem(_path(8.0), _scale, _radii_condition("[nguyen2022, (3.16)]", 8.0), (feature, slow))
+    return Theorem(_path(8.0), _scale, _radii_condition("[nguyen2022, (3.16)]", 8.0), (feature, slow), unit)
 
 
-def _license(dynamics: str, numbers: _Numbers, judgement: Judgement) -> dict[str, Any]:
+def _license(dynamics: str, numbers: _Numbers, judgement: Judgement, unit: Unit) -> dict[str, Any]:
     radii = judgement.radii
     stays = "No parameter leaves its radius and sigma_min(Z) stays above half; the equilibrium is unique for all parameters."
     if dynamics == "flow":
         licenses = ("Gradient flow converges to zero loss: |r(t)| <= exp(-rate t) |r_0|, rate = sigma_min(Z)^2/4.", stays)
-        return {"rate": down(numbers.least**2 / 4), "rates": dict.fromkeys(_NAMES, 1.0), "radii": radii, "licenses": licenses}
+        rate = unit.exact(down(numbers.least**2 / 4), 2)
+        return {"rate": rate, "rates": dict.fromkeys(_NAMES, 1.0), "radii": radii, "licenses": licenses}
     bound = down(min(4 / numbers.least**2, 2 * numbers.least**2 / (25 * up(numbers.C_11(radii)) ** 2)))
-    step = _BELOW * bound
+    step, limit_of_steps = _BELOW * bound, unit.exact(bound, -2)
     return {
-        "step_size": step,
+        "step_size": _BELOW * limit_of_steps,
         "rate": root_rate(step * numbers.least**2 / 4),
         "radii": radii,
         "licenses": (
-            f"Gradient descent with any step below {bound:.4g} on all parameters converges to zero loss: |r_k| <= rate^k "
-            "|r_0|, where rate = sqrt(1 - step sigma_min(Z)^2/4) (the thesis' rate is that of the loss).",
+            f"Gradient descent with any step below {limit_of_steps:.4g} on all parameters converges to zero loss: |r_k| <= "
+            "rate^k |r_0|, where rate = sqrt(1 - step sigma_min(Z)^2/4) (the thesis' rate is that of the loss).",
             stays,
         ),
     }

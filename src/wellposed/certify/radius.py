@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._conditions import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._family import sensitivity_of
+from wellposed.certify._finish import finish, in_range
 from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._radius import (
     SHARES,
@@ -22,6 +23,7 @@ from wellposed.certify._radius import (
 )
 from wellposed.certify._reason import Samples
 from wellposed.certify._sensitivity import SHARPENINGS
+from wellposed.certify._units import LIMIT, Unit, no_room
 from wellposed.convex import AbstractDenseOptEq, OptEqSensitivity
 from wellposed.errors import InvalidArgument
 from wellposed.nn import AbstractNetwork, AbstractSensitivity
@@ -64,8 +66,7 @@ def radius(
     rate = check_radius_options(dynamics, hidden_rate, sharpen)
     X64, y64 = check_data(model, X, y)
     if isinstance(model, AbstractDenseOptEq):
-        twin = copy.deepcopy(model).double().cpu()
-        return _judged(OptEqSensitivity(twin, X64, y64), model, Samples(X64, y64), dynamics, rate)
+        return _dense_opteq(model, X64, y64, dynamics, rate)
     return radius_at(measure(model, X64, y64), dynamics, rate, sharpen)
 
 
@@ -81,6 +82,8 @@ def check_radius_options(dynamics: object, hidden_rate: object, sharpen: object)
         return "largest"
     if isinstance(hidden_rate, bool) or not isinstance(hidden_rate, (int, float)) or not 0 < hidden_rate <= 1:
         raise InvalidArgument(f"hidden_rate must be a number in (0, 1] or 'largest'; got {hidden_rate!r}.")
+    if hidden_rate < 2.0**-LIMIT:
+        raise InvalidArgument(f"hidden_rate must be at least 2^-{LIMIT}, or products underflow; got {hidden_rate!r}.")
     return float(hidden_rate)
 
 
@@ -89,19 +92,40 @@ def radius_at(
 ) -> Certificate:
     """The same from a measurement that was made already."""
     if isinstance(at, str):
-        well_posed = Hypothesis("exactly one equilibrium", "docs/certificates.md", None, None, "<", None, at)
-        return Certificate("radius", Verdict.UNDECIDED, (well_posed,), dynamics, note=at)
-    return _judged(sensitivity_of(at, sharpen), at.model, Samples.of(at), dynamics, hidden_rate)
+        return _not_measured(at, dynamics)
+
+    def make() -> Certificate:
+        return _judged(sensitivity_of(at, sharpen), at.model, Samples.of(at), dynamics, hidden_rate, at.unit)
+
+    return in_range("radius", dynamics, make)
+
+
+def _dense_opteq(model: AbstractDenseOptEq, X: Tensor, y: Tensor, dynamics: str, hidden_rate: float | str) -> Certificate:
+    twin = copy.deepcopy(model).double().cpu()
+    if reason := no_room(twin, X, y):
+        return _not_measured(reason, dynamics)
+
+    def make() -> Certificate:
+        return _judged(OptEqSensitivity(twin, X, y), model, Samples(X, y), dynamics, hidden_rate, Unit())
+
+    return in_range("radius", dynamics, make)
+
+
+def _not_measured(reason: str, dynamics: str) -> Certificate:
+    well_posed = Hypothesis("exactly one equilibrium", "docs/certificates.md", None, None, "<", None, reason)
+    return Certificate("radius", Verdict.UNDECIDED, (well_posed,), dynamics, note=reason)
 
 
 def _judged(
-    sensitivity: AbstractSensitivity, model: nn.Module, samples: Samples, dynamics: str, hidden_rate: float | str
+    sensitivity: AbstractSensitivity, model: nn.Module, samples: Samples, dynamics: str, hidden_rate: float | str, unit: Unit
 ) -> Certificate:
     if other := _trained_otherwise(sensitivity, model):
         return Certificate("radius", Verdict.UNDECIDED, (), dynamics, measured=sensitivity.measured(), note=other)
     if dynamics == "flow":
-        return _flow(sensitivity, samples, hidden_rate)
-    return _descent(sensitivity, samples, hidden_rate) if sensitivity.readout else _plain_descent(sensitivity, samples)
+        return _flow(sensitivity, samples, hidden_rate, unit)
+    if sensitivity.readout:
+        return _descent(sensitivity, samples, hidden_rate, unit)
+    return _plain_descent(sensitivity, samples, unit)
 
 
 def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> str:
@@ -116,7 +140,7 @@ def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> st
     )
 
 
-def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str) -> Certificate:
+def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str, unit: Unit) -> Certificate:
     e = sensitivity.residual
     if not sensitivity.readout:
         hidden_rate = 1.0  # nothing to be slower than
@@ -127,22 +151,23 @@ def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float
         sensitivity.prepare(math.inf)
         s0 = sensitivity.least(0.0, h)
         note = samples.reason(s0, readout=bool(sensitivity.readout), layerwise=hidden_rate == "largest")
-        return _undecided(sensitivity, "flow", (full_rank(s0), ball(s0, e, None)), note)
+        return _undecided(sensitivity, "flow", (full_rank(s0, unit), ball(s0, e, None)), note)
     R, s, h = result.radius, result.least, result.speed
+    rate = unit.exact(result.rate, 2)
     radii = dict.fromkeys(sensitivity.readout, R) | dict.fromkeys(sensitivity.hidden, math.sqrt(h) * R)
     rates = dict.fromkeys(sensitivity.readout, 1.0) | dict.fromkeys(sensitivity.hidden, h)
     slower = "" if h == 1 else f", hidden parameters at {h:.3g} times the speed of the read-out"
     licenses = (
         f"the gradient flow of |r|^2/2 from here{slower} keeps exactly one equilibrium and moves by at most {R:.3g}",
-        f"|r(t)| <= exp(-{s**2:.4g} t) {e:.3g} for all t: it ends at zero loss",
+        f"|r(t)| <= exp(-{rate:.4g} t) {unit.upper(e):.3g} for all t: it ends at zero loss",
     )
-    return Certificate(
+    return finish(
         "radius",
         Verdict.CERTIFIED,
-        (full_rank(s), ball(s, e, R)),
+        (full_rank(s, unit), ball(s, e, R)),
         "flow",
         rates=rates,
-        rate=s**2,
+        rate=rate,
         radii=radii,
         licenses=licenses,
         measured=sensitivity.measured(),
@@ -150,7 +175,7 @@ def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float
     )
 
 
-def _descent(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str) -> Certificate:
+def _descent(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str, unit: Unit) -> Certificate:
     errors = sensitivity.errors()
     if hidden_rate == "largest":
         result = largest_descent(sensitivity)
@@ -161,25 +186,27 @@ def _descent(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: fl
         sensitivity.prepare(math.inf)
         here = sensitivity.descent(dict.fromkeys((*sensitivity.readout, *sensitivity.hidden), 0.0), h)
         s0 = sensitivity.least(0.0, h) if here is None else here.least
-        missing: tuple[Hypothesis, ...] = (full_rank(s0),)
+        missing: tuple[Hypothesis, ...] = (full_rank(s0, unit),)
         if here is not None and s0 > 0:
-            gap = outweighs(h, here.steps, s0, here=True)
+            gap = outweighs(h, here.steps, s0, unit, here=True)
             room = s0**2 - 2 * h * here.steps
             needed = 2 * s0 * sensitivity.residual / room if room > 0 else math.inf
             missing += (gap, no_radius("radius of the read-out R_w >= 2 s e/(s^2 - 2 h E)", needed, f"h = {h:.3g}"))
         note = samples.reason(s0, readout=True, layerwise=hidden_rate == "largest")
         return _undecided(sensitivity, "descent", missing, note)
     s, E, h = result.bounds.least, result.bounds.steps, result.speed
-    step_size = dict.fromkeys(sensitivity.readout, result.step) | dict.fromkeys(sensitivity.hidden, h * result.step)
+    step = unit.exact(result.step, -2)
+    step_size = dict.fromkeys(sensitivity.readout, step) | dict.fromkeys(sensitivity.hidden, h * step)
     licenses = (
         f"gradient descent on |r|^2/2 from here, with these or smaller steps in the same proportion (h = {h:.3g}), keeps "
         "exactly one equilibrium and stays within the radii",
-        f"with just these steps |r_k| <= {result.rate:.12g}^k {sensitivity.residual:.3g} for all k: it ends at zero loss",
+        f"with just these steps |r_k| <= {result.rate:.12g}^k {unit.upper(sensitivity.residual):.3g} for all k: it ends at "
+        "zero loss",
     )
-    return Certificate(
+    return finish(
         "radius",
         Verdict.CERTIFIED,
-        (full_rank(s), outweighs(h, E, s)),
+        (full_rank(s, unit), outweighs(h, E, s, unit)),
         "descent",
         step_size=step_size,
         rate=result.rate,
@@ -190,19 +217,19 @@ def _descent(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: fl
     )
 
 
-def _plain_descent(sensitivity: AbstractSensitivity, samples: Samples) -> Certificate:
+def _plain_descent(sensitivity: AbstractSensitivity, samples: Samples, unit: Unit) -> Certificate:
     """Nothing reads out that could be faster than the rest: one step size for all."""
     result, e = plain_descent(sensitivity), sensitivity.residual
     if result is None:
         sensitivity.prepare(math.inf)
         s0, share = sensitivity.least(0.0, 1.0), SHARES[-1]
         here = sensitivity.jacobian(0.0, share)
-        missing: tuple[Hypothesis, ...] = (full_rank(s0),)
+        missing: tuple[Hypothesis, ...] = (full_rank(s0, unit),)
         if here is not None and s0 > 0:
             room = (1 - share / 2) * here.least - here.variation
             needed = e / room if room > 0 else math.inf
             missing += (
-                steady(here, share, here=True),
+                steady(here, share, unit, here=True),
                 no_radius("radius R >= e/((1 - share/2) s - |S - J|)", needed, f"steps of {share:g}/|J|^2"),
             )
         return _undecided(sensitivity, "descent", missing, samples.reason(s0, readout=False, layerwise=False))
@@ -210,14 +237,14 @@ def _plain_descent(sensitivity: AbstractSensitivity, samples: Samples) -> Certif
     licenses = (
         "gradient descent on |r|^2/2 from here, with this or a smaller step, keeps exactly one equilibrium and moves by at "
         f"most {R:.3g}",
-        f"with just this step |r_k| <= {result.rate:.12g}^k {e:.3g} for all k: it ends at zero loss",
+        f"with just this step |r_k| <= {result.rate:.12g}^k {unit.upper(e):.3g} for all k: it ends at zero loss",
     )
-    return Certificate(
+    return finish(
         "radius",
         Verdict.CERTIFIED,
-        (full_rank(bounds.least), steady(bounds, result.share)),
+        (full_rank(bounds.least, unit), steady(bounds, result.share, unit)),
         "descent",
-        step_size=dict.fromkeys(sensitivity.hidden, result.step),
+        step_size=dict.fromkeys(sensitivity.hidden, unit.exact(result.step, -2)),
         rate=result.rate,
         radii=dict.fromkeys(sensitivity.hidden, R),
         licenses=licenses,

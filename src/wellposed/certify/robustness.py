@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._lipschitz_classifier import SLACK, LipschitzBounds, certified_operator, classifier_bounds
+from wellposed.certify._units import row_norms_upper
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.scaling import ldexp, ldexp_down, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier, ReLU
 
 __all__ = ["Robustness", "robustness"]
@@ -91,13 +93,15 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
     other = torch.ones_like(gaps, dtype=torch.bool).scatter_(1, y.unsqueeze(1), False)
     least = torch.where(other, gaps, torch.inf).amin(dim=1)
     quotient = torch.where(other, gaps / bounds.pairs[y], torch.inf)
-    global_radius = quotient.amin(dim=1).clamp(min=0.0).nan_to_num(nan=0.0)
+    # what has overflowed proves nothing
+    global_radius = quotient.amin(dim=1).clamp(min=0.0).nan_to_num(nan=0.0, posinf=0.0)
     radius = global_radius.clone()
     correct = exact.head(exact.readout(fz)).argmax(dim=1) == y
     if local and isinstance(exact.cell, DenseCell) and isinstance(exact.cell.activation, ReLU):
         refine = _ActiveSet(exact, bounds)
         for i in (least > 0).nonzero().squeeze(1).tolist():
-            radius[i] = refine(fz[i], f.inputs()[-1][i], int(y[i]), gaps[i], float(radius[i]), float(errors[i]))
+            found = refine(fz[i], f.inputs()[-1][i], int(y[i]), gaps[i], float(radius[i]), float(errors[i]))
+            radius[i] = max(float(radius[i]), found)
     return Robustness(radius, correct, least, global_radius)
 
 
@@ -107,8 +111,8 @@ def _gaps(
     """(n, classes) l_y - l_j less its error, and (n,) the error of W z + c."""
     operator, _, margin = certified_operator(model)
     # Rounding in one evaluation of f: some 1e-13 of the sizes involved, counted ten times.
-    size = c.norm(dim=1) + (1 + operator.monotonicity()[1]) * fz.norm(dim=1)
-    disturbance = operator.product(z - fz).norm(dim=1) + 1e-12 * size
+    size = row_norms_upper(c) + (1 + operator.monotonicity()[1]) * row_norms_upper(fz)
+    disturbance = row_norms_upper(operator.product(z - fz)) + 1e-12 * size
     logits = model.head(model.readout(fz))
     gaps = logits.gather(1, y.unsqueeze(1)) - logits
     gaps = gaps - 1e-12 * logits.abs().amax(dim=1, keepdim=True)
@@ -123,20 +127,25 @@ class _ActiveSet:
     def __init__(self, model: MonotoneClassifier, bounds: LipschitzBounds) -> None:
         cell = model.cell
         assert isinstance(cell, DenseCell)
-        self.W, self.U = cell.recurrent().detach(), cell.U.detach()
+        self.W = cell.recurrent().detach()
+        self.U, self._injected = scaled(cell.U.detach())  # radii are measured in units of 2^-injected
         identity = torch.eye(self.W.shape[0], dtype=self.W.dtype, device=self.W.device)
         self.M = identity - (self.W + self.W.t()) / 2
-        self.w = model.directions()
+        self.w, self._read = scaled(model.directions())  # and gaps in units of 2^read
         self.margin = bounds.margin
-        self.input_rows = self.U.norm(dim=1)
+        self.input_rows = row_norms_upper(self.U)
         everything = torch.ones(self.W.shape[0], dtype=torch.bool, device=self.W.device)
         self.sensitivity = self._sensitivity(everything)
 
     def __call__(self, z: Tensor, c: Tensor, y: int, gaps: Tensor, radius: float, error: float) -> float:
         a = self.W @ z + c
         others = [j for j in range(len(gaps)) if j != y]
-        w, g = self.w[y] - self.w[others], gaps[others]
-        radius = max(radius, self._linear_region(a, w, g, error))
+        w, g = self.w[y] - self.w[others], ldexp(gaps[others], -self._read)
+        radius = max(ldexp_down(radius, self._injected), self._linear_region(a, w, g, error))
+        return max(0.0, ldexp_down(self._largest(radius, a, w, g, error), -self._injected))
+
+    def _largest(self, radius: float, a: Tensor, w: Tensor, g: Tensor, error: float) -> float:
+        """By bisection, from a radius that is proved."""
         low, high = radius, max(8 * radius, 1e-6)
         if self._proved(high, a, w, g, error):
             return high

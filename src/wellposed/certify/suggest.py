@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +17,14 @@ from wellposed.certify._measure import check_data, measure
 from wellposed.certify.radius import radius, radius_at
 from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 
-__all__ = ["Suggestion", "suggest"]
+__all__ = ["Suggestion", "Suggestions", "suggest"]
 
 #: Names of the parameters that read out, and of those that take the input in.
 _READOUT = {GaussianDEQ: ("a",), SkipDEQ: ("u", "v"), MonotoneDEQ: ("u",)}
 _WIDEST = 2000
 _MOST = 2.0**40
+#: Of the printed table, in characters, and of its last column at least.
+_COLUMNS, _NARROWEST = 120, 40
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,14 @@ class Suggestion:
         value: The number to use.
         text: What to do, in a sentence.
         certificate: What certify returned with the change made.
-        model, X: The changed copies that were certified; the caller's are untouched.
+        model, X: The changed copies that were certified, in float64; the caller's are untouched. The change itself was made
+            in the dtype of the caller's, so that it can be repeated exactly.
     """
 
     kind: str
     value: float
     text: str
-    certificate: Certificate
+    certificate: Certificate = field(repr=False)
     model: AbstractNetwork = field(repr=False)
     X: Tensor = field(repr=False)
 
@@ -47,8 +51,34 @@ class Suggestion:
         return self.text
 
 
-def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> list[Suggestion]:
+class Suggestions(list[Suggestion]):
+    """A list of suggestions that prints as a table."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "No change was found under which the radius certificate holds; certify(model, X, y) says what is missing."
+        cells = [("change", "value", "dynamics", "|r|/|r_0| <="), *(_cells(suggestion) for suggestion in self)]
+        widths = [max(len(row[column]) for row in cells) for column in range(4)]
+        heads = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        room = max(_NARROWEST, _COLUMNS - len(heads[0]) - 2)
+        lines = [f"{heads[0]}  what to do", "  ".join("-" * width for width in (*widths, room))]
+        for head, suggestion in zip(heads[1:], self, strict=True):
+            first, *rest = textwrap.wrap(suggestion.text, room, break_long_words=False)
+            lines += [f"{head}  {first}", *(" " * (len(head) + 2) + part for part in rest)]
+        return "\n".join(lines)
+
+
+def _cells(suggestion: Suggestion) -> tuple[str, str, str, str]:
+    certificate = suggestion.certificate
+    rate = math.nan if certificate.rate is None else certificate.rate
+    proved = f"exp(-{rate:.3g} t)" if certificate.dynamics == "flow" else f"(1 - {1 - rate:.2g})^k"
+    return suggestion.kind, f"{suggestion.value:.4g}", certificate.dynamics, proved
+
+
+def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Suggestions:
     r"""Changes that make the radius certificate hold, each verified by certifying the changed model; none is invented.
+
+    `print(suggest(model, X, y))` shows them as a table.
 
     - "hidden_rate": gradient flow with the hidden parameters at h times the speed of the read-out, for the largest h found;
     - "descent": gradient descent with layer-wise steps, or one step where the read-out is fixed;
@@ -67,11 +97,11 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
         generator: Of the wider network's initialization.
     """
     X64, y64 = check_data(model, X, y)
-    found = [*_speeds(model, X64, y64)]
+    found = Suggestions(_speeds(model, X64, y64))
     readout = _READOUT.get(type(model), ())
     if readout:
         found += _readout_scale(model, X64, y64, readout)
-        found += _input_scale(model, X64, y64, readout)
+        found += _input_scale(model, X, y64, readout)
     found += _width(model, X64, y64, generator)
     return found
 
@@ -90,7 +120,7 @@ def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion
             if h == 1
             else (
                 f"Let the hidden parameters follow the flow at {h:.3g} times the speed of the read-out: "
-                "flow(..., rates=certificate.rates)."
+                "flow(..., rates=suggestion.certificate.rates)."
             )
         )
         yield Suggestion("hidden_rate", h, text, flow, _double(model), X)
@@ -102,17 +132,20 @@ def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion
         yield Suggestion("descent", h, text, descent, _double(model), X)
 
 
-def _scaled_readout(model: AbstractNetwork, names: tuple[str, ...], factor: float) -> AbstractNetwork:
-    changed = _double(model)
+def _scaled_readout(
+    model: AbstractNetwork, names: tuple[str, ...], *, times: float = 1.0, over: float = 1.0
+) -> AbstractNetwork:
+    """Scaled in the model's own dtype, as its owner will do it, and only then in float64."""
+    changed = copy.deepcopy(model)
     with torch.no_grad():
         for name in names:
-            getattr(changed, name).mul_(factor)
-    return changed
+            getattr(changed, name).mul_(times).div_(over)
+    return _double(changed)
 
 
 def _readout_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...]) -> Iterator[Suggestion]:
     for factor in (0.5, 0.1, 0.01, 0.0):
-        changed = _scaled_readout(model, names, factor)
+        changed = _scaled_readout(model, names, times=factor)
         certificate = radius(changed, X, y)
         if certificate.certified:
             text = f"Multiply the read-out ({', '.join(names)}) by {factor:g} before training."
@@ -121,23 +154,24 @@ def _readout_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 
 
 def _input_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...]) -> Iterator[Suggestion]:
-    """Powers of two until it holds, then one bisection between the last two."""
-    t, last = 2.0, 1.0
-    while t <= _MOST:
-        changed, scaled = _scaled_readout(model, names, 1 / t), X * t
-        certificate = radius(changed, scaled, y, sharpen=())
-        if certificate.certified:
-            middle = math.sqrt(t * last)
-            nearer = _scaled_readout(model, names, 1 / middle)
-            better = radius(nearer, X * middle, y, sharpen=())
-            if better.certified:
-                t, changed, scaled, certificate = middle, nearer, X * middle, better
-            text = (
-                f"Multiply the inputs by {t:.4g} and divide the read-out ({', '.join(names)}) by it; predictions stay the same."
-            )
-            yield Suggestion("input_scale", t, text, certificate, changed, scaled)
+    """Powers of four, times 2, until it holds; then one bisection. Powers of two leave every digit of the predictions."""
+    t = 2.0
+    while t <= _MOST and bool(torch.isfinite(X * t).all()):
+        found = _scaled_inputs(model, X, y, names, t)
+        if found is not None:
+            nearer = _scaled_inputs(model, X, y, names, t / 2) if t > 2 else None
+            yield found if nearer is None else nearer
             return
-        t, last = t * 4, t
+        t = t * 4
+
+
+def _scaled_inputs(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...], t: float) -> Suggestion | None:
+    changed, scaled = _scaled_readout(model, names, over=t), (X.detach() * t).double().cpu()
+    certificate = radius(changed, scaled, y, sharpen=())
+    if not certificate.certified:
+        return None
+    text = f"Multiply the inputs by {t:.0f} and divide the read-out ({', '.join(names)}) by it; predictions stay the same."
+    return Suggestion("input_scale", t, text, certificate, changed, scaled)
 
 
 def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Generator | None) -> Iterator[Suggestion]:
@@ -146,7 +180,9 @@ def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Genera
     if isinstance(at, str) or at.F_least <= 0 or isinstance(model, ImplicitOnlyDEQ):
         return
     inverse = 1 / model.margin if isinstance(model, MonotoneDEQ) else 1 / (1 - at.contraction)
-    missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least**2
+    missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least / at.F_least
+    if not missing <= _WIDEST:  # so its square can be rounded
+        return
     width = math.ceil(model.width * max(missing, 1.0) ** 2)
     if not model.width < width <= _WIDEST:
         return

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._collatz import radius_bounds
+from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._least import verdict
-from wellposed.certify._measure import down, up
 from wellposed.certify._sides import spectral_norm_lower
 from wellposed.errors import InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
@@ -66,19 +66,19 @@ def monotone(model: Any) -> Certificate:
     measured = down(least_eigenvalue_lower(S) - error)
     # x^T S x for the computed eigenvector is an upper bound of the least eigenvalue
     x = torch.linalg.eigh(S).eigenvectors[:, 0]
-    upper = up(float(x @ S @ x / (x @ x)) + error + 4 * (len(x) + 4) * _UNIT * float(S.norm()))
+    upper = up(float(x @ S @ x / (x @ x)) + error + 4 * (len(x) + 4) * _UNIT * vector_norm_upper(S))
     built = isinstance(model, MonotoneDEQ)
     margin = max(measured, down(float(model.margin))) if built else measured
     L = up(spectral_norm_upper(F) + error)
     holds = True if margin > 0 else (False if upper <= 0 else None)
     note = "by construction" if built else ""
     hypothesis = Hypothesis("the operator is strongly monotone", "sym(I - R) >= m > 0", margin, 0.0, ">", holds, note)
-    limit = down(2 * margin / L**2) if margin > 0 else 0.0
+    limit = max(0.0, down(2 * margin / L / L)) if margin > 0 else 0.0
+    forward = f", ForwardBackward(step_size) below {limit:.4g}" if limit > 0 else ""
     licenses = (
         "For every input there is exactly one equilibrium.",
-        "PeacemanRachford() and DouglasRachford() converge to it for every step size, ForwardBackward(step_size) below "
-        f"{limit:.4g}. "
-        "Picard() is not licensed: it may diverge.",
+        f"PeacemanRachford() and DouglasRachford() converge to it for every step size{forward}. Picard() is not licensed: it "
+        "may diverge.",
     )
     numbers = {"margin": margin, "|I - R|": L, "forward-backward step below": limit}
     return _judged("monotone", hypothesis, licenses, numbers, {"R": error})
@@ -123,11 +123,11 @@ def _recurrent(theorem: str, model: Any) -> tuple[Tensor | None, float]:
         return None, 0.0
     if any(R is parameter or R.data_ptr() == parameter.data_ptr() for parameter in twin.parameters()):
         return R, 0.0  # the parameter itself
-    size = float(R.norm())
+    size = vector_norm_upper(R)
     if not isinstance(twin, MonotoneDEQ):
-        return R, 4 * _UNIT * size  # a parameter times a number or two
-    size += float(twin.A.detach().norm()) ** 2 + 2 * float(twin.B.detach().norm()) + len(R) ** 0.5
-    return R, 2 * (len(R) + 4) * _UNIT * size
+        return R, up(4 * _UNIT * size)  # a parameter times a number or two
+    A, B = vector_norm_upper(twin.A), vector_norm_upper(twin.B)
+    return R, up(2 * (len(R) + 4) * _UNIT * (size + A * A + 2 * B + len(R) ** 0.5))
 
 
 def _no_matrix(theorem: str) -> Certificate:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import functools
 import importlib.metadata
+import signal
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast
+from types import FrameType
+from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -120,8 +122,15 @@ def _escape(text: str) -> str:
     return escape(text)
 
 
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends a command as Ctrl-C does: files are left whole, the directory is given free, the exit code is 130."""
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """The entry point `wellposed`."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller chose to ignore it
+        signal.signal(signal.SIGTERM, _terminated)
     # `wellposed train --debug` means the same as `wellposed --debug train`
     words = sys.argv[1:]
     if "--debug" in words:

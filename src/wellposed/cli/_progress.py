@@ -32,16 +32,18 @@ class Watch:
 
     def on_batch(self, epoch: int, batch: int, batches: int, loss: float) -> None:
         """A step was taken."""
-        self._show(epoch + batch / batches, f"loss {loss:.3g}  {self._text}")
+        self._show(epoch + batch / batches, f"batch loss {loss:.3g}{self._text}")
 
     def on_epoch(self, row: dict[str, Any]) -> None:
-        """An epoch is over."""
-        known = [("train_loss", "train"), ("validation_loss", "validation"), ("test_accuracy", "test accuracy")]
+        """An epoch is over. What was measured at its end stays in sight, with its epoch: the parameters move on."""
+        known = [("train_loss", "train loss"), ("validation_loss", "validation loss"), ("test_accuracy", "test accuracy")]
         parts = [f"{label} {row[name]:.4g}" for name, label in known if name in row]
         if "certified" in row:
             parts.append("certified" if row["certified"] else "not certified")
-        self._text = "  ".join(parts) or self._text
-        self._show(row["epoch"], self._text)
+        if parts:
+            self._text = f"; at epoch {row['epoch']}: {', '.join(parts)}"
+        mean = f"mean batch loss {row['batch_loss']:.3g}" if "batch_loss" in row else "at the start"
+        self._show(row["epoch"], f"{mean}{self._text}")
 
     def _show(self, done: float, text: str) -> None:
         if self._bar is not None and self._task is not None:

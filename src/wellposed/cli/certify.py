@@ -12,6 +12,7 @@ from wellposed.certify import Certificate
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_labelled, print_wrapped
 from wellposed.errors import InvalidArgument
+from wellposed.experiments._threads import on_threads, threads_for
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.experiments.training import load_run
 from wellposed.train.certificates import certificate_of, has_certificate
@@ -73,7 +74,8 @@ def _certificate(problem: Problem, theorem: str) -> Certificate:
     if not has_certificate(problem.model):
         raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__}.")
     X, y = problem.parts.train
-    return certificate_of(problem.model, X, y, theorem=theorem)
+    with on_threads(threads_for(problem.model, X)):
+        return certificate_of(problem.model, X, y, theorem=theorem)
 
 
 def _show(certificate: Certificate) -> None:

@@ -24,6 +24,7 @@ EPILOG = (
     "[bold]Examples[/]\n\n"
     "  wellposed data list\n\n"
     "  wellposed data show digits --n 100 --classes 0,1\n\n"
+    "  wellposed data show houses.csv --target price --columns rooms,age\n\n"
     "  WELLPOSED_DATA=~/data wellposed data check"
 )
 
@@ -54,16 +55,19 @@ def list_(as_json: AsJson = False) -> None:
 @group.command(epilog="[bold]Example[/]\n\n  wellposed data show mnist --n 1000 --classes 3,8 --paper ling2022")
 @guarded
 def show(
-    name: Annotated[str, typer.Argument(help="Of the data set.")],
+    name: Annotated[str, typer.Argument(help="Of the data set, or a .csv, .parquet or .npz file.")],
     n: Annotated[int | None, typer.Option("--n", help="Training samples; all if not given.")] = None,
     classes: Annotated[str | None, typer.Option("--classes", help="Such as 0,1.")] = None,
     paper: Annotated[str | None, typer.Option("--paper", help="Preprocessing of ling2022, gao2022 or gao2023.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the choice of samples.")] = 0,
+    target: Annotated[str | None, typer.Option("--target", help="The column of a table to learn.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", help="The columns to learn from, such as age,income.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Load a data set and say what is in it and what was done to it."""
     with say().status(f"loading {name}"):
-        data = load(name, n, _classes(classes), seed=seed, paper=paper)
+        inputs = None if columns is None else tuple(part.strip() for part in columns.split(","))
+        data = load(name, n, _classes(classes), seed=seed, paper=paper, target=target, columns=inputs)
     facts = _facts(data)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))

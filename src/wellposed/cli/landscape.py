@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable
@@ -14,15 +15,17 @@ import typer
 from rich.table import Table
 from torch import Tensor, nn
 
+from wellposed._files import write_whole, writing
 from wellposed.cli._app import ExitCode, app, guarded, say
 from wellposed.cli._layout import print_table
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
+from wellposed.experiments._threads import threads_for
 from wellposed.experiments.setup import Problem
 from wellposed.experiments.training import load_run
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
-from wellposed.train._atomic import write_whole, writing
 from wellposed.train.losses import AbstractLoss
+from wellposed.train.run import refuse_foreign
 
 __all__ = ["landscape"]
 
@@ -32,7 +35,8 @@ EPILOG = (
     "  wellposed landscape runs/first --line --points 101 --radius 2\n\n"
     "  wellposed landscape runs/first --direction hessian --radius 0.5 --out pictures\n\n"
     "  wellposed landscape runs/first --points 51 --samples 100 --resume\n\n"
-    "Points without one equilibrium are marked and never drawn as losses. The exit code is 1 if the centre is such a point."
+    "Points without one equilibrium are marked and never drawn as losses. Where one is found that the network's own bound does "
+    "not prove, the picture is dotted. The exit code is 1 if there is no loss at the centre."
 )
 
 DIRECTIONS = ("filter", "random", "hessian")
@@ -79,7 +83,10 @@ def landscape(
     config, problem, checkpoint = load_run(run, at=at)
     X, y = _samples(problem, samples)
     model, loss = problem.model, _mean(problem.loss)
-    folder = run / "figures" if folder is None else folder
+    torch.set_num_threads(threads_for(model, X))
+    if folder is None:
+        refuse_foreign(run)
+        folder = run / "figures"
     file = folder / "landscape.npz"
     if file.exists() and not resume:
         raise InvalidArgument(
@@ -211,8 +218,9 @@ def _draw(found: Surface, path: Path, title: str) -> str | None:
         say().print(f"There is no picture: {missing}", markup=False, highlight=False)
         return None
     figure.axes[0].set_title(title, fontsize=10)
-    with writing(path, begun=False):
-        figure.savefig(path, dpi=150)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    write_whole(path, content.getvalue())
     return str(path)
 
 

@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_labelled, print_wrapped
 from wellposed.errors import InvalidArgument
-from wellposed.experiments import EXPERIMENTS, Outcome, Record, Result, changes_of, choose
+from wellposed.experiments import EXPERIMENTS, Check, Outcome, Record, Result, changes_of, choose
 from wellposed.experiments import reproduce as run_experiment
+from wellposed.experiments._reproduce import why_no_figure
 
 __all__ = ["reproduce"]
 
@@ -27,7 +28,8 @@ EPILOG = (
     "  wellposed reproduce ling2022/figure1 xie2021\n\n"
     "  wellposed reproduce gao2022/figure1 --set widths=50,100,200 --set seeds=0,1,2,3,4\n\n"
     "  wellposed reproduce ling2022/figure1 --full --dask tcp://10.0.0.1:8786\n\n"
-    "Started again with the same options it goes on where it was interrupted. Exit code 1: a claim was not reproduced."
+    "Started again with the same options it continues where it was interrupted. Exit code 1: a claim of a paper was not "
+    "reproduced; questions that the papers do not ask (ours) are shown apart and do not count."
 )
 COLORS = {Outcome.REPRODUCED: "green", Outcome.NOT_REPRODUCED: "red", Outcome.NOT_TESTED: "yellow"}
 #: Where the texts beside the verdicts begin.
@@ -64,6 +66,9 @@ def reproduce(
     chosen, size, changes = choose(names or ["all"]), "quick" if quick else "full", changes_of(settings or [])
     for experiment in chosen:  # mistakes before anything is measured
         getattr(experiment, size).changed(changes)
+    if figure and (missing := why_no_figure()) is not None:
+        say().print(missing, highlight=False, markup=False)
+        figure = False
     records = []
     for experiment in chosen:
         name = experiment.name
@@ -88,7 +93,11 @@ def reproduce(
 
 def _summary(records: list[Record]) -> str:
     counts = ", ".join(f"{sum(record.count(outcome) for record in records)} {outcome.value}" for outcome in Outcome)
-    return f"{len(records)} experiments, {sum(record.seconds for record in records):.0f} s; claims: {counts}."
+    own = [record.count(outcome, ours=True) for record in records for outcome in Outcome]
+    apart = f" Questions of ours, which do not count: {sum(own)}." if sum(own) else ""
+    return (
+        f"{len(records)} experiments, {sum(record.seconds for record in records):.0f} s; claims of the papers: {counts}.{apart}"
+    )
 
 
 def _show(record: Record) -> None:
@@ -97,12 +106,22 @@ def _show(record: Record) -> None:
     facts = f"({record.size}; {len(record.results)} tasks{kept}; {record.seconds:.0f} s)"
     print_wrapped(f"{record.experiment} {record.title} {facts}", style="bold")
     for check in record.checks:
-        claim, finding = check.claim, check.finding
-        print_labelled(check.outcome.value, f"{claim.text} {claim.source}", indent=INDENT, style=COLORS[check.outcome])
-        print_labelled("", f"measured: {finding.measured}", indent=INDENT)
-        print_labelled("", f"decided by: {claim.decided_by}", indent=INDENT)
+        if not check.claim.ours:
+            _show_check(check)
+    own = [check for check in record.checks if check.claim.ours]
+    if own:
+        print_wrapped("Not asked in the paper, and not part of the exit code:")
+    for check in own:
+        _show_check(check)
     for note in record.notes:
         print_labelled("note", note, indent=INDENT, style="dim")
+
+
+def _show_check(check: Check) -> None:
+    claim, finding = check.claim, check.finding
+    print_labelled(check.outcome.value, f"{claim.text} {claim.source}", indent=INDENT, style=COLORS[check.outcome])
+    print_labelled("", f"measured: {finding.measured}", indent=INDENT)
+    print_labelled("", f"decided by: {claim.decided_by}", indent=INDENT)
 
 
 def _list(*, as_json: bool) -> None:

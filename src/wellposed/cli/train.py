@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +16,17 @@ from wellposed.certify import Certificate
 from wellposed.cli._app import ExitCode, app, guarded, out, say
 from wellposed.cli._layout import print_table
 from wellposed.cli._progress import watching
+from wellposed.data.own import short_name
 from wellposed.errors import InvalidArgument
+from wellposed.experiments._licence import halving, hidden_ratio, moves, plain_flow
 from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.models import MODELS
 from wellposed.experiments.training import Trained
 from wellposed.experiments.training import train as train_run
+from wellposed.train._fingerprint import extended
+from wellposed.train._run_files import certificate_files, read_certificate
 from wellposed.train.config import Config, read, resolve
+from wellposed.train.optimizers import learning_rate
 from wellposed.train.run import read_config
 
 __all__ = ["train"]
@@ -33,6 +37,7 @@ EPILOG = (
     "  wellposed train --set model.name=skip --set data.norm=unit --set run.epochs=40\n\n"
     "  wellposed train --set model.name=dense --set data.n=null --set run.dtype=float32\n\n"
     "  wellposed train --set data.name=sphere --set run.epochs=100\n\n"
+    "  wellposed train --set data.name=houses.csv --set data.target=price\n\n"
     "  wellposed train --show-config > config.yaml; wellposed train config.yaml --out runs/first\n\n"
     "  wellposed train --resume runs/first\n\n"
     "  torchrun --nproc-per-node 2 -m wellposed train config.yaml --out runs/second\n\n"
@@ -87,18 +92,30 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
     if resume is None:
         settings = filled_in(resolve({}, changes) if config is None else read(config, changes))
         date = time.strftime("%Y%m%d-%H%M%S")
-        return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{settings.data.name}")
+        return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{short_name(settings.data.name)}")
     if config is not None or folder is not None:
-        raise InvalidArgument("--resume takes the configuration and the directory of the run; leave CONFIG and --out away.")
+        raise InvalidArgument("--resume takes the configuration and the directory of the run; omit CONFIG and --out.")
     before = read_config(resume)
-    settings = resolve(before.model_dump(), changes)
-    if settings.fingerprint() != before.fingerprint():
-        length = " (nor run.epochs, because the cosine schedule depends on it)" if before.optimizer.schedule == "cosine" else ""
-        raise InvalidArgument(
-            "--resume goes on with the same numbers, so --set may not change what they depend on"
-            f"{length}. Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
-        )
+    try:
+        settings = extended(before, resolve(before.model_dump(), changes))
+    except InvalidArgument as error:
+        new = f"Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
+        raise InvalidArgument(f"{error} {new}") from None
+    if settings.run.extended != before.run.extended:
+        _say_how_it_is_extended(settings)
     return settings, resume
+
+
+def _say_how_it_is_extended(settings: Config) -> None:
+    """Under a cosine schedule: the longer run is not the one that would have been started with this length."""
+    old, new = settings.run.extended[-1], settings.run.epochs
+    rate = learning_rate(settings.optimizer, old, 1, new)
+    text = (
+        f"The cosine schedule depends on run.epochs: up to epoch {old} it stays that of {old} epochs, after it that of {new}, "
+        f"so the step size rises from near 0 to {rate:.3g} there. A run of {new} epochs from the start has other numbers; "
+        "with optimizer.schedule=constant or step it has the same."
+    )
+    say().print(text, highlight=False, markup=False)
 
 
 def _unused(folder: Path) -> Path:
@@ -109,7 +126,7 @@ def _unused(folder: Path) -> Path:
 
 def _show(trained: Trained, settings: Config) -> None:
     summary, last = trained.summary, trained.summary["last"]
-    table = Table(title=f"{settings.model.name} on {settings.data.name}", show_header=False, title_justify="left")
+    table = Table(title=f"{settings.model.name} on {short_name(settings.data.name)}", show_header=False, title_justify="left")
     samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())
     rows: list[tuple[str, str]] = [
         ("samples", samples),
@@ -127,12 +144,24 @@ def _show(trained: Trained, settings: Config) -> None:
         failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
     if "certified" in last:
-        path = sorted((trained.folder / "certificates").glob("epoch-*.json"))[-1]
-        certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
-        rows.append(("certificate", _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)))
+        certificate, origin = _last_certificate(trained)
+        if certificate is not None:
+            words = _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)
+            rows.append(("certificate", words + origin))
     for row in rows:
         table.add_row(*row)
     print_table(table)
+
+
+def _last_certificate(trained: Trained) -> tuple[Certificate | None, str]:
+    """The last certificate: of this session, or as a file has it, which is said."""
+    if trained.outcome.certificate is not None:
+        return trained.outcome.certificate, ""
+    files = certificate_files(trained.folder)
+    if not files:
+        return None, ""
+    path = files[-1][1]
+    return read_certificate(trained.folder, path), f" (as recorded in {path.name})"
 
 
 def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:
@@ -143,12 +172,13 @@ def _certificate(certificate: Certificate, first: int | None, optimizer: str) ->
     if certificate.rate is None:
         return head + "exactly one equilibrium for every input; nothing about training"
     flows = certificate.dynamics == "flow"
-    speeds = certificate.rates if flows else certificate.step_size
-    h = min(speeds.values()) / max(speeds.values()) if isinstance(speeds, Mapping) else 1.0
-    slower = "" if h == 1 else f", hidden {'speeds' if flows else 'steps'} h = {h:.3g} times the read-out's"
-    path = f"the gradient flow from here{slower}" if flows else f"gradient descent from here with the licensed steps{slower}"
+    path = "the gradient flow from here" if flows else "gradient descent from here with the licensed steps"
     pace = f"exp(-{certificate.rate:.4g} t)" if flows else f"{certificate.rate:.10g} per step"
-    return f"{head}{path}, ends at zero loss, |r| falling by a factor of {pace} or better. Proved of that, not of {optimizer}"
+    beside = "" if flows and hidden_ratio(certificate) == 1 else f"; {plain_flow(certificate)}"
+    return (
+        f"{head}{path}, {moves(certificate)}, ends at zero loss; {halving(certificate)} (factor {pace} or better){beside}. "
+        f"Proved of that, not of {optimizer}"
+    )
 
 
 def _report(folder: Path) -> Path | None:

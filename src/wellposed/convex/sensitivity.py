@@ -37,6 +37,8 @@ __all__ = ["OptEqSensitivity"]
 _UNIT = 2.0**-53
 #: Relative rounding of the scalar arithmetic below, generously.
 _SLACK = 1.0 + 2.0**-40
+#: What underflow takes away, at most, from a norm: each square loses at most 2^-1075.
+_UNDERFLOW = 2.0**-500
 
 
 class OptEqSensitivity(AbstractSensitivity):
@@ -94,7 +96,7 @@ class OptEqSensitivity(AbstractSensitivity):
             W, U, b, v = (float(torch.linalg.vector_norm(t)) for t in (raw.W, raw.U, raw.b, unit.c))
             norm, s = torch.linalg.vector_norm(z, dim=1), torch.linalg.vector_norm(unit.hidden(z), dim=1)
             local = self._scale * W * gamma * (self._L * (W * norm + U * x + b + v) + 2 * s) + gamma * norm
-            error = factor * error + local
+            error = factor * error + local + _UNDERFLOW
         rate = math.prod(factors)
         amplification = 1.0 / (1.0 - rate) if rate < 1 else math.inf
         z_error = (torch.linalg.vector_norm(states[-1] - Z, dim=1) + error) * amplification
@@ -108,13 +110,13 @@ class OptEqSensitivity(AbstractSensitivity):
             spectral_norm_upper(unit.hidden(z)) + self._L * norm * between
             for unit, z, norm in zip(units, states, self._norms, strict=False)
         ]
-        self._X = spectral_norm_upper(X)
+        self._X = spectral_norm_upper(X) + _UNDERFLOW
         few = Z.shape[0] <= Z.shape[1]
         self._s0 = max(0.0, (least_singular_value_lower(Z) - self._z_error) / _SLACK) if few else 0.0
-        self._w = float(torch.linalg.vector_norm(twin.w)) * _SLACK
+        self._w = float(torch.linalg.vector_norm(twin.w)) * _SLACK + _UNDERFLOW
         r = Z @ twin.w - y
         spread = gamma * (self._w * float(torch.linalg.vector_norm(Z)) + float(torch.linalg.vector_norm(y)))
-        self.residual = (float(torch.linalg.vector_norm(r)) + self._w * self._z_error + spread) * _SLACK
+        self.residual = (float(torch.linalg.vector_norm(r)) + self._w * self._z_error + spread) * _SLACK + _UNDERFLOW
 
     def least(self, R: float, h: float) -> float:
         """Lower bound of sigma_min(Z) while the read-out moves by R and the hidden parameters, together, by sqrt(h) R.

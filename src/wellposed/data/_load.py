@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from wellposed.data import synthetic
 from wellposed.data._dataset import Dataset
 from wellposed.data.files import FILES, digits, read
+from wellposed.data.own import SUFFIXES, is_path, read_own
 from wellposed.data.preprocess import NORMS, choose, normalise, part_parallel, pixels
 from wellposed.errors import InvalidArgument, did_you_mean
 
@@ -35,6 +37,10 @@ def load(
     flatten: bool = True,
     features: int = 50,
     noise: float = 0.1,
+    target: str | None = None,
+    columns: tuple[str, ...] | None = None,
+    classify: bool | None = None,
+    standardize: bool | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Dataset:
     r"""Data, and what was done to them.
@@ -46,12 +52,13 @@ def load(
 
     Built in: "sphere" (unit sphere, standard normal labels), "moons", "digits" (needs scikit-learn). "mnist", "fashion_mnist",
     "cifar10", "svhn", "camvid" come from `<name>.npz` in the folder $WELLPOSED_DATA, or from OpenML through scikit-learn (which
-    caches them). Pixels are scaled to [0, 1].
+    caches them). Pixels are scaled to [0, 1]. A path that ends with .csv or .parquet is a table with named columns, and a
+    .npz file holds arrays X and y (and X_test, y_test, if there is a test part).
 
     Args:
         name: One of the above.
         n: Training samples, of each class as nearly the same number as can be; all if not given (100 for "sphere", 200 for
-            "moons").
+            "moons"). Of a file without a test part a fifth is kept to test, or all others if n is given.
         classes: Which classes; all if not given. With two classes the targets are -1 and +1, else class indices.
         seed: Of every draw.
         n_test: Test samples; all that there are if not given (as many as n for "sphere" and "moons").
@@ -63,13 +70,30 @@ def load(
         flatten: (n, d) rows instead of (n, channels, height, width) images.
         features: d of "sphere".
         noise: Standard deviation of "moons".
+        target: Of a table, the column to learn; "target", "y" or "label" if not given.
+        columns: Of a table, the columns to learn from; all others if not given.
+        classify: Of a file, whether the target holds classes (text or integers); text does and numbers do not, if not given.
+        standardize: Of a file, whether inputs and targets that are numbers get mean 0 and standard deviation 1 over the
+            training samples; those of a table do, if not given.
         dtype: Of the inputs, and of targets that are not class indices.
     """
     _check(name, n, classes, n_test, paper, norm)
+    own = is_path(name)
+    if own and (paper is not None or grey or size is not None):
+        raise InvalidArgument(f"paper, grey and size are for images of the built-in data sets; omit them for {name!r}.")
+    if not own and any(option is not None for option in (target, columns, classify, standardize)):
+        raise InvalidArgument(
+            f"target, columns, classify and standardize are for files ({', '.join(SUFFIXES)}); {name} has none."
+        )
     if paper is not None:
         grey, size, norm, flatten = True, 28, PAPERS[paper], True
     rng = np.random.default_rng(seed)
-    if name in ("sphere", "moons"):
+    if own:
+        options: dict[str, Any] = {"target": target, "columns": columns, "classify": classify, "standardize": standardize}
+        found, steps = read_own(name, n, n_test, classes, rng, **options)
+        X = [torch.from_numpy(found[f"x_{part}"]) for part in ("train", "test")]
+        y = [torch.from_numpy(found[f"y_{part}"]) for part in ("train", "test")]
+    elif name in ("sphere", "moons"):
         X, y, steps = _synthetic(name, n, n_test, features, noise, rng)
     else:
         X, y, steps = _images(name, n, classes, n_test, grey, size, rng)
@@ -84,7 +108,9 @@ def load(
         steps.append(f"{parted} of {len(X[0])} training samples were parallel to another one and were moved a little")
     X = [part.to(dtype) for part in X]
     y = [part.to(dtype) if part.is_floating_point() else part for part in y]
-    return Dataset(name, X[0], y[0], X[1], y[1], tuple(steps))
+    if own and not all(bool(torch.isfinite(part).all()) for part in (*X, *y)):
+        raise InvalidArgument(f"Some numbers of {name} are too large for {dtype}; standardize them, or take float64.")
+    return Dataset(Path(name).name if own else name, X[0], y[0], X[1], y[1], tuple(steps))
 
 
 def _synthetic(
@@ -144,18 +170,19 @@ def _targets(labels: np.ndarray, classes: tuple[int, ...] | None) -> Tensor:
 
 
 def _check(name: Any, n: Any, classes: Any, n_test: Any, paper: Any, norm: Any) -> None:
-    if name not in NAMES:
-        raise InvalidArgument(f"Unknown data set {name!r}; known are {', '.join(NAMES)}.{did_you_mean(str(name), NAMES)}")
+    if name not in NAMES and not (isinstance(name, str) and is_path(name)):
+        known = f"known are {', '.join(NAMES)}, or a file ({', '.join(SUFFIXES)})"
+        raise InvalidArgument(f"Unknown data set {name!r}; {known}.{did_you_mean(str(name), NAMES)}")
     for option, value in (("n", n), ("n_test", n_test)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidArgument(f"{option} must be an integer of at least 1, or None for all; got {value!r}.")
     if norm is not None and norm not in NORMS:
         raise InvalidArgument(f"norm must be 'unit', 'sqrt_d' or None; got {norm!r}.")
-    if paper is not None and (paper not in PAPERS or name in ("sphere", "moons", "camvid")):
+    if paper is not None and not is_path(name) and (paper not in PAPERS or name in ("sphere", "moons", "camvid")):
         raise InvalidArgument(
             f"paper must be one of {', '.join(PAPERS)}, for images of one class each; got {paper!r} for {name!r}."
         )
-    if classes is None:
+    if classes is None or is_path(name):
         return
     if name in ("sphere", "moons", "camvid"):
         raise InvalidArgument(f"{name} has no classes to choose from; leave classes out.")

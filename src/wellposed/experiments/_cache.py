@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
+from wellposed._files import write_whole, writing
+from wellposed._reading import read_object
 from wellposed.errors import RunError
 from wellposed.experiments._experiment import Result, Task
-from wellposed.train._atomic import write_whole, writing
 
 __all__ = ["TaskCache", "program", "write"]
 
+#: The largest result that is read.
+BYTES = 1 << 28
 #: What no number depends on.
 _WITHOUT_NUMBERS = {"cli", "plot"}
 
@@ -61,11 +64,11 @@ class TaskCache:
     def get(self, task: Task) -> Result | None:
         """The result, if it is there."""
         try:
-            plain = json.loads(self.path(task).read_text(encoding="utf-8"))
-            if plain["key"] != self._key(task):
+            plain = read_object(self.path(task), limit=BYTES, error=RunError)
+            if plain is None or plain["key"] != self._key(task):
                 return None
             return Result(task, plain["values"], plain["seconds"], cached=True)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (RunError, KeyError):
             return None
 
     def put(self, result: Result) -> None:

@@ -36,6 +36,11 @@ class Claim:
     source: str
     decided_by: str
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is a question of ours that the paper does not ask; its answer says nothing about the paper."""
+        return self.source == "ours"
+
 
 @dataclass(frozen=True)
 class Finding:

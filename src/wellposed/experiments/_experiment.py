@@ -126,9 +126,9 @@ class Record:
                 return check.outcome
         raise InvalidArgument(f"{self.experiment} has no claim {key!r}; it has {', '.join(c.claim.key for c in self.checks)}.")
 
-    def count(self, outcome: Outcome) -> int:
-        """How many claims have this verdict."""
-        return sum(check.outcome is outcome for check in self.checks)
+    def count(self, outcome: Outcome, *, ours: bool = False) -> int:
+        """How many claims of the paper have this verdict, or how many questions of ours."""
+        return sum(check.outcome is outcome and check.claim.ours is ours for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python that JSON can write."""

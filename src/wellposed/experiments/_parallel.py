@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.experiments._experiment import Result, Task
+from wellposed.experiments._threads import on_threads
 
 __all__ = ["execute", "run_tasks"]
 
@@ -19,13 +18,9 @@ def execute(experiment: str, task: Task) -> Result:
     """One task, on one thread, so that its numbers do not depend on how many run beside it."""
     from wellposed.experiments.registry import find  # here, because the registry imports every experiment
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     started = time.perf_counter()
-    try:
+    with on_threads(1):
         values = find(experiment).run(task)
-    finally:
-        torch.set_num_threads(threads)
     return Result(task, values, time.perf_counter() - started)
 
 

@@ -6,19 +6,21 @@ import io
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from wellposed.errors import InvalidArgument, MissingPackage, did_you_mean
+from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean
 from wellposed.experiments._cache import TaskCache, program, write
 from wellposed.experiments._config import Config
 from wellposed.experiments._experiment import AbstractExperiment, Record, Result, Task
 from wellposed.experiments._parallel import run_tasks
 from wellposed.experiments.registry import find
+from wellposed.plot._figure import new_figure
 from wellposed.plot.experiments import experiment as picture_of
 
-__all__ = ["SIZES", "draw", "reproduce"]
+__all__ = ["SIZES", "draw", "reproduce", "why_no_figure"]
 
 SIZES = ("quick", "full")
 #: Is told of every result: how many are done, how many there are, and the latest.
@@ -48,7 +50,7 @@ def reproduce(
         jobs: Processes on this machine; -1 for one a core.
         dask: The address of a Dask scheduler to use instead.
         fresh: Measure everything again.
-        figure: Whether to draw `figure.png` (needs matplotlib).
+        figure: Whether to draw `figure.png`; without matplotlib a warning comes first, and everything else is done.
         listener: Called after every task with (done, total, its result), and once before with None.
 
     Returns:
@@ -62,6 +64,9 @@ def reproduce(
     config, notes = experiment.available(asked)
     tasks = experiment.tasks(config)
     folder = None if out is None else Path(out).joinpath(*name.split("/"))
+    missing = why_no_figure() if figure and folder is not None else None
+    if missing is not None:
+        warnings.warn(missing, WellposedWarning, stacklevel=2)
     results = _results(experiment, tasks, folder, fresh=fresh, jobs=jobs, dask=dask, listener=listener)
     record = Record(
         experiment=name,
@@ -77,7 +82,7 @@ def reproduce(
     )
     if folder is not None:
         write(folder / "record.json", record.to_json().encode())
-        if figure:
+        if figure and missing is None:
             draw(record, folder / "figure.png")
     return record
 
@@ -89,14 +94,19 @@ def _about_sizes(config: Config, experiment: AbstractExperiment) -> list[str]:
     return [f"the verdicts are about these sizes; --full has {', '.join(other)}"] if other else []
 
 
+def why_no_figure() -> str | None:
+    """Why no figure can be drawn here, and what to install; None if one can."""
+    try:
+        new_figure(1.0, 1.0)
+    except MissingPackage as error:
+        return f"No figure.png will be drawn: {error} Verdicts and numbers do not depend on it."
+    return None
+
+
 def draw(record: Record, path: Path) -> None:
     """The figure of a record, as a file."""
-    try:
-        picture = picture_of(record)
-    except MissingPackage as error:
-        raise MissingPackage(f"{error} All numbers are kept; --no-figure goes without.") from error
     content = io.BytesIO()
-    picture.savefig(content, format="png", dpi=130)
+    picture_of(record).savefig(content, format="png", dpi=130)
     write(path, content.getvalue())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wellposed.errors import RunError, WellposedError
+from wellposed.experiments._threads import on_threads, threads_for
 from wellposed.experiments.defaults import filled_in
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.train._distributed import World, joined
 from wellposed.train._random_state import seed_everything
+from wellposed.train._run_files import certificate_files, read_certificate, read_times
+from wellposed.train.certificates import check_theorem
 from wellposed.train.checkpoint import Checkpoint, load, newest, restore, tidy
-from wellposed.train.loop import fit
+from wellposed.train.loop import check_patience, fit
 from wellposed.train.outcome import STOPS, Listener, Outcome
 from wellposed.train.run import Run, read_config, read_metrics
 
@@ -59,11 +62,16 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
         resume: Whether to go on with the run that is there.
         listener: Is told how it goes; used in the first process only.
     """
-    with joined() as world:
-        config = _with_threads(config if resume else filled_in(config))
-        torch.set_num_threads(config.run.threads or 1)
+    with joined() as world, on_threads(1) as available:  # on one thread the network is drawn alike whatever the machine
+        config = config if resume else filled_in(config)
         seed_everything(config.run.seed)
         problem = prepare(config)
+        check_patience(config, problem.parts)
+        if config.run.certify_every:
+            check_theorem(problem.model, *problem.parts.train, theorem=config.run.theorem)
+        config = _with_threads(config, problem, world.size, available)
+        torch.set_num_threads(int(config.run.threads))
+        seed_everything(config.run.seed)  # again: what `prepare` imports may draw, but only in the first run of a process
         with _opened(world, config, folder, resume) as run:
             checkpoint = _where_to_go_on(world, config, folder, run) if resume else None
             with _warnings_logged(run):
@@ -79,6 +87,7 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
                 )
             if run is None:
                 return Trained(folder, problem, outcome, {}, False)
+            run.check()
             summary = _summary(run, problem, outcome)
             if outcome.stop == "interrupted":
                 run.log(f"Interrupted after step {outcome.progress.step}; a checkpoint is saved.")
@@ -100,17 +109,24 @@ def load_run(folder: Path, *, at: str = "last") -> tuple[Config, Problem, Checkp
         checkpoint: Checkpoint | None = load(folder / "checkpoints" / "best.json")
     else:
         checkpoint = newest(
-            folder / "checkpoints", fingerprint=config.fingerprint(), say=lambda text: warnings.warn(text, stacklevel=2)
+            folder / "checkpoints",
+            fingerprint=config.fingerprint(),
+            earlier=config.earlier_fingerprints(),
+            say=lambda text: warnings.warn(text, stacklevel=2),
         )
     if checkpoint is not None:
         restore(checkpoint, problem.model)
     return config, problem, checkpoint
 
 
-def _with_threads(config: Config) -> Config:
-    if config.run.threads is not None:
+def _with_threads(config: Config, problem: Problem, processes: int, available: int) -> Config:
+    """With a number in the place of `run.threads: auto`; a number that was said is never changed."""
+    if config.run.threads != "auto":
         return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"threads": torch.get_num_threads()})})
+    X, _ = problem.parts.train
+    batch = math.ceil(min(config.run.batch_size or len(X), len(X)) / processes)
+    threads = threads_for(problem.model, X, batch=batch, available=available)
+    return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
 
 
 @contextlib.contextmanager
@@ -138,9 +154,14 @@ def _opened(world: World, config: Config, folder: Path, resume: bool) -> Iterato
 
 def _where_to_go_on(world: World, config: Config, folder: Path, run: Run | None) -> Checkpoint | None:
     say = run.log if run is not None else lambda text: None
-    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), say=say)
+    checkpoint = newest(
+        folder / "checkpoints", fingerprint=config.fingerprint(), earlier=config.earlier_fingerprints(), say=say
+    )
     world.wait()  # nobody removes checkpoints before all have read them
     if run is not None:
+        for epoch, path in certificate_files(folder):
+            if checkpoint is not None and epoch <= checkpoint.epoch:
+                read_certificate(folder, path)  # a damaged one is refused now, not after all training
         run.rewind(-1 if checkpoint is None else checkpoint.epoch)
         if checkpoint is not None:
             tidy(folder / "checkpoints", checkpoint, config.run.keep)
@@ -163,18 +184,21 @@ def _warnings_logged(run: Run | None) -> Iterator[None]:
 
 def _last_certificate(run: Run) -> dict[str, Any] | None:
     """Of what, and for which dynamics and step sizes, the last certificate of a run is one; None without any."""
-    files = sorted((run.folder / "certificates").glob("epoch-*.json"))
+    files = certificate_files(run.folder)
     if not files:
         return None
-    saved = json.loads(files[-1].read_text(encoding="utf-8"))
-    return {"file": files[-1].name} | {
-        key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")
-    }
+    path = files[-1][1]
+    try:
+        saved = read_certificate(run.folder, path).to_dict()
+    except RunError as error:  # the run has ended, and its summary must not be lost
+        run.log(f"The summary has no certificate: {error}")
+        return None
+    return {"file": path.name} | {key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")}
 
 
 def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
     rows = read_metrics(run.folder)
-    times = (json.loads(line) for line in (run.folder / "times.jsonl").read_text(encoding="utf-8").splitlines())
+    times = read_times(run.folder)
     certified = [row["epoch"] for row in rows if row.get("certified")]
     last: dict[str, Any] = {}
     for row in rows:
@@ -190,6 +214,6 @@ def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
         "first_certified_epoch": certified[0] if certified else None,
         "certificate": _last_certificate(run),
         "best_epoch": outcome.progress.best_epoch,
-        "unconverged": sum(row.get("unconverged", 0) for row in rows),
+        "unconverged": sum(row.get("unconverged") or 0 for row in rows),
         "last": last,
     }

@@ -84,7 +84,7 @@ class AbstractRoad(ABC):
     def rounding_upper(self, trace: float) -> float:
         """Upper bound on the Frobenius norm of the rounding error of the computed kernel, given its ingredients.
 
-        Barring underflow; the ingredients (features, gradients) count as exact, and the batches must be the same.
+        The ingredients (features, gradients) count as exact, and the batches must be the same.
 
         Args:
             trace: Of the computed kernel.

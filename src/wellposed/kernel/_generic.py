@@ -127,11 +127,13 @@ class GenericRoad(AbstractRoad):
     def rounding_upper(self, trace: float) -> float:
         """gamma_p/(1 - gamma_p) tr(K): an entry is off by at most gamma_p ||J_i|| ||J_j||, in all gamma_p ||J||_F^2.
 
-        The exact trace ||J||_F^2 is at most the computed one over 1 - gamma_p.
+        The exact trace ||J||_F^2 is at most the computed one over 1 - gamma_p. Underflow takes at most the least normal number
+        from each product of entries.
         """
         depth, unit = self.columns + 2, torch.finfo(self.dtype).eps / 2
         gamma = depth * unit / (1.0 - depth * unit)
-        return gamma / (1.0 - gamma) * trace * (1.0 + 2.0**-20)
+        underflow = 2.0 * depth * torch.finfo(self.dtype).smallest_normal * self.size * self.outputs
+        return gamma / (1.0 - gamma) * trace * (1.0 + 2.0**-20) + underflow
 
     def _product(self, J: Tensor, J2: Tensor, rows: slice, columns: slice, top: int, left: int, layout: Layout) -> Block:
         """J[rows] J2[columns]^T, by parameter and by output as asked; `top`, `left` say where the two blocks stand."""

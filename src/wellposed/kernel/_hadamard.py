@@ -166,9 +166,11 @@ class ClosedRoad(AbstractRoad):
 
         An inner product of k terms has error at most gamma_k |L_i| |R_j| [higham2002, (3.5)], which Cauchy-Schwarz bounds
         by gamma_k ||L_i|| ||R_j||; products and sums add one rounding each to the index of gamma.
+        Underflow takes at most the least normal number from each product of entries, times the other factors.
         """
         left, right = self.sides
         unit = torch.finfo(self.dtype).eps / 2
+        tiny = 2.0 * torch.finfo(self.dtype).smallest_normal * math.sqrt(self.size * self.size2)
         terms = [term for products in self.terms.values() for term in products]
         total = 0.0
         for term in terms:
@@ -179,6 +181,12 @@ class ClosedRoad(AbstractRoad):
             ]
             size = float(torch.linalg.vector_norm(norms[0])) * float(torch.linalg.vector_norm(norms[1]))
             total += abs(term.coefficient) * size * depth * unit / (1.0 - depth * unit)
+            # L_k R_k^T loses (number of terms) tiny to underflow, and the products with what is left of the others tiny each
+            sizes = [_norm(left[a]) * _norm(right[b]) for a, b in term.factors]
+            lost = sum(
+                left[a].shape[1] * (1.0 + math.prod(sizes[:k] + sizes[k + 1 :])) for k, (a, _) in enumerate(term.factors)
+            )
+            total += (1.0 + abs(term.coefficient)) * lost * tiny
         return total * (1.0 + 2.0**-20)  # the norms themselves are rounded
 
     def _batches(self, size: int) -> list[slice]:
@@ -204,3 +212,7 @@ class ClosedRoad(AbstractRoad):
                 if name not in whole:
                     stored[name][rows] = features[name]
         return stored
+
+
+def _norm(A: Tensor) -> float:
+    return float(torch.linalg.vector_norm(A.double()))

@@ -1,7 +1,8 @@
 """Where a kernel is written: a tensor in memory, or a memory-mapped .npy file.
 
-A file is written under a temporary name and renamed when it is complete, so that an interrupted run leaves nothing that
-looks like a kernel. Its space is reserved first: a full disk would otherwise kill the process in the middle of a page.
+A file is written under a temporary name and renamed when it is complete and on the disk, so that an interrupted run leaves
+nothing that looks like a kernel. What a killed process left is removed by the next one that writes the same file. The space is
+reserved first: a full disk would otherwise kill the process in the middle of a page.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wellposed._files import Temporary, sweep
 from wellposed.errors import InvalidArgument, InvalidType
 
 __all__ = ["AbstractStorage", "FileStorage", "MemoryStorage", "check_target", "file_of_parameter", "write_block"]
+
+#: Of the names of files that are not complete.
+ENDING = "part"
 
 
 class AbstractStorage(ABC):
@@ -54,20 +59,20 @@ class FileStorage(AbstractStorage):
     """A .npy file."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._path, self._temporary = path, path.with_name(f".{path.name}.{os.getpid()}.part")
-        self._shape = shape
+        self._path, self._shape = path, shape
         self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        self._temporary: Temporary | None = None
         self._array: np.memmap | None = None
 
     def __enter__(self) -> FileStorage:
+        sweep(self._path.parent, target=self._path.name, ending=ENDING)
         try:
-            self._array = np.lib.format.open_memmap(self._temporary, mode="w+", dtype=self._dtype, shape=self._shape)
-            _reserve(self._temporary)
+            self._temporary = Temporary(self._path, ENDING)
+            self._array = np.lib.format.open_memmap(self._temporary.path, mode="w+", dtype=self._dtype, shape=self._shape)
+            _reserve(self._temporary.handle)
         except OSError as error:
             self._discard()
-            raise InvalidArgument(
-                f"tangent_kernel: cannot write out={str(self._path)!r} ({error.strerror}). Choose another place."
-            ) from error
+            raise self._refused(error) from error
         self.target = torch.from_numpy(self._array)
         return self
 
@@ -75,9 +80,13 @@ class FileStorage(AbstractStorage):
         if kind is not None:
             self._discard()
             return
-        assert self._array is not None
-        self._array.flush()
-        os.replace(self._temporary, self._path)
+        assert self._array is not None and self._temporary is not None
+        try:
+            self._array.flush()
+            self._temporary.commit()
+        except OSError as error:
+            self._discard()
+            raise self._refused(error) from error
         self._array = None
 
     @property
@@ -87,19 +96,24 @@ class FileStorage(AbstractStorage):
 
     def _discard(self) -> None:
         self._array = None
-        self._temporary.unlink(missing_ok=True)
+        if self._temporary is not None:
+            self._temporary.discard()
+
+    def _refused(self, error: OSError) -> InvalidArgument:
+        return InvalidArgument(
+            f"tangent_kernel: cannot write out={str(self._path)!r} ({error.strerror}). Choose another place."
+        )
 
 
-def _reserve(path: Path) -> None:
+def _reserve(handle: int) -> None:
     """Allocate the blocks of a sparse file, where the file system can."""
     if not hasattr(os, "posix_fallocate"):
         return
-    with path.open("r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
+    try:
+        os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
 
 
 def check_target(out: Any, dtype: torch.dtype) -> Path | None:

@@ -21,6 +21,10 @@ from wellposed.nn.tangent import GramProduct
 
 __all__ = ["structural_lower"]
 
+_LARGEST = torch.finfo(torch.float64).max
+#: More than a product, or a sum of a few of them, loses to underflow.
+_TINY = torch.finfo(torch.float64).smallest_normal
+
 
 def structural_lower(road: ClosedRoad) -> float:
     """Lower bound on the least eigenvalue of the kernel of a batch with itself, given its features; at least 0."""
@@ -30,7 +34,7 @@ def structural_lower(road: ClosedRoad) -> float:
     for terms in road.terms.values():
         if all(term.coefficient > 0 and all(a == b for a, b in term.factors) for term in terms):
             total += sum(_of_product(term, features, known) for term in terms)
-    return total * (1.0 - 2.0**-40)
+    return _down(total)
 
 
 def _of_product(term: GramProduct, features: Mapping[str, Tensor], known: dict[str, tuple[float, float]]) -> float:
@@ -39,8 +43,12 @@ def _of_product(term: GramProduct, features: Mapping[str, Tensor], known: dict[s
         if name not in known:
             known[name] = (_least_square(features[name]), _least_gram_eigenvalue(features[name]))
     # Each factor in turn is the one whose eigenvalue is used; the others give their least diagonal entry.
-    return term.coefficient * max(
-        known[chosen][1] * math.prod(known[name][0] for j, name in enumerate(names) if j != i) for i, chosen in enumerate(names)
+    return _down(
+        term.coefficient
+        * max(
+            known[chosen][1] * math.prod(known[name][0] for j, name in enumerate(names) if j != i)
+            for i, chosen in enumerate(names)
+        )
     )
 
 
@@ -48,11 +56,17 @@ def _least_square(F: Tensor) -> float:
     """Lower bound on min_i ||F_i||^2; the sum of k squares has relative error at most gamma_k."""
     k = F.shape[1] + 2
     squares = float(F.double().square().sum(dim=1).min())
-    return squares * (1.0 - 2.0 * k * torch.finfo(torch.float64).eps)
+    return _down(squares * (1.0 - 2.0 * k * torch.finfo(torch.float64).eps) - k * _TINY)
 
 
 def _least_gram_eigenvalue(F: Tensor) -> float:
     """Lower bound on lambda_min(F F^T)."""
     if F.shape[0] > F.shape[1]:
         return 0.0
-    return least_singular_value_lower(F) ** 2 * (1.0 - 2.0**-40)
+    least = least_singular_value_lower(F)
+    return _down(least * least)
+
+
+def _down(value: float) -> float:
+    """A little less than a product of lower bounds, in spite of its rounding and of underflow; finite, and at least 0."""
+    return max(0.0, min(value, _LARGEST) * (1.0 - 2.0**-40) - _TINY)

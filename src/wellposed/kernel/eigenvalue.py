@@ -19,6 +19,7 @@ from wellposed.kernel._structural import structural_lower
 from wellposed.kernel.empirical import choose_road
 from wellposed.kernel.operator import TangentKernel
 from wellposed.linalg import least_eigenvalue_lower
+from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_down, ldexp_up
 from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, shifted_factor
 
 __all__ = ["LeastEigenvalue", "least_eigenvalue"]
@@ -89,9 +90,10 @@ def least_eigenvalue(
     method = _choose(method, road.size * road.outputs, memory, road.device)
     if method == "lanczos":
         kernel = TangentKernel.of_road(road)
-        _check_finite(kernel.diagonal())
+        diagonal = kernel.diagonal()
+        _check_finite(diagonal)
         lower = structural_lower(road) if isinstance(road, ClosedRoad) else 0.0
-        return _of_operator(kernel, lower, max_steps)
+        return _of_operator(kernel, exponent_of(diagonal), lower, max_steps)
     K = _dense(road).cpu()
     _check_finite(K)
     return _of_matrix(K, method, max_steps, rounding=road.rounding_upper(float(K.trace())), floor=0.0)
@@ -112,7 +114,8 @@ def _checked_kernel(K: Tensor) -> Tensor:
         )
     A = K.detach().to("cpu", torch.float64)
     _check_finite(A)
-    asymmetry, largest = float((A - A.mT).abs().max()), float(A.abs().max())
+    # halves: the difference of two large entries may overflow
+    asymmetry, largest = 2.0 * float((A / 2.0 - A.mT / 2.0).abs().max()), float(A.abs().max())
     allowed = min(100.0 * torch.finfo(K.dtype).eps * math.sqrt(K.shape[0]), 1e-2)
     if asymmetry > allowed * largest:
         raise InvalidArgument(
@@ -144,10 +147,10 @@ def _of_matrix(K: Tensor, method: str, max_steps: int, *, rounding: float, floor
     if not 2.0**-300 <= largest <= 2.0**300:
         # Scaled by a power of two, exactly: no square overflows, and underflow does not matter beside the largest entry.
         exponent = -math.frexp(largest)[1]
-        scaled = [math.ldexp(x, exponent) for x in (rounding, floor)]
-        found = _of_matrix(_ldexp(K, exponent), method, max_steps, rounding=scaled[0], floor=scaled[1])
-        value, lower, error = (math.ldexp(x, -exponent) for x in (found.value, found.lower, found.error))
-        return LeastEigenvalue(value, lower, error, method)
+        rounding, low = ldexp_up(rounding, exponent), ldexp_down(floor, exponent)
+        found = _of_matrix(ldexp(K, exponent), method, max_steps, rounding=rounding, floor=low)
+        value, error = (ldexp_up(x, -exponent) for x in (found.value, found.error))
+        return LeastEigenvalue(value, max(floor, ldexp_down(found.lower, -exponent)), error, method)
     if method == "dense":
         values, vectors = torch.linalg.eigh(K)
         q, value, lower = vectors[:, 0], float(values[0]), least_eigenvalue_lower(K)
@@ -170,11 +173,6 @@ def _of_matrix(K: Tensor, method: str, max_steps: int, *, rounding: float, floor
     return LeastEigenvalue(result.value, max(floor, lowered), result.error, method)
 
 
-def _ldexp(K: Tensor, exponent: int) -> Tensor:
-    half = exponent // 2  # two factors, as 2^exponent alone may overflow
-    return K * 2.0**half * 2.0 ** (exponent - half)
-
-
 def _residual(K: Tensor, q: Tensor, value: float) -> float:
     return float(torch.linalg.vector_norm(K @ q - value * q))
 
@@ -192,11 +190,14 @@ def _smallest_by_inverse(S: Tensor) -> Tensor:
     )
 
 
-def _of_operator(kernel: TangentKernel, lower: float, max_steps: int) -> LeastEigenvalue:
+def _of_operator(kernel: TangentKernel, exponent: int, lower: float, max_steps: int) -> LeastEigenvalue:
+    """`exponent`: of the largest entry, by which products are divided so that their squares stay in range."""
+
     def product(v: Tensor) -> Tensor:
-        return (kernel @ v.to(kernel.device)).cpu()
+        return ldexp((kernel @ v.to(kernel.device)).cpu(), -exponent)
 
     q = extreme_eigenvector(product, kernel.shape[0], largest=False, max_steps=max_steps)
     image = product(q)
     value = float(q @ image)
-    return LeastEigenvalue(value, lower, float(torch.linalg.vector_norm(image - value * q)), "lanczos")
+    error = float(torch.linalg.vector_norm(image - value * q))
+    return LeastEigenvalue(ldexp_up(value, exponent), lower, ldexp_up(error, exponent), "lanczos")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from wellposed._files import replacing, sweep
+from wellposed._npz import read_arrays
+from wellposed._reading import parse_json
 from wellposed.errors import InvalidArgument
 
-__all__ = ["from_plain", "load_arrays", "plain", "save_arrays"]
+__all__ = ["from_plain", "load_arrays", "plain", "save_arrays", "whole"]
+
+#: Bytes of a file and of its arrays.
+BYTES = 1 << 31
 
 _TEXT = "__record__"
 
@@ -44,32 +50,44 @@ def from_plain(value: Any, dtype: Any = np.float64) -> np.ndarray:
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], text: Mapping[str, Any]) -> None:
-    """Writes next to the target and renames, which the file system does at once."""
+    """Writes next to the target and renames, which the file system does at once; both are on the disk afterwards."""
     target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            np.savez(file, **{_TEXT: np.array(json.dumps(dict(text)))}, **arrays)  # type: ignore[arg-type]
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    sweep(target.parent, target=target.name)
+    with replacing(target) as file:
+        np.savez(file, **{_TEXT: np.array(json.dumps(dict(text)))}, **arrays)  # type: ignore[arg-type]
 
 
 def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and the text of a record of this kind."""
+    says = f"{{path}} holds no record of a {kind}: it is damaged, or was not written by `save`. Give another file or delete it."
+    target = Path(path)
+    if not target.exists() or target.is_dir():
+        what = "is a folder" if target.is_dir() else "does not exist"
+        raise InvalidArgument(f"{target} {what}; expected the .npz file that `save` wrote of a {kind}.")
+    arrays = read_arrays(target, limit=BYTES, error=InvalidArgument, says=says) or {}
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:  # np.load leaves damaged files open
-            arrays = {name: file[name] for name in file.files}
-            text: dict[str, Any] = dict(json.loads(str(arrays.pop(_TEXT))))
-    except (FileNotFoundError, IsADirectoryError) as error:
-        what = "does not exist" if isinstance(error, FileNotFoundError) else "is a folder"
-        raise InvalidArgument(f"{os.fspath(path)} {what}; expected the .npz file that `save` wrote of a {kind}.") from error
-    except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # TypeError: a single array, .npy
-        raise InvalidArgument(
-            f"{os.fspath(path)} holds no record of a {kind}: it is damaged, or was not written by `save`. "
-            "Give another file or delete it."
-        ) from error
+        text = parse_json(str(arrays.pop(_TEXT)), str(target), error=InvalidArgument)
+    except (KeyError, InvalidArgument) as error:
+        raise InvalidArgument(says.format(path=target)) from error
+    if not isinstance(text, dict) or any(array.dtype.kind not in "iuf" for array in arrays.values()):
+        raise InvalidArgument(says.format(path=target))
     if text.get("kind") != kind:
-        raise InvalidArgument(f"{os.fspath(path)} holds a record of kind {text.get('kind')!r}; expected {kind!r}.")
+        raise InvalidArgument(f"{target} holds a record of kind {text.get('kind')!r:.60}; expected {kind!r}.")
     return arrays, text
+
+
+@contextmanager
+def whole(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Turns a part of a record that is missing, or has the wrong form, into a sentence.
+
+    Args:
+        path: The file.
+        kind: What it should hold.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise InvalidArgument(
+            f"{os.fspath(path)} holds a damaged record of a {kind}: {reason}. Give another file or delete it."
+        ) from error

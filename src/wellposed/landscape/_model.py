@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import EquilibriumLayer
+from wellposed.errors import IllPosed, InvalidArgument, InvalidType
+from wellposed.nn import AbstractContraction, EquilibriumLayer
 
-__all__ = ["check_rows", "equilibrium_layers", "move", "preserved", "strict", "trained"]
+__all__ = ["check_rows", "equilibrium_layers", "move", "preserved", "strict", "trained", "without_proof"]
 
 
 def trained(model: Any) -> dict[str, nn.Parameter]:
@@ -67,6 +67,21 @@ def strict(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for layer, policy, solution, adjoint in layers:
             layer.on_failure, layer.last_solution, layer.last_adjoint = policy, solution, adjoint
+
+
+@contextmanager
+def without_proof(model: nn.Module) -> Iterator[None]:
+    """Inside, a network evaluates also where its own bound does not prove an equilibrium; raises `IllPosed` if none does so."""
+    policies = [(module, module.on_ill_posed) for module in model.modules() if isinstance(module, AbstractContraction)]
+    if all(policy == "ignore" for _, policy in policies):
+        raise IllPosed("The model refuses, and no network in it has a policy for that.")
+    try:
+        for module, _ in policies:
+            module.on_ill_posed = "ignore"
+        yield
+    finally:
+        for module, policy in policies:
+            module.on_ill_posed = policy
 
 
 @contextmanager

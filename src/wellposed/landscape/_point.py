@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from wellposed._tree import leaves, rebuild
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, NotConverged, NotConvergedWarning
 from wellposed.landscape._equilibria import Equilibria, Key, agreement_of, distances, proved_unique, random_start, rows_of
+from wellposed.landscape._model import without_proof
 from wellposed.landscape._predictor import Index, Predictor
 from wellposed.landscape.cell_status import CellStatus
 from wellposed.solve import Solution
@@ -23,7 +24,7 @@ __all__ = ["Measured", "PointLoss"]
 
 @dataclass(frozen=True)
 class Measured:
-    """value: The loss, NaN unless `status` is VALID or UNCHECKED. num_steps: Evaluations a sample. failed: Part of samples."""
+    """value: The loss; NaN unless VALID, UNCHECKED or NOT_PROVED. num_steps: Evaluations a sample. failed: Part of samples."""
 
     value: float
     status: CellStatus
@@ -73,7 +74,7 @@ class PointLoss:
             warnings.simplefilter("error", NotConvergedWarning)
             warnings.simplefilter("error", IllPosedWarning)
             try:
-                return self._measured(place)
+                return self._judged(place)
             except (IllPosed, IllPosedWarning):
                 return self._lost(CellStatus.ILL_POSED)
             except NotConvergedWarning:
@@ -82,6 +83,17 @@ class PointLoss:
                 solution = error.solution
                 part = math.nan if solution is None else float((~solution.converged).sum()) / self.n
                 return self._lost(CellStatus.NOT_CONVERGED, failed=part)
+
+    def _judged(self, place: Index) -> Measured:
+        """What was measured; where the model's own bound proves nothing, what the solver and other starts find all the same."""
+        try:
+            return self._measured(place)
+        except (IllPosed, IllPosedWarning):
+            with without_proof(self.model):
+                found = self._measured(place)
+        if found.status in (CellStatus.VALID, CellStatus.UNCHECKED):
+            return replace(found, status=CellStatus.NOT_PROVED)
+        return found
 
     @staticmethod
     def _lost(status: CellStatus, *, num_steps: float = math.nan, failed: float = math.nan) -> Measured:

@@ -17,6 +17,7 @@ class CellStatus(enum.IntEnum):
     NOT_UNIQUE = 4
     ILL_POSED = 5
     NOT_FINITE = 6
+    NOT_PROVED = 7
 
     @property
     def message(self) -> str:
@@ -28,8 +29,9 @@ _MESSAGES = {
     CellStatus.PENDING: "not evaluated yet",
     CellStatus.VALID: "every equilibrium converged, and is unique by proof or by every start that was tried",
     CellStatus.UNCHECKED: "every equilibrium converged; whether there are others was not asked",
-    CellStatus.NOT_CONVERGED: "the solve of some sample failed",
+    CellStatus.NOT_CONVERGED: "the solve of some sample failed to converge",
     CellStatus.NOT_UNIQUE: "another start led some sample to another equilibrium",
-    CellStatus.ILL_POSED: "the model itself says that nothing proves an equilibrium",
+    CellStatus.ILL_POSED: "the model refuses to be evaluated, because it has no equilibrium there",
     CellStatus.NOT_FINITE: "the loss is NaN or infinite",
+    CellStatus.NOT_PROVED: "every equilibrium converged, and no start led elsewhere, but the model's own bound proves nothing",
 }

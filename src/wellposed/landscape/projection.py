@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
-from wellposed.landscape._archive import from_plain, load_arrays, plain, save_arrays
+from wellposed.landscape._archive import from_plain, load_arrays, plain, save_arrays, whole
 from wellposed.landscape.trajectory import Trajectory
 from wellposed.solve import check_positive_integer
 
@@ -65,9 +65,12 @@ class Projection:
     def load(cls, path: str | os.PathLike[str]) -> Projection:
         """What `save` wrote."""
         arrays, text = load_arrays(path, "projection")
-        count = len(text["names"])
-        points, residuals = ([arrays[f"{name}{i}"] for i in range(count)] for name in ("points", "residuals"))
-        return cls(points, residuals, arrays["explained"], text["names"])
+        with whole(path, "projection"):
+            names = [str(name) for name in text["names"]]
+            points, residuals = ([arrays[f"{part}{i}"] for i in range(len(names))] for part in ("points", "residuals"))
+            if any(part.ndim != 3 or part.shape[:2] != r.shape for part, r in zip(points, residuals, strict=True)):
+                raise ValueError("the shapes of its arrays do not fit each other")
+            return cls(points, residuals, arrays["explained"], names)
 
 
 def project(

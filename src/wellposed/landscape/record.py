@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wellposed.errors import InvalidArgument
-from wellposed.landscape._archive import from_plain, load_arrays, plain, save_arrays
+from wellposed.landscape._archive import from_plain, load_arrays, plain, save_arrays, whole
 from wellposed.landscape.cell_status import CellStatus
 
 __all__ = ["Surface"]
@@ -96,9 +96,15 @@ class Surface:
     def load(cls, path: str | os.PathLike[str]) -> Surface:
         """The surface that `save` wrote."""
         arrays, text = load_arrays(path, "surface")
-        axes = tuple(arrays[f"axis{i}"] for i in range(arrays["values"].ndim))
-        values, status, num_steps, failed = (arrays[name] for name in ("values", "status", "num_steps", "failed"))
-        return cls(axes, values, status, num_steps, failed, float(text["seconds"]), text["info"])
+        with whole(path, "surface"):
+            values, status, num_steps, failed = (arrays[name] for name in ("values", "status", "num_steps", "failed"))
+            axes = tuple(arrays[f"axis{i}"] for i in range(values.ndim))
+            shape = tuple(len(axis) for axis in axes if axis.ndim == 1)
+            if values.ndim not in (1, 2) or any(part.shape != shape for part in (values, status, num_steps, failed)):
+                raise ValueError("the shapes of its arrays do not fit each other")
+            if status.dtype.kind != "i" or not np.isin(status, list(CellStatus)).all():
+                raise ValueError("a status is none of those that there are")
+            return cls(axes, values, status, num_steps, failed, float(text["seconds"]), dict(text["info"]))
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.values.shape))

@@ -53,10 +53,11 @@ def surface(
         {'VALID': 25}
 
     Where the model has equilibria (an `EquilibriumLayer` anywhere in it) each point is solved from where those of its
-    neighbours point to, along a snake, and nothing is taken on trust: a point where a solve failed, where the model calls
-    itself ill-posed, or where another start leads to another equilibrium has the value NaN and says so in `status`. Uniqueness
-    is proved where the model can prove it (contraction, monotone); elsewhere `num_starts` random starts of the size of the
-    equilibrium are tried, which can refute it and not prove it.
+    neighbours point to, along a snake, and nothing is taken on trust: a point where a solve failed, or where another start
+    leads to another equilibrium, has the value NaN and says so in `status`. Uniqueness is proved where the model can prove it
+    (contraction, monotone); elsewhere `num_starts` random starts of the size of the equilibrium are tried, which can refute it
+    and not prove it. Where the bound of a network that asks for a proof (`on_ill_posed`) reaches 1, the same is tried, and a
+    point that passes has its value and the status NOT_PROVED.
 
     The model is evaluated in evaluation mode, without a graph, and comes back as it was, also after an exception or Ctrl-C.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged
-from wellposed.landscape._archive import load_arrays, save_arrays
+from wellposed.landscape._archive import load_arrays, save_arrays, whole
 from wellposed.landscape._model import equilibrium_layers, strict
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.layer import DEFAULT_RTOL
@@ -56,7 +56,15 @@ class Trajectory:
     def load(cls, path: str | os.PathLike[str]) -> Trajectory:
         """What `save` wrote."""
         arrays, text = load_arrays(path, "trajectory")
-        return cls(arrays["states"], arrays["residual"], arrays["num_steps"], arrays["status"], text["info"])
+        with whole(path, "trajectory"):
+            states, residual, num_steps, status = (arrays[name] for name in ("states", "residual", "num_steps", "status"))
+            if (
+                states.ndim != 3
+                or residual.shape != states.shape[:2]
+                or not num_steps.shape == status.shape == states.shape[1:2]
+            ):
+                raise ValueError("the shapes of its arrays do not fit each other")
+            return cls(states, residual, num_steps, status, dict(text["info"]))
 
     def __repr__(self) -> str:
         done = int(self.converged.sum())

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.linalg.scaling import ldexp_down, ldexp_up, scaled
 
 __all__ = ["least_eigenvalue_lower", "least_singular_value_lower", "spectral_norm_upper"]
 
@@ -60,13 +61,13 @@ def spectral_norm_upper(W: Tensor) -> float:
     Returns:
         The bound, a Python float; `inf` only if the norm itself is near the largest float64.
     """
-    A, exponent = _scaled(_checked(W, "spectral_norm_upper", "W"))
+    A, exponent = scaled(_checked(W, "spectral_norm_upper", "W"))
     trivial = _SLACK * _frobenius(A)
     if trivial == 0.0:
         return 0.0
     s, defect, error = _measured_svd(A)
     # `min` keeps its first argument when the second is NaN: a broken factorization leaves the trivial bound.
-    return _unscaled_up(min(trivial, _up(max(s) * (1.0 + defect) + error)), exponent)
+    return ldexp_up(min(trivial, _up(max(s) * (1.0 + defect) + error)), exponent)
 
 
 def least_singular_value_lower(Z: Tensor) -> float:
@@ -80,11 +81,11 @@ def least_singular_value_lower(Z: Tensor) -> float:
     Returns:
         The bound, a Python float, at least 0.
     """
-    A, exponent = _scaled(_checked(Z, "least_singular_value_lower", "Z"))
+    A, exponent = scaled(_checked(Z, "least_singular_value_lower", "Z"))
     s, defect, error = _measured_svd(A)
     # `max` keeps its first argument when the second is NaN; 0 is the trivial bound.
     lower = max(0.0, _down(_down(min(s) * max(0.0, 1.0 - defect)) - error))
-    return max(0.0, _unscaled_down(lower, exponent))
+    return max(0.0, ldexp_down(lower, exponent))
 
 
 def least_eigenvalue_lower(S: Tensor) -> float:
@@ -103,7 +104,7 @@ def least_eigenvalue_lower(S: Tensor) -> float:
     """
     A = _checked(S, "least_eigenvalue_lower", "S")
     _check_symmetric(S, A)
-    A, exponent = _scaled(A)
+    A, exponent = scaled(A)
     asymmetry = _SLACK * _frobenius(A - A.T) / 2.0
     H = (A + A.T) / 2.0
     norm = _frobenius(H)
@@ -113,7 +114,7 @@ def least_eigenvalue_lower(S: Tensor) -> float:
     trivial = -_SLACK * norm
     # `max` keeps its first argument when the second is NaN.
     lower = max(trivial, _down(_least_eigenvalue(H)))
-    return _unscaled_down(_down(lower - (asymmetry + forming + _UNDERFLOW)), exponent)
+    return ldexp_down(_down(lower - (asymmetry + forming + _UNDERFLOW)), exponent)
 
 
 def _least_eigenvalue(H: Tensor) -> float:
@@ -180,27 +181,6 @@ def _up(x: float) -> float:
 def _down(x: float) -> float:
     """Below the exact value of an expression of a few operations without cancellation, computed as `x`."""
     return x - abs(x) * 2.0**-49
-
-
-def _scaled(A: Tensor) -> tuple[Tensor, int]:
-    """`A * 2^-e` with its largest entry in [1/2, 1), and `e`: nothing overflows, squares do not vanish."""
-    _, e = math.frexp(float(A.abs().max()))
-    half = -e // 2  # two factors, as 2^-e alone may overflow
-    return A * 2.0**half * 2.0 ** (-e - half), e
-
-
-def _unscaled_up(x: float, exponent: int) -> float:
-    try:
-        return math.nextafter(math.ldexp(x, exponent), math.inf)
-    except OverflowError:
-        return math.inf
-
-
-def _unscaled_down(x: float, exponent: int) -> float:
-    try:
-        return math.nextafter(math.ldexp(x, exponent), -math.inf)
-    except OverflowError:
-        return -math.inf  # only a negative bound can overflow: a positive one is below an entry of the matrix
 
 
 def _checked(W: Tensor, function: str, name: str) -> Tensor:

@@ -9,13 +9,11 @@ import numpy as np
 
 from wellposed.errors import InvalidArgument
 from wellposed.plot._figure import COLORS, array, new_figure, record_of
+from wellposed.plot._marks import UNKNOWN, marks_of
 
 __all__ = ["contour", "line", "surface"]
 
 FIELDS = ("coordinates", "values", "status", "status_names", "valid")
-#: A hatch for each reason, in the order in which they are met.
-HATCHES = ("////", "\\\\\\\\", "xxxx", "....", "----", "++++")
-UNKNOWN = "#d9d9d9"
 
 
 def contour(
@@ -29,7 +27,9 @@ def contour(
 ) -> Any:
     """Contours of one or several two-dimensional surfaces, on one scale of colours.
 
-    Points whose loss is not known to be true are grey and hatched by reason, and the contours stop before them.
+    Each point stands for the rectangle halfway to its neighbours. Where a point has no value it is grey and hatched by reason;
+    where its value is not proved or not checked it is dotted. Contours stop before points without a value, and known points
+    beside them have the colour of their own value. The legend names every mark.
 
     Args:
         records: A `Surface` or its record, or a list of them.
@@ -52,19 +52,25 @@ def contour(
     norm = LogNorm(low, high) if log else Normalize(low, high)
     edges = np.geomspace(low, high, levels + 1) if log else ticker.MaxNLocator(levels).tick_values(low, high)
     axes = figure.subplots(down, across, squeeze=False)
-    filled = None
+    filled, handles = None, {}
     for i, (ax, record) in enumerate(zip(axes.flat, found, strict=False)):
         a, b = (array(axis) for axis in record["coordinates"])
         values = np.ma.masked_invalid(array(record["values"]))
+        sides = _edges(a), _edges(b)
         ax.set_facecolor(UNKNOWN)
         if values.count():
             filled = ax.contourf(a, b, values.T, levels=edges, norm=norm, cmap="viridis", extend="max")
+            # contours end at the last known point: behind them, its rectangle in the colour of its contour
+            band = np.ma.masked_array(filled.layers[np.digitize(values.filled(low), edges).clip(1) - 1], values.mask)
+            ax.pcolormesh(*sides, band.T, norm=norm, cmap="viridis", zorder=filled.get_zorder() - 0.5)
             ax.contour(a, b, values.T, levels=edges, colors="black", linewidths=0.4, alpha=0.6)
-        _hatch(ax, record, a, b)
+        for mark, where in marks_of(record):
+            mark.fill(ax, sides, where)
+            handles[mark.label] = mark.patch()
         if path is not None:
             way = array(path)
-            ax.plot(way[:, 0], way[:, 1], ".-", color=COLORS[1], linewidth=1, markersize=4)
-        ax.plot(0, 0, "+", color="white", markersize=9, markeredgewidth=1.5)
+            (handles["training path"],) = ax.plot(way[:, 0], way[:, 1], ".-", color=COLORS[1], linewidth=1, markersize=4)
+        (handles["centre"],) = ax.plot(0, 0, "+", color="white", markersize=9, markeredgewidth=1.5, path_effects=_outlined())
         ax.set(xlabel="direction 1", ylabel="direction 2", xlim=(a[0], a[-1]), ylim=(b[0], b[-1]))
         if names is not None:
             ax.set_title(names[i], fontsize=10)
@@ -72,11 +78,14 @@ def contour(
         ax.set_axis_off()
     if filled is not None:
         figure.colorbar(filled, ax=axes, label="loss", shrink=0.9, format="%.3g", ticks=edges[:: max(1, len(edges) // 8)])
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=2 * across, fontsize=7, handlelength=2.5
+    )
     return figure
 
 
 def surface(record: Any, *, title: str | None = None, log: bool = False, clip: float | None = None) -> Any:
-    """A two-dimensional surface in perspective; points that may not be believed are holes, marked on the floor.
+    """A two-dimensional surface in perspective; points without a value are holes, and what is not known is marked on the floor.
 
     Args:
         record: A `Surface` or its record.
@@ -105,11 +114,14 @@ def surface(record: Any, *, title: str | None = None, log: bool = False, clip: f
     colors = colormaps["viridis"](Normalize(low, high)(faces[:, :, 2].mean(axis=1)))
     ax.add_collection3d(Poly3DCollection(list(faces), facecolors=colors, edgecolors=colors, linewidths=0.2))
     ax.set(xlim=(a[0], a[-1]), ylim=(b[0], b[-1]), zlim=(low, high))
-    bad = ~np.array(found["valid"], dtype=bool)
-    if bad.any():
-        ax.scatter(A[bad], B[bad], np.full(bad.sum(), low), marker="x", s=12, color=COLORS[1], label=_reasons(found, bad))
+    for i, (mark, where) in enumerate(marks_of(found)):
+        floor = np.full(where.sum(), low)
+        color = COLORS[(1 + i) % len(COLORS)]
+        ax.scatter(A[where], B[where], floor, marker=mark.marker, s=12, color=color, label=mark.label)
+    if ax.get_legend_handles_labels()[0]:
         ax.legend(loc="upper left", fontsize=8)
     ax.set(xlabel="direction 1", ylabel="direction 2", zlabel="log10 of the loss" if log else "loss")
+    ax.zaxis.labelpad = 12  # beside the numbers, not on them
     ax.set_box_aspect(None, zoom=0.85)  # else the label of the vertical axis leaves the figure
     if title is not None:
         ax.set_title(title)
@@ -117,7 +129,7 @@ def surface(record: Any, *, title: str | None = None, log: bool = False, clip: f
 
 
 def line(records: Mapping[str, Any] | Any, *, log: bool = False) -> Any:
-    """Losses along one direction; stretches that may not be believed are shaded.
+    """Losses along one direction; stretches without a value, or whose value is not proved, are shaded and hatched by reason.
 
     Args:
         records: A one-dimensional `Surface` or its record, or a dictionary of them by name.
@@ -125,7 +137,10 @@ def line(records: Mapping[str, Any] | Any, *, log: bool = False) -> Any:
     """
     named = records if isinstance(records, Mapping) and "values" not in records else {"": records}
     figure = new_figure(6.0, 3.6)
+    from matplotlib.colors import to_rgba
+
     ax = figure.subplots()
+    handles: list[Any] = []
     for i, (name, one) in enumerate(named.items()):
         record = record_of(one, "surface", FIELDS)
         (a,) = (array(axis) for axis in record["coordinates"])
@@ -134,17 +149,18 @@ def line(records: Mapping[str, Any] | Any, *, log: bool = False) -> Any:
             raise InvalidArgument(f"line draws surfaces of one direction; got one of shape {values.shape}. Use contour.")
         color = COLORS[i % len(COLORS)]
         ax.plot(a, values, ".-", color=color, linewidth=1.2, markersize=3, label=name or None)
-        bad = ~np.array(record["valid"], dtype=bool)
         half = (a[1] - a[0]) / 2 if len(a) > 1 else 0.5
-        for place in a[bad]:
-            ax.axvspan(place - half, place + half, color=color, alpha=0.15, linewidth=0)
-        if bad.any():
-            ax.plot([], [], color=color, alpha=0.3, linewidth=8, label=f"{name} {_reasons(record, bad)}".strip())
+        for mark, where in marks_of(record):
+            shade = {"facecolor": to_rgba(color, 0.05 if mark.valued else 0.15), "edgecolor": to_rgba(color, 0.5)}
+            for place in a[where]:
+                ax.axvspan(place - half, place + half, hatch=mark.hatch, linewidth=0, **shade)
+            handles.append(mark.patch(label=f"{name} {mark.label}".strip(), **shade))
     ax.set(xlabel="direction 1", ylabel="loss")
     if log:
         ax.set_yscale("log")
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=8)
+    handles = [*ax.get_legend_handles_labels()[0], *handles]
+    if handles:
+        ax.legend(handles=handles, fontsize=8)
     return figure
 
 
@@ -170,29 +186,13 @@ def _range(records: list[Mapping[str, Any]], log: bool) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + (abs(low) or 1.0) * 1e-6)
 
 
-def _hatch(ax: Any, record: Mapping[str, Any], a: np.ndarray, b: np.ndarray) -> None:
-    """Marks every point that is not valid by the rectangle halfway to its neighbours."""
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    status = np.array(record["status"])
-    bad = ~np.array(record["valid"], dtype=bool)
-    handles = []
-    for hatch, code in zip(HATCHES, sorted(set(status[bad].tolist())), strict=False):
-        mask = np.ma.masked_where(~(bad & (status == code)), np.ones(status.shape))
-        clear = ListedColormap([(0.0, 0.0, 0.0, 0.0)])  # values that were not checked shine through
-        ax.pcolor(_edges(a), _edges(b), mask.T, hatch=hatch, cmap=clear, edgecolor="#777777", linewidth=0.0)
-        name = str(record["status_names"][code]).lower().replace("_", " ")
-        handles.append(Patch(facecolor=UNKNOWN, edgecolor="#777777", hatch=hatch, label=name))
-    if handles:
-        ax.legend(handles=handles, loc="upper right", fontsize=7, framealpha=0.9)
-
-
 def _edges(axis: np.ndarray) -> np.ndarray:
     middle = (axis[1:] + axis[:-1]) / 2
     return np.concatenate([[2 * axis[0] - middle[0]], middle, [2 * axis[-1] - middle[-1]]])
 
 
-def _reasons(record: Mapping[str, Any], bad: np.ndarray) -> str:
-    codes = sorted(set(np.array(record["status"])[bad].tolist()))
-    return ", ".join(str(record["status_names"][code]).lower().replace("_", " ") for code in codes)
+def _outlined() -> list[Any]:
+    """White marks stay visible in a legend on white."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=3, foreground="black")]

@@ -55,15 +55,15 @@ class Books:
 
     def interrupted(self) -> Outcome:
         """Saves the state in the middle of things."""
-        self.checkpoint()
+        self.checkpoint(interrupted=True)
         self.outcome.stop = "interrupted"
         return self.outcome
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, *, interrupted: bool = False) -> None:
         """Saves the state, and drops old ones afterwards."""
         if self.run is not None:
             folder = self.run.folder / "checkpoints"
-            save(self._captured(), folder)
+            save(self._captured(), folder, interrupted=interrupted)
             prune(folder, self.options.keep)
 
     def _captured(self) -> Checkpoint:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from wellposed.train._git_head import git_head
+
 __all__ = ["environment"]
 
 PACKAGES = ("wellposed", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pyarrow")
 
 
-def environment(seed: int, threads: int | None) -> dict[str, Any]:
-    """Versions, machine, threads, seed, command line and git state, as plain Python."""
+def environment(seed: int, threads: int | str) -> dict[str, Any]:
+    """Versions, machine, threads, seed, command line and git commits, as plain Python; no other program is run."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -29,25 +31,25 @@ def environment(seed: int, threads: int | None) -> dict[str, Any]:
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": versions,
-        "platform": platform.platform(),
+        "platform": _platform(),
         "processors": os.cpu_count(),
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
         "threads": threads,
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "seed": seed,
         "command": sys.argv,
-        "git": {"source": _git(Path(__file__).parent), "working_directory": _git(Path.cwd())},
+        "git": {"source": _commit(Path(__file__).parent), "working_directory": _commit(Path())},
     }
 
 
-def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None where there is no repository, or no git."""
+def _commit(folder: Path) -> dict[str, str] | None:
+    commit = git_head(folder)
+    return None if commit is None else {"commit": commit}
 
-    def ask(*words: str) -> str:
-        answer = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True)
-        return answer.stdout.strip()
 
-    try:
-        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _platform() -> str:
+    """System, release, machine and C library; `platform.platform` runs `uname`, or `cmd` on Windows."""
+    if not hasattr(os, "uname"):
+        return sysconfig.get_platform()
+    name = os.uname()
+    return "-".join(part for part in (name.sysname, name.release, name.machine, "".join(platform.libc_ver())) if part)

@@ -12,7 +12,7 @@ from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.nn import AbstractNetwork, DenseCell, EquilibriumLayer, Monotone, MonotoneConvCell, MonotoneTierCell
 from wellposed.nn.operator_map import OperatorMap
 
-__all__ = ["certificate_of", "has_certificate"]
+__all__ = ["certificate_of", "check_theorem", "has_certificate"]
 
 #: Theorems about existence and uniqueness alone, which hold for equilibrium layers in any model.
 WELL_POSED = ("auto", "contraction", "monotone")
@@ -21,6 +21,18 @@ WELL_POSED = ("auto", "contraction", "monotone")
 def has_certificate(model: nn.Module) -> bool:
     """Whether `certificate_of` knows this kind of model."""
     return isinstance(model, AbstractNetwork) or any(known(model) is not None for known in (_opteq, _cell, _image_layer))
+
+
+def check_theorem(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str) -> None:
+    """Raises `InvalidArgument` or `InvalidType` where `certificate_of` will: an unknown theorem, or one of other networks.
+
+    Args:
+        model: Any; one without a certificate takes every theorem, because none is made.
+        X, y: The data, of which two samples are looked at.
+        theorem: As in `certificate_of`.
+    """
+    if theorem != "auto" and has_certificate(model):
+        certificate_of(model, X[:2], y[:2], theorem=theorem)
 
 
 def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "auto") -> Certificate:

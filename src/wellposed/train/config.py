@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.train._fingerprint import fingerprints
 from wellposed.train.config_yaml import parse, parse_value
 
 __all__ = ["Config", "DataSection", "LossSection", "ModelSection", "OptimizerSection", "RunSection", "read", "resolve"]
+
+
+#: The most of anything that is counted, and the largest seed: beyond them torch and NumPy overflow.
+COUNT, SEED = 2**31 - 1, 2**63 - 1
+
+#: Characters of a wrong value that are shown.
+SHOWN = 200
 
 
 class _Section(BaseModel):
@@ -26,23 +34,35 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """What is learned; the keys are those of `wellposed.data.load`, with `validation` added."""
 
-    name: str = Field(default="digits", description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn or camvid")
-    n: int | None = Field(default=100, ge=1, description="training samples; null for all")
-    n_test: int | None = Field(default=None, ge=1, description="test samples; null for all")
+    name: str = Field(
+        default="digits",
+        description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn, camvid, or a file: .csv, .parquet, .npz",
+    )
+    target: str | None = Field(default=None, description="column of a table to learn; target, y or label if null")
+    columns: list[str] | None = Field(default=None, description="columns of a table to learn from; null for all others")
+    standardize: bool | None = Field(
+        default=None,
+        description="files: inputs and numbers to learn get mean 0 and standard deviation 1; null does so for tables",
+    )
+    sha256: str | None = Field(default=None, description="of the file; a run fills it in, and refuses another file")
+    n: int | None = Field(default=100, ge=1, le=COUNT, description="training samples; null for all, as for files if not said")
+    n_test: int | None = Field(default=None, ge=1, le=COUNT, description="test samples; null for all")
     classes: list[int] | Literal["auto"] | None = Field(
         default="auto",
         description="which classes; null for all; auto is [0, 1] for networks with one output, and null for classifiers and "
         "for data without classes to choose from",
     )
     paper: str | None = Field(default=None, description="preprocessing of ling2022, gao2022 or gao2023")
-    norm: Literal["unit", "sqrt_d"] | None = Field(default="sqrt_d", description="norm of every sample; null leaves it")
+    norm: Literal["unit", "sqrt_d"] | None = Field(
+        default="sqrt_d", description="norm of every sample; null leaves it, as for files if not said"
+    )
     grey: bool = Field(default=False, description="colours to luminance")
-    size: int | None = Field(default=None, ge=1, description="images resized to this height and width")
+    size: int | None = Field(default=None, ge=1, le=COUNT, description="images resized to this height and width")
     flatten: bool | Literal["auto"] = Field(default="auto", description="rows, not images; auto asks the network")
-    features: int = Field(default=50, ge=1, description="dimension of sphere")
+    features: int = Field(default=50, ge=1, le=COUNT, description="dimension of sphere")
     noise: float = Field(default=0.1, ge=0, description="standard deviation of moons")
     validation: float = Field(default=0.0, ge=0, lt=1, description="part of the training samples kept apart for early stopping")
-    seed: int = Field(default=0, ge=0, description="of every draw of data")
+    seed: int = Field(default=0, ge=0, le=SEED, description="of every draw of data")
 
     @field_validator("classes", mode="before")
     @classmethod
@@ -50,6 +70,12 @@ class DataSection(_Section):
         """3,8 as [3, 8], as `wellposed data show --classes` takes it."""
         listed = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)+", value)
         return [int(part) for part in value.split(",")] if listed else value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _names_with_commas(cls, value: Any) -> Any:
+        """age,income as ["age", "income"]."""
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
 class ModelSection(_Section):
@@ -61,17 +87,19 @@ class ModelSection(_Section):
         "dense for more than two classes, and segmenter for pixels",
     )
     width: int = Field(
-        default=256, ge=1, description="units of the equilibrium; for networks of images channels, 32 if not said"
+        default=256, ge=1, le=COUNT, description="units of the equilibrium; for networks of images channels, 32 if not said"
     )
     weight_variance: float | None = Field(default=None, description="gaussian")
     gamma: float | None = Field(default=None, description="skip")
     gamma0: float | None = Field(default=None, description="implicit_only")
     init: str | None = Field(default=None, description="implicit_only")
     margin: float | None = Field(default=None, description="monotone, monotone_classifier, monotone_conv, segmenter")
-    grid: int | None = Field(default=None, ge=1, description="monotone_conv: regions per side that the read-out averages over")
+    grid: int | None = Field(
+        default=None, ge=1, le=COUNT, description="monotone_conv: regions per side that the read-out averages over"
+    )
     bound: float | None = Field(default=None, description="dense: the recurrent matrix keeps a spectral norm of at most this")
     rtol: float | None = Field(default=None, gt=0, lt=1, description="tolerance of the equilibrium")
-    max_steps: int | None = Field(default=None, ge=1, description="evaluations that an equilibrium may take")
+    max_steps: int | None = Field(default=None, ge=1, le=COUNT, description="evaluations that an equilibrium may take")
     on_failure: Literal["raise", "warn", "ignore"] = Field(default="warn", description="when an equilibrium is not found")
 
 
@@ -86,8 +114,8 @@ class OptimizerSection(_Section):
     weight_decay: float = Field(default=0.0, ge=0, description="added to the gradient; decoupled for adamw")
     clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient of all parameters together")
     schedule: Literal["constant", "step", "cosine"] = Field(default="cosine", description="constant, step or cosine")
-    warmup: int = Field(default=0, ge=0, description="epochs over which the step size grows from 0")
-    step_every: int = Field(default=30, ge=1, description="step: epochs between falls")
+    warmup: int = Field(default=0, ge=0, le=COUNT, description="epochs over which the step size grows from 0")
+    step_every: int = Field(default=30, ge=1, le=COUNT, description="step: epochs between falls")
     step_factor: float = Field(default=0.1, gt=0, le=1, description="step: what each fall multiplies with")
 
 
@@ -105,22 +133,42 @@ class LossSection(_Section):
 class RunSection(_Section):
     """Everything else."""
 
-    epochs: int = Field(default=20, ge=1, description="passes through the training samples")
-    batch_size: int | None = Field(default=25, ge=1, description="of all processes together; null for all samples")
-    seed: int = Field(default=0, ge=0, description="of initialization and of the order of samples")
+    epochs: int = Field(default=20, ge=1, le=COUNT, description="passes through the training samples")
+    batch_size: int | None = Field(default=25, ge=1, le=COUNT, description="of all processes together; null for all samples")
+    seed: int = Field(default=0, ge=0, le=SEED, description="of initialization and of the order of samples")
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["float32", "float64"] = Field(default="float64", description="of parameters and inputs")
-    threads: int | None = Field(
-        default=None, ge=1, description="of torch; null takes what torch chose, and the run remembers it"
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        default="auto",
+        description="of torch; auto is 1 for small products and torch's number for large ones, and is remembered",
     )
-    evaluate_every: int = Field(default=1, ge=1, description="epochs between evaluations")
-    certify_every: int = Field(default=5, ge=0, description="epochs between certificates; 0 for none")
+    evaluate_every: int = Field(default=1, ge=1, le=COUNT, description="epochs between evaluations")
+    certify_every: int = Field(default=5, ge=0, le=COUNT, description="epochs between certificates; 0 for none")
     theorem: str = Field(default="auto", description="of the certificates")
-    patience: int | None = Field(default=None, ge=1, description="epochs without a better validation loss before it stops")
+    patience: int | None = Field(
+        default=None, ge=1, le=COUNT, description="epochs without a better validation loss before it stops"
+    )
     stop_loss: float | None = Field(default=None, ge=0, description="stops at a training loss of at most this")
-    checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
-    keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
+    checkpoint_every: int = Field(default=1, ge=1, le=COUNT, description="epochs between checkpoints")
+    keep: int = Field(default=2, ge=1, le=COUNT, description="checkpoints that are kept")
     tensorboard: bool = Field(default=True, description="events for TensorBoard, if it is installed")
+    extended: list[int] = Field(
+        default=[], description="lengths in epochs before --resume raised run.epochs; up to each the cosine schedule is its own"
+    )
+
+    @field_validator("extended")
+    @classmethod
+    def _longer_each_time(cls, value: list[int], info: ValidationInfo) -> list[int]:
+        lengths = [0, *value, info.data.get("epochs", math.inf)]
+        if any(later <= earlier for earlier, later in zip(lengths, lengths[1:], strict=False)):
+            raise ValueError(f"the lengths must rise, below epochs={lengths[-1]}; --resume writes them")
+        return value
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _null_is_auto(cls, value: Any) -> Any:
+        """As configurations printed by earlier versions have it."""
+        return "auto" if value is None else value
 
 
 class Config(_Section):
@@ -144,17 +192,22 @@ class Config(_Section):
 
         What only decides how long a run is and what is kept of it does not count; the length does under a cosine schedule.
         """
-        plain = self.model_dump()
-        free = {"keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
-        if self.optimizer.schedule != "cosine":
-            free.add("epochs")
-        plain["run"] = {key: value for key, value in plain["run"].items() if key not in free}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        return fingerprints(self)[-1]
+
+    def earlier_fingerprints(self) -> list[str]:
+        """Of the shorter runs that this one continues: their checkpoints are checkpoints of this one."""
+        return fingerprints(self)[:-1]
 
 
-def read(path: Path, changes: Iterable[str] = ()) -> Config:
-    """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3"."""
-    plain = parse(path)
+def read(path: Path, changes: Iterable[str] = (), *, within: Path | None = None) -> Config:
+    """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3".
+
+    Args:
+        path: The file.
+        changes: As in `resolve`.
+        within: The run directory that it belongs to, in which links are refused; None follows links.
+    """
+    plain = parse(path, within=within)
     if plain is not None and not isinstance(plain, dict):
         raise InvalidArgument(f"{path} must hold sections such as 'data:' and 'model:'; got {type(plain).__name__}.")
     return resolve(plain or {}, changes, where=str(path))
@@ -211,7 +264,9 @@ def _sentence(error: ValidationError, where: str) -> str:
         hint = did_you_mean(place[-1], known) or _whole(place[-1])
         text = f"Unknown key {'.'.join(place)!r}: {within} has {', '.join(known)}.{hint}"
     else:
-        text = f"{'.'.join(place[:2])} of {where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        seen = repr(first["input"])
+        seen = seen if len(seen) <= SHOWN else f"{seen[:SHOWN]}..."
+        text = f"{'.'.join(place[:2])} of {where} is {seen}: {first['msg'][0].lower()}{first['msg'][1:]}."
     more = len({problem["loc"][:2] for problem in problems}) - 1  # a value of several allowed kinds is wrong once for each
     return text + (f" ({more} more key{'s are' if more > 1 else ' is'} wrong.)" if more else "")
 

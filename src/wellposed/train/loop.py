@@ -15,16 +15,16 @@ from wellposed.train._books import Books
 from wellposed.train._distributed import World
 from wellposed.train._interruption import Interruption
 from wellposed.train._trainee import TOTALS, Trainee
-from wellposed.train.checkpoint import Checkpoint, Progress, forget_habits, restore
+from wellposed.train.checkpoint import Checkpoint, Progress, check_point, forget_habits, restore
 from wellposed.train.losses import AbstractLoss
-from wellposed.train.optimizers import learning_rate, make_optimizer
+from wellposed.train.optimizers import learning_rate, length_at, make_optimizer
 from wellposed.train.outcome import Listener, Outcome, Parts
 from wellposed.train.run import Run
 
 if TYPE_CHECKING:
     from wellposed.train.config import Config
 
-__all__ = ["fit"]
+__all__ = ["check_patience", "fit"]
 
 
 def fit(
@@ -55,30 +55,33 @@ def fit(
         listener: For a progress bar.
     """
     options, world = config.run, World() if world is None else world
-    if options.patience is not None and parts.validation is None:
-        raise InvalidArgument(
-            "run.patience watches the validation loss: keep samples apart by data.validation=0.2 or the like."
-        )
+    check_patience(config, parts)
     X, y = parts.train
     batch_size = min(options.batch_size or len(X), len(X))
     batches = math.ceil(len(X) / batch_size)
     optimizer = make_optimizer(model, config.optimizer)
+    if checkpoint is not None:
+        check_point(checkpoint, samples=len(X), batches=batches, totals=len(TOTALS))
     progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
     trainee = Trainee(model, optimizer, loss, config, world)
     outcome = Outcome("epochs", progress)
+
+    def rate_of(step: int) -> float:
+        return learning_rate(config.optimizer, step, batches, length_at(options, step, batches))
+
     books = Books(trainee, parts, run, listener, outcome)
 
     with Interruption() as interruption, books.events:
         if checkpoint is None:
-            books.close_epoch(rate=learning_rate(config.optimizer, 0, batches, options.epochs), began=time.perf_counter())
+            books.close_epoch(rate=rate_of(0), began=time.perf_counter())
         while progress.stop is None and progress.epoch < options.epochs:
             began, interrupted = time.perf_counter(), False
             if progress.batch == 0:
                 forget_habits(model)  # as after a resume
                 progress.order, progress.totals = _order(options.seed, progress.epoch, len(X)), [0.0] * len(TOTALS)
-            rate = learning_rate(config.optimizer, progress.step, batches, options.epochs)
+            rate = rate_of(progress.step)
             for rows in progress.order.split(batch_size)[progress.batch :]:
-                rate = learning_rate(config.optimizer, progress.step, batches, options.epochs)
+                rate = rate_of(progress.step)
                 sums = trainee.step(X, y, rows, rate, interrupted=interruption.asked)
                 if sums is None:
                     progress.stop = "not_finite"
@@ -98,6 +101,14 @@ def fit(
                 return books.interrupted()
     outcome.stop = progress.stop or "epochs"
     return outcome
+
+
+def check_patience(config: Config, parts: Parts) -> None:
+    """Raises `InvalidArgument` if early stopping has nothing to watch."""
+    if config.run.patience is not None and parts.validation is None:
+        raise InvalidArgument(
+            "run.patience watches the validation loss: keep samples apart by data.validation=0.2 or the like."
+        )
 
 
 def _order(seed: int, epoch: int, n: int) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from wellposed.train.config import OptimizerSection
+    from wellposed.train.config import OptimizerSection, RunSection
 
-__all__ = ["learning_rate", "make_optimizer"]
+__all__ = ["learning_rate", "length_at", "make_optimizer"]
 
 
 def make_optimizer(model: nn.Module, options: OptimizerSection) -> torch.optim.Optimizer:
@@ -34,7 +34,7 @@ def learning_rate(options: OptimizerSection, step: int, batches: int, epochs: in
         options: With the name of the schedule.
         step: How many steps were taken.
         batches: Steps of an epoch.
-        epochs: Of the whole run.
+        epochs: Of the whole run; of the part that the step belongs to (`length_at`), if the run was extended.
     """
     rate = options.lr
     if options.schedule == "step":
@@ -43,3 +43,8 @@ def learning_rate(options: OptimizerSection, step: int, batches: int, epochs: in
         rate *= 0.5 * (1 + math.cos(math.pi * step / (epochs * batches)))
     warm = options.warmup * batches
     return rate * (step + 1) / warm if step < warm else rate
+
+
+def length_at(options: RunSection, step: int, batches: int) -> int:
+    """The length in epochs that the schedule of a step has: of a run that was extended, the least that the step is within."""
+    return next((length for length in options.extended if step < length * batches), options.epochs)

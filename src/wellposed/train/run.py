@@ -3,7 +3,7 @@
 | file | what |
 | --- | --- |
 | config.yaml | the configuration, every key resolved |
-| environment.json | versions, git state, threads, seed, command line; one entry a session |
+| environment.json | versions, git commits, threads, seed, command line; one entry a session |
 | metrics.jsonl | one row an epoch, on the disk before the epoch counts as done; no times, so equal runs have equal files |
 | times.jsonl | seconds an epoch, with its evaluation and certificate |
 | metrics.parquet, summary.json | written at the end |
@@ -15,26 +15,35 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wellposed._files import append_line, is_temporary, refuse_special_files, sweep, write_whole, writing
 from wellposed.certify import Certificate
-from wellposed.errors import InvalidArgument, RunError, how_to_install
-from wellposed.train._atomic import append_line, is_temporary, write_whole, writing
+from wellposed.errors import InvalidArgument, MissingPackage, RunError
 from wellposed.train._environment import environment
+from wellposed.train._lines import LineFile
 from wellposed.train._lock import Lock
+from wellposed.train._no_run import no_run
+from wellposed.train._parquet import parquet
+from wellposed.train._run_files import certificate_files, read_metrics, read_sessions, read_times
 
 if TYPE_CHECKING:
     from wellposed.train.config import Config
 
-__all__ = ["Run", "read_config", "read_metrics"]
+__all__ = ["Run", "read_config", "read_metrics", "refuse_foreign"]
 
 FOLDERS = ("certificates", "checkpoints", "figures")
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raises `RunError` if something in a run would lead out of it: a run may come from anywhere, and is written."""
+    refuse_special_files(folder, (*FOLDERS, "tensorboard"), in_place=("lock", "log.txt"))
 
 
 class Run:
@@ -49,6 +58,7 @@ class Run:
 
     def __init__(self, folder: Path, config: Config, lock: Lock) -> None:
         self.folder, self.config, self._lock = folder, config, lock
+        self._metrics, self._times = (LineFile(folder / name, self.log) for name in ("metrics.jsonl", "times.jsonl"))
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> Run:
@@ -63,10 +73,12 @@ class Run:
             foreign = sorted(part.name for part in folder.iterdir() if not _is_own(part.name))
             if foreign and not (folder / "config.yaml").exists():
                 raise InvalidArgument(f"{folder} holds other files ({', '.join(foreign[:3])}); choose an empty folder.")
-            for name in FOLDERS:
-                (folder / name).mkdir(exist_ok=True)
+        refuse_foreign(folder)
         lock = Lock(folder)
         try:
+            with writing(folder, begun=False):
+                for name in FOLDERS:
+                    (folder / name).mkdir(exist_ok=True)
             if (folder / "config.yaml").exists():
                 raise InvalidArgument(
                     f"{folder} holds a run already. Go on with it by --resume {folder}, or choose another folder by --out."
@@ -90,6 +102,7 @@ class Run:
             folder: Of the run.
             config: From `read_config`; what was changed in it is written back.
         """
+        refuse_foreign(folder)
         lock = Lock(folder)
         try:
             run = cls(folder, config, lock)
@@ -116,67 +129,78 @@ class Run:
 
     def append(self, row: Mapping[str, Any], seconds: float) -> None:
         """A row of metrics.jsonl: on the disk when this returns. NaN and infinities become null."""
-        append_line(self.folder / "metrics.jsonl", json.dumps({key: _finite(value) for key, value in row.items()}))
-        append_line(self.folder / "times.jsonl", json.dumps({"epoch": row["epoch"], "seconds": round(seconds, 6)}))
+        self.check()
+        self._metrics.add(json.dumps({key: _finite(value) for key, value in row.items()}))
+        self._times.add(json.dumps({"epoch": row["epoch"], "seconds": round(seconds, 6)}))
+
+    def check(self) -> None:
+        """Makes sure that the directory is this process's own and its rows are there; rows that are not are put back.
+
+        Raises:
+            RunError: Another process may be in the directory.
+        """
+        if self._lock.renew():
+            self.log("The lock file was deleted; it is made again.")
+        for lines in (self._metrics, self._times):
+            lines.restore()
 
     def add_certificate(self, epoch: int, certificate: Certificate) -> None:
         """certificates/epoch-00005.json."""
         write_whole(self.folder / "certificates" / f"epoch-{epoch:05d}.json", certificate.to_json().encode())
 
     def rewind(self, epoch: int) -> None:
-        """Drops what was written after the end of an epoch, half-written lines included; -1 drops all.
+        """Drops what was written after the end of an epoch, half-written lines included.
+
+        Args:
+            epoch: The last one that is kept; -1 drops what a process left that was killed before its first checkpoint.
 
         Raises:
-            RunError: Rows are missing that must be there.
+            RunError: Rows are missing that must be there; or with -1 there is more than that: checkpoints were lost, and what
+                they belong to is not dropped.
         """
+        if epoch < 0:
+            self._refuse_to_begin_again()
         rows = [row for row in read_metrics(self.folder) if row["epoch"] <= epoch]
-        if [row["epoch"] for row in rows] != list(range(epoch + 1)):
+        if len(rows) != epoch + 1 or any(row["epoch"] != k for k, row in enumerate(rows)):
             raise RunError(
                 f"{self.folder / 'metrics.jsonl'} is damaged: rows of epochs 0 to {epoch} are expected, there are {len(rows)}. "
                 "Put a good copy back, or start a new run."
             )
-        for name in ("metrics.jsonl", "times.jsonl"):
-            kept = rows if name == "metrics.jsonl" else [t for t in _lines(self.folder / name) if t["epoch"] <= epoch]
-            write_whole(self.folder / name, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        for path in (self.folder / "certificates").glob("epoch-*.json"):
-            if int(path.stem.removeprefix("epoch-")) > epoch:
+        times = [time for time in read_times(self.folder) if time["epoch"] <= epoch]
+        for lines, kept in ((self._metrics, rows), (self._times, times)):
+            lines.set("".join(json.dumps(row) + "\n" for row in kept).encode())
+        for certified, path in certificate_files(self.folder):
+            if certified > epoch:
                 path.unlink()
+
+    def _refuse_to_begin_again(self) -> None:
+        """The first checkpoint is written right after the row of epoch 0: with more than that there, checkpoints were lost."""
+        epochs = [row["epoch"] for row in read_metrics(self.folder)] + [epoch for epoch, _ in certificate_files(self.folder)]
+        if max(epochs, default=0) > 0 or (self.folder / "summary.json").exists():
+            raise RunError(
+                f"{self.folder} has results up to epoch {max(epochs, default=0)} and no checkpoint to continue from; nothing "
+                f"was changed. Put checkpoints/ back, or start a new run with: wellposed train {self.folder / 'config.yaml'}"
+            )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """summary.json, and metrics.parquet made from metrics.jsonl (if pyarrow is installed)."""
         write_whole(self.folder / "summary.json", json.dumps(_finite(dict(summary)), indent=2).encode())
-        self._write_parquet()
-        self.log(f"Finished: {summary.get('stop')}.")
-
-    def _write_parquet(self) -> None:
         try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            self.log(f"metrics.parquet is left out: pyarrow is not installed; {how_to_install('runs')}.")
-            return
-        rows = read_metrics(self.folder)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-        sink = pyarrow.BufferOutputStream()
-        pyarrow.parquet.write_table(table, sink)
-        write_whole(self.folder / "metrics.parquet", sink.getvalue().to_pybytes())
+            write_whole(self.folder / "metrics.parquet", parquet(read_metrics(self.folder)))
+        except (InvalidArgument, MissingPackage) as error:
+            self.log(f"metrics.parquet is left out: {error}")
+        self.log(f"Finished: {summary.get('stop')}.")
 
     def _sweep(self) -> None:
         """Removes what a process that was killed had not finished writing."""
         for folder in (self.folder, *(self.folder / name for name in FOLDERS)):
-            for path in folder.glob(".*.tmp"):
-                if is_temporary(path.name):
-                    path.unlink(missing_ok=True)
+            sweep(folder)
 
     def _begin_session(self) -> None:
         path = self.folder / "environment.json"
-        try:
-            sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-        except (OSError, ValueError, KeyError, TypeError):
-            sessions = []  # not there yet; it is a record for people, and no reason to refuse a run
+        sessions = read_sessions(self.folder)
         now = environment(self.config.run.seed, self.config.run.threads)
-        if sessions and sessions[-1]["versions"] != now["versions"]:
+        if sessions and sessions[-1].get("versions") != now["versions"]:
             self.log("The versions are others than in the session before; numbers may differ in their last digits.")
         write_whole(path, json.dumps({"sessions": [*sessions, now]}, indent=2).encode())
 
@@ -190,55 +214,9 @@ def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     from wellposed.train.config import read
 
-    if not (folder / "config.yaml").is_file():
-        raise InvalidArgument(_no_run(folder))
-    return read(folder / "config.yaml")
-
-
-def _no_run(folder: Path) -> str:
-    """Why there is no run, and what to do in this case."""
-    if folder.is_file():
-        beside = f" Give the folder that it is in: {folder.parent}." if (folder.parent / "config.yaml").is_file() else ""
-        return f"{folder} is a file; a run is a directory with a config.yaml.{beside}"
-    if not folder.is_dir():
-        start = f"Start a run there with: wellposed train --out {folder}"
-        return f"{folder} does not exist, so there is no run.{_near(folder.parent, folder.name) or f' {start}.'}"
-    inside = sorted(path.parent for path in folder.glob("*/config.yaml"))
-    if inside:
-        return f"{folder} is no run, but holds {len(inside)} of them: give one, such as {inside[-1]}."
-    if any(folder.iterdir()):
-        return f"{folder} is no run: it holds other files and no config.yaml. Give the directory of a run."
-    return f"{folder} is no run: it is empty. Start one there with: wellposed train --out {folder}."
-
-
-def _near(parent: Path, name: str) -> str:
-    """` Did you mean 'runs/first'?` if a run of nearly this name lies beside."""
-    names = [path.parent.name for path in parent.glob("*/config.yaml")] if parent.is_dir() else []
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" Did you mean {str(parent / near[0])!r}?" if near else ""
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a half-written last line is left out."""
-    return _lines(folder / "metrics.jsonl")
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    rows = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        try:
-            if line:
-                rows.append(json.loads(line))
-        except ValueError:
-            if number == len(lines) - 1:
-                break  # a process was killed while it wrote this line
-            raise RunError(f"{path} is damaged in line {number + 1}; put a good copy back, or start a new run.") from None
-    return rows
+    if not os.path.lexists(folder / "config.yaml"):
+        raise InvalidArgument(no_run(folder))
+    return read(folder / "config.yaml", within=folder)
 
 
 def _finite(value: Any) -> Any:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from wellposed.certify import Certificate
+from wellposed.experiments._licence import each
 from wellposed.experiments.report._read import RunFiles, as_number
 
-__all__ = ["Promise", "each", "margins", "norms", "promise"]
+__all__ = ["Promise", "margins", "norms", "promise"]
 
 #: Theorems about existence and uniqueness alone.
 WELL_POSED = ("contraction", "monotone", "perron_frobenius")
 
 #: A sentence on what was drawn or why nothing was, and the points of the line.
 Promise = tuple[str, list[tuple[float, float | None]]]
-
-
-def each(certificate: Certificate) -> Iterator[Certificate]:
-    """A certificate, and those by other theorems that were tried with it."""
-    yield certificate
-    for other in certificate.others:
-        yield from each(other)
 
 
 def margins(run: RunFiles) -> dict[str, list[tuple[float, float]]]:

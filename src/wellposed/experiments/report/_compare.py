@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from wellposed.certify import Certificate
 from wellposed.errors import InvalidArgument
+from wellposed.experiments._licence import moves
 from wellposed.experiments.report._certified import margins
 from wellposed.experiments.report._html import Html, el, table
 from wellposed.experiments.report._network import spectrum
@@ -69,12 +71,16 @@ def _overview(runs: Sequence[RunFiles]) -> Html:
     for run in runs:
         last = run.certificates[-1][1] if run.certificates else None
         least = [min(value for _, value in points) for points in margins(run).values()]
-        verdict = "none" if last is None else el("span", badge(last.verdict), f" {last.theorem}")
+        verdict = "none" if last is None else el("span", badge(last.verdict), f" {last.theorem}", _moves(last))
         rows.append(
             (run.name, described(run), *(run.last(name) for name in columns), verdict, min(least, default=None), run.seconds)
         )
     header = ("run", "what", *(name.replace("_", " ") for name in columns), "last certificate", "least margin", "seconds")
     return table("Runs", header, rows)
+
+
+def _moves(certificate: Certificate) -> str:
+    return f", {moves(certificate)}" if certificate.certified and certificate.rate is not None else ""
 
 
 def _differences(runs: Sequence[RunFiles]) -> Html:

@@ -13,6 +13,8 @@ __all__ = ["COLOURS", "Figure", "axes", "line", "plain", "thinned"]
 
 #: At least 3:1 against the light and the dark background, so that no figure depends on the theme.
 COLOURS = ("#3b82f6", "#d97706", "#16a34a", "#8b5cf6", "#ef4444", "#0d9488", "#db2777", "#6b7280")
+#: Marks on lines, one for each time that the colours begin again.
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 #: Points of a line, and rows of the table under a figure.
 DRAWN, LISTED = 1000, 40
 
@@ -96,16 +98,19 @@ def line(name: str, points: Iterable[tuple[Any, Any]], colour: int, **options: A
     Args:
         name: In the legend.
         points: (x, y); y None breaks the line.
-        colour: Number of the colour.
+        colour: Number of the colour; where all were used they come again with other marks on the line.
         options: Of the trace, in place of the defaults.
     """
     pairs = thinned(list(points))
     shade = COLOURS[colour % len(COLOURS)]
     style = {"color": shade, "width": 2, **options.pop("line", {})}
-    marker = {"color": shade, "size": 6, **options.pop("marker", {})}
+    turn = colour // len(COLOURS)
+    marker = {"color": shade, "size": 6, "symbol": SYMBOLS[turn % len(SYMBOLS)], **options.pop("marker", {})}
+    if turn:
+        marker |= {"size": 8, "maxdisplayed": 20}
     return {
         "type": "scatter",
-        "mode": "lines+markers" if len(pairs) <= 40 else "lines",
+        "mode": "lines+markers" if len(pairs) <= 40 or turn else "lines",
         "name": plain(name),
         "x": [x for x, _ in pairs],
         "y": [y for _, y in pairs],

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from wellposed._reading import files_in, opened, parse_json, read_bytes
 from wellposed.certify import Certificate
-from wellposed.errors import InvalidArgument, how_to_install
+from wellposed.certify._recheck import as_recorded
+from wellposed.errors import InvalidArgument, RunError, how_to_install
+from wellposed.train._run_files import RECORD, ROWS, certificate_files
 
 __all__ = ["RunFiles", "as_number", "read_run"]
 
-#: Lines of log.txt on the page.
-LOG_LINES = 200
-
-Value = TypeVar("Value")
+#: Lines of log.txt on the page, and characters of one.
+LOG_LINES, LOG_WIDTH = 200, 2000
 
 
 @dataclass
@@ -86,7 +87,7 @@ def read_run(folder: Path) -> RunFiles:
     summary = _json(run, "summary.json", optional=True)
     run.summary = summary if isinstance(summary, dict) else {}
     run.certificates = _certificates(run)
-    run.log = (_text(run, "log.txt", optional=True) or "").splitlines()[-LOG_LINES:]
+    run.log = _last_lines(run, "log.txt")
     if not (text or run.rows or run.certificates):
         raise InvalidArgument(f"{folder} holds no config.yaml, metrics.jsonl or certificates, so it is not a run directory.")
     return run
@@ -94,45 +95,60 @@ def read_run(folder: Path) -> RunFiles:
 
 def as_number(value: Any) -> float | None:
     """A finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > sys.float_info.max:
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def _text(run: RunFiles, name: str, *, optional: bool = False) -> str | None:
+def _text(run: RunFiles, name: str, limit: int = RECORD, *, optional: bool = False) -> str | None:
     try:
-        return (run.folder / name).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+        content = read_bytes(run.folder / name, limit=limit, error=RunError, within=run.folder)
+    except RunError as error:
+        run.remarks.append(f"{name} is left out: {error}")
+        return None
+    if content is None:
         if not optional:
             run.remarks.append(f"{name} is missing.")
-    except OSError as error:
-        run.remarks.append(f"{name} cannot be read: {error.strerror}.")
-    return None
-
-
-def _parsed(run: RunFiles, name: str, text: str, parse: Callable[[str], Value]) -> Value | None:
-    try:
-        return parse(text)
-    except (ValueError, RecursionError):
-        run.remarks.append(f"{name} is damaged and left out.")
         return None
+    return content.decode("utf-8", errors="replace")
+
+
+def _last_lines(run: RunFiles, name: str) -> list[str]:
+    """The end of a file that may be of any size."""
+    try:
+        with opened(run.folder / name, limit=sys.maxsize, error=RunError, within=run.folder) as found:
+            if found is None:
+                return []
+            file, size = found
+            file.seek(max(0, size - LOG_LINES * LOG_WIDTH))
+            text = file.read(LOG_LINES * LOG_WIDTH).decode("utf-8", errors="replace")
+    except RunError as error:
+        run.remarks.append(f"{name} is left out: {error}")
+        return []
+    return [line[:LOG_WIDTH] for line in text.splitlines()[-LOG_LINES:]]
 
 
 def _json(run: RunFiles, name: str, *, optional: bool = False) -> Any:
     text = _text(run, name, optional=optional)
-    return None if text is None else _parsed(run, name, text, json.loads)
+    if text is None:
+        return None
+    try:
+        return parse_json(text, name, error=RunError)
+    except RunError:
+        run.remarks.append(f"{name} is damaged and left out.")
+        return None
 
 
 def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
     """Rows of a JSON Lines file; lines that are not rows are counted and left out."""
     rows, damaged = [], 0
-    for line in (_text(run, name, optional=optional) or "").split("\n"):
+    for line in (_text(run, name, ROWS, optional=optional) or "").split("\n"):
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
             damaged += 1
             continue
-        if isinstance(row, dict):
+        if isinstance(row, dict) and not any(isinstance(value, (dict, list)) for value in row.values()):
             rows.append(row)
         elif row is not None:
             damaged += 1
@@ -146,13 +162,13 @@ def _config(run: RunFiles, text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        import yaml
+        from wellposed.train.config_yaml import BYTES, parse_text
     except ImportError:
         run.remarks.append(f"config.yaml is shown as text, because pyyaml is not installed; {how_to_install('cli')}.")
         return {}
     try:
-        plain = yaml.safe_load(text)
-    except yaml.YAMLError:
+        plain = parse_text(text, "config.yaml") if len(text) <= BYTES else None
+    except InvalidArgument:
         plain = None
     if not isinstance(plain, dict):
         run.remarks.append("config.yaml is not a YAML file with sections; it is shown as text.")
@@ -161,16 +177,33 @@ def _config(run: RunFiles, text: str) -> dict[str, Any]:
 
 
 def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
-    found = []
-    for path in sorted((run.folder / "certificates").glob("epoch-*.json")):
+    """Those that can be read, as far as they agree with themselves."""
+    found, size = [], 0
+    try:
+        files = certificate_files(run.folder)
+    except RunError as error:
+        run.remarks.append(f"certificates/ is left out: {error}")
+        return []
+    named = {path for _, path in files}
+    for path in files_in(run.folder / "certificates", "epoch-", ".json", error=RunError, within=run.folder):
+        if path not in named:
+            run.remarks.append(f"certificates/{path.name} is no certificate and is left out.")
+    for epoch, path in files:
         name = f"certificates/{path.name}"
-        plain, epoch = _json(run, name), path.stem.removeprefix("epoch-")
+        plain = _json(run, name)
+        size += path.lstat().st_size if plain is not None else 0
+        if size > ROWS:
+            run.remarks.append(
+                f"{name} and those after it are left out: all certificates together have more than {ROWS:,} bytes."
+            )
+            break
         if plain is None:
             continue
         try:
-            certificate = Certificate.from_dict(plain)
-            certificate.to_json()  # computes the margins, which foreign values do not survive
-            found.append((int(epoch), certificate))
-        except (AttributeError, KeyError, TypeError, ValueError):
+            certificate, said = as_recorded(plain)
+        except InvalidArgument:
             run.remarks.append(f"{name} is no certificate and is left out.")
-    return sorted(found, key=lambda pair: pair[0])
+            continue
+        run.remarks += [f"{name} {sentence}." for sentence in said]
+        found.append((epoch, certificate))
+    return found

@@ -7,15 +7,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wellposed.certify import Certificate, Hypothesis, Verdict
-from wellposed.experiments.report._certified import each, margins
+from wellposed.experiments._licence import each, licence
+from wellposed.experiments.report._certified import margins
 from wellposed.experiments.report._html import Html, el, number, table
-from wellposed.experiments.report._read import RunFiles
+from wellposed.experiments.report._read import RunFiles, as_number
 
 __all__ = ["badge", "certificate_parts", "configuration", "environment", "glance", "log_part", "sentence"]
 
 #: Not by colour alone.
 _SIGNS = {Verdict.CERTIFIED: "✓", Verdict.VIOLATED: "✗", Verdict.UNDECIDED: "?"}
 _HOLDS = {True: "✓ holds", False: "✗ fails", None: "? undecided"}
+
+AS_RECORDED = (
+    "Verdicts are shown as recorded in certificates/. This page checks that each agrees with its own numbers, not that the "
+    "numbers are those of the network: wellposed certify RUN computes them again."
+)
 
 
 def sentence(text: str) -> Html:
@@ -24,8 +30,8 @@ def sentence(text: str) -> Html:
 
 
 def badge(verdict: Verdict) -> Html:
-    """A verdict as a mark and a word."""
-    return el("span", f"{_SIGNS[verdict]} {verdict}", class_=f"badge {verdict.value}")
+    """A verdict as a mark and a word, and that a file is all that stands behind it."""
+    return el("span", f"{_SIGNS[verdict]} {verdict} as recorded", class_=f"badge {verdict.value}")
 
 
 def glance(run: RunFiles) -> Html:
@@ -33,14 +39,15 @@ def glance(run: RunFiles) -> Html:
     tiles: list[tuple[str, Any, str]] = []
     for part in ("train", "validation", "test"):
         parts = []
-        if (accuracy := run.last(f"{part}_accuracy")) is not None and isinstance(accuracy, (int, float)):
+        if (accuracy := as_number(run.last(f"{part}_accuracy"))) is not None:
             parts.append(f"accuracy {accuracy:.2%}")
         if (loss := run.last(f"{part}_loss")) is not None:
             tiles.append((f"{part} loss", number(loss), ", ".join(parts)))
     if run.certificates:
         epoch, certificate = run.certificates[-1]
-        rate = "" if certificate.rate is None else f", rate {certificate.rate:.10g}"
-        tiles.append(("certificate", badge(certificate.verdict), f"{certificate.theorem}{rate}, epoch {epoch}"))
+        said = f"; {licence(certificate)}" if licence(certificate) else ""
+        kind = f"{certificate.theorem} ({certificate.dynamics})" if certificate.dynamics else certificate.theorem
+        tiles.append(("certificate", badge(certificate.verdict), f"{kind}, epoch {epoch}{said}"))
     for label, points in list(margins(run).items())[:1]:
         tiles.append(("well-posedness margin", number(points[-1][1]), label))
     epochs, steps = run.last("epoch"), run.last("step")
@@ -65,11 +72,10 @@ def certificate_parts(run: RunFiles) -> list[Html]:
     for epoch, certificate in run.certificates:
         failed = [h.name for h in certificate.hypotheses if not h.holds]
         why = "; ".join(certificate.licenses) if certificate.certified else certificate.note or "; ".join(failed)
-        rows.append(
-            (epoch, certificate.theorem, certificate.dynamics or "–", badge(certificate.verdict), _rate(certificate), why)
-        )
-    header = ("epoch", "theorem", "dynamics", "verdict", "rate", "licenses, or why not")
-    parts = [table("Certificates along training", header, rows)]
+        dynamics, said = certificate.dynamics or "–", licence(certificate) or "–"
+        rows.append((epoch, certificate.theorem, dynamics, badge(certificate.verdict), _rate(certificate), said, why))
+    header = ("epoch", "theorem", "dynamics", "verdict", "rate", "what moves, how fast", "licenses, or why not")
+    parts = [el("p", AS_RECORDED), table("Certificates along training", header, rows)]
     epoch, last = run.certificates[-1]
     for index, one in enumerate(each(last)):
         body = _certificate(one, f"{one.theorem}{f' ({one.dynamics})' if one.dynamics else ''}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import WellposedError
+from wellposed.experiments._threads import on_threads, threads_for
 from wellposed.experiments.setup import Problem, prepare
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractNetwork
@@ -69,7 +70,8 @@ def network_state(folder: Path) -> NetworkState:
     with warnings.catch_warnings(record=True) as caught, torch.random.fork_rng(devices=[]):
         warnings.simplefilter("always")
         try:
-            _fill(state, folder)
+            with on_threads():
+                _fill(state, folder)
         except (WellposedError, ImportError, OSError, RuntimeError, ValueError) as error:
             text = " ".join(str(error).split()) or type(error).__name__
             state.remarks.append(f"The network could not be loaded or evaluated. {text}")
@@ -81,8 +83,10 @@ def _fill(state: NetworkState, folder: Path) -> None:
     config = read_config(folder)
     problem = prepare(config)
     model = problem.model
+    torch.set_num_threads(threads_for(model, problem.parts.train[0]))
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), say=state.remarks.append)
+    earlier = config.earlier_fingerprints()
+    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), earlier=earlier, say=state.remarks.append)
     if checkpoint is None:
         state.remarks.append("There is no checkpoint; the network is shown as it was at the start.")
     X = _kernel_inputs(state, problem)

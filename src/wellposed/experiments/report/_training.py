@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from wellposed.experiments.report._certified import margins, norms, promise
-from wellposed.experiments.report._figure import Figure, axes, line
+from wellposed.experiments.report._figure import COLOURS, Figure, axes, line
 from wellposed.experiments.report._html import number
 from wellposed.experiments.report._read import RunFiles
 
 __all__ = ["losses", "margin", "measure", "norm_lines"]
 
+#: Dashes that the eye tells apart: a longer dash beside a dash is none.
 PARTS = {"train": "solid", "validation": "dot", "test": "dash"}
+CERTIFIED = "dashdot"
 #: How a measure is called on the page.
 MEASURES = {"accuracy": "Accuracy", "miou": "Mean intersection over union", "equilibrium_steps": "Equilibrium solves"}
 
@@ -35,8 +37,9 @@ def losses(runs: Sequence[RunFiles]) -> Figure | str:
         remarks.append(first + sentence)
         if points_of_promise:
             colour = index if len(runs) > 1 else 4
-            style = {"dash": "longdash", "width": 2.5}
-            traces.append(line(f"{first}certified", points_of_promise, colour, line=style, mode="lines", connectgaps=False))
+            style = {"dash": CERTIFIED, "width": 2.5}
+            bare = {"mode": "lines"} if colour < len(COLOURS) else {}
+            traces.append(line(f"{first}certified", points_of_promise, colour, line=style, connectgaps=False, **bare))
             known = [(e, y) for e, y in points_of_promise if y is not None]
             sentences.append(f"{first}certified loss {number(known[-1][1])} at epoch {known[-1][0]:g}.")
             rows += [(f"{first}certified", int(epoch), value) for epoch, value in known]
@@ -127,7 +130,7 @@ def norm_lines(runs: Sequence[RunFiles]) -> Figure | str:
     for run in runs:
         first = f"{run.name}: " if len(runs) > 1 else ""
         for label, points in norms(run).items():
-            traces.append(line(first + label, points, len(traces), line={"dash": "solid" if len(traces) < 8 else "dash"}))
+            traces.append(line(first + label, points, len(traces)))
             sentences.append(f"{first}{label} from {number(points[0][1])} to {number(points[-1][1])}.")
             rows += [(first + label, int(epoch), value) for epoch, value in points]
     if not traces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from wellposed._files import write_whole, writing
 from wellposed.errors import InvalidArgument
 from wellposed.experiments.report._html import Html, el
 from wellposed.experiments.report._network import parameter_table, predictions, spectrum
@@ -13,7 +14,6 @@ from wellposed.experiments.report._read import RunFiles, read_run
 from wellposed.experiments.report._sections import certificate_parts, configuration, environment, glance, log_part
 from wellposed.experiments.report._state import NetworkState, network_state
 from wellposed.experiments.report._training import losses, margin, measure, norm_lines
-from wellposed.train._atomic import write_whole, writing
 
 __all__ = ["described", "save", "write"]
 

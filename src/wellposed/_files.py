@@ -1,0 +1,232 @@
+"""Files that are written whole or not at all, and never through a link.
+
+A new content is written under a temporary name and renamed. The temporary file is locked while its writer lives, so that what a
+killed process left behind can be told from what another one is writing, and is removed by `sweep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from wellposed._file_lock import is_at, try_lock
+from wellposed.errors import RunError
+
+__all__ = [
+    "Temporary",
+    "append_line",
+    "is_temporary",
+    "open_plain",
+    "refuse_special_files",
+    "replacing",
+    "sweep",
+    "sync_folder",
+    "write_whole",
+    "writing",
+]
+
+_LINK = "it is a link to another file; remove it, or put a copy of that file in its place"
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EFBIG: "the file would grow beyond the limit for files of this process; raise the limit (ulimit -f)",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "this folder may not be written; choose another one, or change its permissions",
+    errno.EPERM: "this folder may not be written; choose another one, or change its permissions",
+    errno.ENOTDIR: "a part of this path is a file and not a folder; choose another one",
+    errno.ELOOP: _LINK,
+    errno.EMLINK: _LINK,
+    errno.ENXIO: "it is a pipe, a socket or a device and not a file; remove it",
+}
+
+_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+#: A pipe without a reader must not keep us waiting; children must not inherit; Windows must not change line ends.
+_ALWAYS: int = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+@contextmanager
+def writing(path: Path, *, begun: bool = True) -> Iterator[None]:
+    """Turns what the operating system says about `path` into one sentence.
+
+    Args:
+        path: What is written.
+        begun: Whether there is a run already that something may have happened to.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, f"{error.strerror or error}")
+        kept = " Everything up to the last checkpoint is kept, and --resume continues from there." if begun else ""
+        raise RunError(f"Cannot write {path}: {reason}.{kept}") from error
+
+
+def open_plain(path: Path, flags: int) -> int:
+    """Opens a regular file itself, never what a link of this name points to; returns the handle.
+
+    Raises:
+        OSError: ELOOP for a link, EMLINK for a file with a second name that would be changed in place, ENXIO for a pipe, a
+            socket or a device; or what the operating system says.
+    """
+    if not _NOFOLLOW and os.path.islink(path):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    handle = os.open(path, flags | _NOFOLLOW | _ALWAYS, 0o666)
+    found = os.fstat(handle)
+    wrong = 0 if stat.S_ISREG(found.st_mode) else errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.ENXIO
+    if not wrong and flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
+        wrong = errno.EMLINK
+    if wrong:
+        os.close(handle)
+        raise OSError(wrong, os.strerror(wrong), str(path))
+    return handle
+
+
+def refuse_special_files(folder: Path, inside: Iterable[str] = (), in_place: Iterable[str] = ()) -> None:
+    """Raises `RunError` if a folder holds a link, a pipe, a socket or a device; the folder itself may be a link.
+
+    Args:
+        folder: What is looked through.
+        inside: Names of folders in it that are looked through as well, if they are there.
+        in_place: Names of files in it that are changed in place: they may not have a second name (a hard link) either.
+    """
+    for name in ("", *inside):
+        try:
+            entries = sorted(os.scandir(folder / name if name else folder), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise RunError(f"{folder / name} cannot be read ({error.strerror}); change its permissions.") from error
+        for entry in entries:
+            path = folder / name / entry.name
+            second = entry.name in in_place and not name and entry.stat(follow_symlinks=False).st_nlink > 1
+            if entry.is_symlink() or second:
+                raise RunError(
+                    f"{path} is a link, and nothing in a run is followed: remove it, or put a copy of what it points to in its "
+                    "place."
+                )
+            if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+                raise RunError(f"{path} is a pipe, a socket or a device; a run holds files and folders only. Remove it.")
+
+
+class Temporary:
+    """A new file beside `path` that takes its place when it is complete.
+
+    Args:
+        path: What is replaced, or made.
+        ending: Of the temporary name.
+
+    Attributes:
+        path: The temporary name.
+        handle: Open for reading and writing, and locked.
+    """
+
+    def __init__(self, path: Path, ending: str = "tmp") -> None:
+        self._target = path
+        while True:
+            self.path = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{ending}")
+            self.handle = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            with contextlib.suppress(OSError):  # without locks there is no `sweep` either
+                if not (try_lock(self.handle) and is_at(self.handle, self.path)):
+                    self._close()
+                    continue  # `sweep` came between
+            return
+
+    def commit(self) -> None:
+        """The new content is on the disk, and then under the name, when this returns."""
+        os.fsync(self.handle)
+        if os.name == "nt":
+            self._close()  # open files cannot be renamed there
+        os.replace(self.path, self._target)
+        self._close()
+        sync_folder(self._target.parent)
+
+    def discard(self) -> None:
+        """As if it had never been."""
+        self._close()
+        self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        handle, self.handle = self.handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write; when the context ends without an error, its content is that of `path`, at once and on the disk."""
+    temporary = Temporary(path)
+    try:
+        with os.fdopen(temporary.handle, "w+b", closefd=False) as file:
+            yield file
+        temporary.commit()
+    except BaseException:
+        temporary.discard()
+        raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces a file so that a reader, or a crash at any moment, sees the old content or the new one, never a part."""
+    with writing(path), replacing(path) as file:
+        file.write(content)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line and waits until it is on the disk."""
+    with writing(path):
+        new = not path.exists()
+        with os.fdopen(open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+            file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            sync_folder(path.parent)
+
+
+def is_temporary(name: str, ending: str = "tmp") -> bool:
+    """Whether a file of this name is what a killed writer leaves."""
+    return re.fullmatch(rf"\..+\.\d+(-[0-9a-f]{{8}})?\.{ending}", name) is not None
+
+
+def sweep(folder: Path, *, target: str | None = None, ending: str = "tmp") -> None:
+    """Removes what killed processes had not finished writing, and nothing that a living one writes.
+
+    Args:
+        folder: Where to look.
+        target: Only what was to become this file.
+        ending: Of the temporary names.
+    """
+    with contextlib.suppress(OSError):  # a folder that is not there, or not ours
+        for name in os.listdir(folder):
+            if is_temporary(name, ending) and (target is None or name.startswith(f".{target}.")):
+                _remove_if_dead(folder / name)
+
+
+def _remove_if_dead(path: Path) -> None:
+    with contextlib.suppress(OSError):  # already gone, not ours, or without locks
+        handle = open_plain(path, os.O_RDWR)
+        try:
+            dead = try_lock(handle)
+            if dead and os.name != "nt":
+                path.unlink()
+        finally:
+            os.close(handle)
+        if dead and os.name == "nt":
+            path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder survive a loss of power, where the system can do that."""
+    if os.name == "nt":
+        return  # folders cannot be opened there
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,180 @@
+"""Tables of the user: columns by name out of .csv and .parquet files."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wellposed.errors import InvalidArgument, MissingPackage, did_you_mean, how_to_install
+
+__all__ = ["LARGEST", "Table", "check_file", "read_csv", "read_parquet"]
+
+#: Bytes of a file, and of what it unpacks to.
+LARGEST = 4 * 2**30
+#: Names of columns that a message lists.
+LISTED = 12
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length.
+
+    Attributes:
+        name: Of the file, for messages.
+        columns: By name: (n,) of float64, NaN where a cell is empty; or of text.
+    """
+
+    name: str
+    columns: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def column(self, key: str, option: str) -> np.ndarray:
+        """A column, by a name that `option` gave."""
+        if key not in self.columns:
+            hint = did_you_mean(key, self.columns)
+            raise InvalidArgument(f"{option}={key!r}: {self.name} has no such column; it has {self.listed()}.{hint}")
+        return self.columns[key]
+
+    def numbers(self, key: str, option: str) -> np.ndarray:
+        """(n,) a column whose cells are all finite numbers."""
+        values = self.column(key, option)
+        if values.dtype.kind != "f":
+            i = next((i for i, cell in enumerate(values) if not _is_number(cell)), 0)
+            raise InvalidArgument(
+                f"Column {key!r} of {self.name} holds text ({values[i]!r} in row {i + 1}), where numbers are expected. Choose "
+                "the inputs by data.columns=[...] without it, or write numbers in its place."
+            )
+        if not np.isfinite(values).all():
+            i = int(np.flatnonzero(~np.isfinite(values))[0])
+            cell, count = "is empty or NaN" if math.isnan(values[i]) else f"is {values[i]}", int((~np.isfinite(values)).sum())
+            raise InvalidArgument(
+                f"Row {i + 1} of column {key!r} of {self.name} {cell} ({count} of {len(values)} cells are not finite). Drop "
+                "these rows or fill the cells, or omit the column by data.columns=[...]."
+            )
+        return values
+
+    def listed(self) -> str:
+        """The names, or the first of them."""
+        names = list(self.columns)
+        return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+
+
+def check_file(path: Path) -> None:
+    """Raises unless it is a regular file of a size that can be read: a pipe would never end."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        near = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+        raise InvalidArgument(
+            f"data.name={str(path)!r} cannot be read: {error.strerror}.{did_you_mean(path.name, near)}"
+        ) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"data.name={str(path)!r} is not a file; give a .csv, .parquet or .npz file.")
+    if found.st_size == 0:
+        raise InvalidArgument(f"{path} is empty.")
+    if found.st_size > LARGEST:
+        raise InvalidArgument(f"{path} has {found.st_size / 2**30:.1f} GB; at most {LARGEST / 2**30:.0f} GB are read.")
+
+
+def read_csv(path: Path) -> Table:
+    """The columns of a file with their names in its first row; cells are parted by commas, semicolons or tabs."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            mark = max(",;\t", key=first.count)  # the first of equals, so a single column has a comma
+            rows = csv.reader(itertools.chain([first], file), delimiter=mark, strict=True)
+            header = [name.strip() for name in next(rows, [])]
+            _check_header(path, header)
+            cells: list[list[str]] = []
+            for row in rows:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise InvalidArgument(
+                        f"{path}, line {rows.line_num}: {len(row)} cells where the first row has {len(header)} names."
+                    )
+                cells.append(row)
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path} is not a .csv file: byte {error.start} is not UTF-8 text.") from None
+    except csv.Error as error:
+        raise InvalidArgument(f"{path} is not a .csv file: {error}.") from None
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror}.") from None
+    if not cells:
+        raise InvalidArgument(f"{path} has names of columns and no rows.")
+    return Table(path.name, {name: _parsed(column) for name, column in zip(header, zip(*cells, strict=True), strict=True)})
+
+
+def read_parquet(path: Path) -> Table:
+    """The columns of a Parquet file that hold numbers, truth values or text."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingPackage(f"{path.name} needs pyarrow; install it with: {how_to_install('runs')}.") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+            if size > LARGEST:
+                raise InvalidArgument(f"{path} unpacks to {size / 2**30:.1f} GB; at most {LARGEST / 2**30:.0f} GB are read.")
+            content = file.read()
+        names = list(content.column_names)
+        _check_header(path, names)
+        if content.num_rows == 0:
+            raise InvalidArgument(f"{path} has columns and no rows.")
+        return Table(path.name, {name: _of_arrow(path, name, content.column(name)) for name in names})
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InvalidArgument(f"{path} cannot be read as a Parquet file ({' '.join(str(error).split())}).") from None
+
+
+def _check_header(path: Path, names: list[str]) -> None:
+    if not names:
+        raise InvalidArgument(f"{path} has no columns.")
+    if all(_is_number(name) for name in names):
+        raise InvalidArgument(
+            f"The first row of {path} must hold the names of the columns; it holds numbers ({names[0]!r}, ...)."
+        )
+    if "" in names:
+        raise InvalidArgument(f"Column {names.index('') + 1} of {path} has no name; name every column.")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidArgument(f"{path} has the column {twice!r} twice; rename one of them.")
+
+
+def _parsed(cells: tuple[str, ...]) -> np.ndarray:
+    """float64 if every cell is a number or empty, else text."""
+    try:
+        return np.array([float(cell) if cell.strip() else math.nan for cell in cells], dtype=np.float64)
+    except ValueError:
+        return np.array([cell.strip() for cell in cells], dtype=object)
+
+
+def _of_arrow(path: Path, name: str, column: Any) -> np.ndarray:
+    import pyarrow.types as types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        plain = column.to_pylist()
+        return np.array([math.nan if cell is None else float(cell) for cell in plain], dtype=np.float64)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()], dtype=object)
+    # kept as text, so that only its use is a mistake
+    return np.array([f"<{column.type}>"] * len(column), dtype=object)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return not cell.strip()
+    return True

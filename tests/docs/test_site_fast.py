@@ -1,0 +1,75 @@
+"""The site as `make docs-fast` builds it, served as files: no tutorial is run, and the search finds things."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import browser
+import doc_hooks
+
+pytestmark = pytest.mark.slow
+for package in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+    pytest.importorskip(package, reason=f"the site needs {package}; `make docs` installs it")
+
+#: What a reader would look for, and a page that must be found.
+SEARCHED = {"PeacemanRachford": "reference/solve.html", "trajectories": "landscapes.html", "own data": "tool.html"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return doc_hooks.build(tmp_path_factory.mktemp("site"), WELLPOSED_DOCS_FAST="1")
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_tutorials_have_their_code_and_say_that_it_was_not_run(site: Path) -> None:
+    for script in (doc_hooks.DOCS / "tutorials").glob("*.py"):
+        page = (site / "tutorials" / f"{script.stem}.html").read_text()
+        assert "This page was not executed" in page and not list((site / "tutorials").glob(f"{script.stem}-*.png"))
+
+
+def test_the_index_of_the_search_has_every_page(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    pages = {page.relative_to(doc_hooks.DOCS).with_suffix(".html").as_posix() for page in doc_hooks.DOCS.rglob("*.md")}
+    assert pages <= found
+    for word, place in SEARCHED.items():
+        assert any(
+            entry["location"].startswith(place) and word.split()[0] in entry["text"] + entry["title"] for entry in index["docs"]
+        )
+
+
+def test_the_search_works_from_a_static_server(address: str, tmp_path: Path) -> None:
+    program = browser.find()
+    if program is None:
+        pytest.skip("there is no Chromium to search with")
+    with browser.running(program, tmp_path) as chromium:
+        for word, place in SEARCHED.items():
+            chromium.visit(f"{address}/index.html?q={word.replace(' ', '+')}")
+            links: list[str] = []
+            end = time.monotonic() + browser.SECONDS
+            while not any(place in link for link in links):
+                assert time.monotonic() < end, f"the search for {word!r} found {links} and not {place}"
+                time.sleep(0.2)
+                links = chromium.value("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
+            assert all(url.startswith((address, "data:", "blob:")) for url in chromium.requests())
+            assert not chromium.problems()
