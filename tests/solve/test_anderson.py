@@ -42,11 +42,11 @@ def test_iterates_are_those_of_the_textbook(name: str, memory: int, damping: flo
     p = problem(name).take([0])
     f = CountingFunction(p)
     solver = wp.Anderson(memory=memory, regularization=0.0, damping=damping)
-    wp.fixed_point(f, p.z0, solver, args=(torch.arange(1), *p.args), rtol=1e-12, max_steps=8, on_failure="ignore")
+    wp.fixed_point(f, p.z0, solver, args=(torch.arange(1), *p.args), rtol=1e-12, max_steps=9, on_failure="ignore")
     expected = textbook(lambda z: p.image(z.unsqueeze(0))[0], p.z0[0], memory, damping, 8)
     residuals = [float((p.image(z.unsqueeze(0))[0] - z).norm()) for z in expected]
     assert residuals == sorted(residuals, reverse=True), "the safeguard would act, and the comparison would not hold"
-    for seen, z in zip(f.visited[0], expected, strict=True):
+    for seen, z in zip(f.visited[0][:-1], expected, strict=True):  # the last evaluation confirms
         assert torch.allclose(seen, z, rtol=1e-7, atol=1e-9)
 
 
@@ -125,8 +125,10 @@ def test_safeguard_goes_back_to_the_accepted_point(memory: int) -> None:
 def test_never_returns_worse_than_the_best_point() -> None:
     c = torch.randn(16, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     p = Problem("kinked", kinked, (c,), torch.zeros(16, 5, dtype=torch.float64), None, 1.0, float("inf"), max_steps=30)
-    residuals = torch.stack([solve(p, wp.Anderson(), max_steps=k, rtol=1e-14).absolute_residual for k in range(1, 25)])
-    assert (residuals[1:] <= residuals[:-1]).all()  # more steps never return more residual
+    solutions = [solve(p, wp.Anderson(), max_steps=k, rtol=1e-14) for k in range(1, 25)]
+    residuals = torch.stack([sol.absolute_residual for sol in solutions])
+    # more steps never return more residual, which is measured to the rounding of f
+    assert (residuals[1:] <= residuals[:-1] + p.rounding(solutions[-1].value)).all()
 
 
 def test_works_where_plain_iteration_does_not() -> None:

@@ -37,7 +37,7 @@ def test_iterates_are_those_of_the_formula() -> None:
     args = (torch.arange(1), *p.args)
     wp.fixed_point(f, p.z0, wp.Picard(0.3), args=args, max_steps=6, on_failure="ignore")
     z = p.z0
-    for seen in f.visited[0]:
+    for seen in f.visited[0][:-1]:  # the last evaluation confirms
         assert torch.allclose(seen, z[0], rtol=1e-14)
         z = 0.7 * z + 0.3 * p.image(z)
 
@@ -89,8 +89,9 @@ def test_buffers_of_a_cell_are_reused_without_a_trace() -> None:
     for max_steps in (*range(1, 9), 100):
         options = {"max_steps": max_steps, "on_failure": "ignore", "rtol": 1e-10}
         buffered = wp.fixed_point(cell.bind(x), z0, wp.Picard(), **options)  # type: ignore[arg-type]
+        options["max_steps"] = max_steps + 1
         reference = wp.fixed_point(plain, z0, wp.Picard(), args=(x,), **options)  # type: ignore[arg-type]
-        assert torch.equal(buffered.num_steps + buffered.converged, reference.num_steps)  # one more confirms a function
+        assert torch.equal(buffered.num_steps + 1, reference.num_steps)  # one more confirms a function
         assert torch.allclose(buffered.value, reference.value, rtol=0, atol=1e-13)
         assert torch.allclose(buffered.absolute_residual, reference.absolute_residual, rtol=1e-6, atol=1e-14)
 

@@ -74,7 +74,7 @@ def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
         largest = [1.0] * PROBES
         for k in range(1, limit + 1):
             probes = [transposed(u)[0] for u in probes]
-            largest = [float(concrete(torch.linalg.vector_norm(u, dim=1)).max()) for u in probes]
+            largest = [float(concrete(torch.linalg.vector_norm(u)).max()) for u in probes]
             if max(largest) <= target:
                 return math.ceil(1.5 * k) + 2
             if not max(largest) < GROWTH_LIMIT:
@@ -87,8 +87,8 @@ def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
 
 
 def _gaussian(z: Tensor) -> list[Tensor]:
-    """`PROBES` tensors like z: the same vectors for every sample, drawn by numpy, since transforms forbid torch to draw."""
+    """`PROBES` tensors like z, drawn by numpy, since transforms forbid torch to draw."""
     total = float(concrete(z.detach()).double().abs().sum())
     seed = abs(hash(total)) % 2**32 if math.isfinite(total) else 0
-    draws = np.random.default_rng(seed).standard_normal((PROBES, z.shape[1]))
+    draws = np.random.default_rng(seed).standard_normal((PROBES, *z.shape))
     return [torch.zeros_like(z) + torch.as_tensor(w, dtype=z.dtype, device=z.device) for w in draws]

@@ -1,9 +1,11 @@
 """Solving z = f(z), every sample by itself. Start reading at `_fixed_point.py`, then `_iterate.py`: the loop."""
 
+from wellposed.solve._closing import judge
 from wellposed.solve._failure import apply_policy, check_policy, user_level
 from wellposed.solve._fixed_point import as_solution, check_options, fixed_point
-from wellposed.solve._iterate import iterate, judge
-from wellposed.solve._map import AbstractMap, FunctionMap
+from wellposed.solve._function_map import FunctionMap
+from wellposed.solve._iterate import iterate
+from wellposed.solve._map import AbstractMap
 from wellposed.solve._outcome import Outcome, Tolerance
 from wellposed.solve._solution import Solution
 from wellposed.solve._solver import (

@@ -17,22 +17,26 @@ import torch
 from torch import Tensor
 
 from wellposed.solve._iterate import iterate
-from wellposed.solve._map import ROUNDINGS, AbstractMap, FunctionMap, RowsCoupled, differs, is_built_in
+from wellposed.solve._map import AbstractMap, RowsCoupled, Together, differs, is_built_in
 from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
 from wellposed.solve._solver import AbstractSolver
 from wellposed.solve._whole_batch import WholeBatch
+from wellposed.solve.picard import Picard
 from wellposed.status import Status
 
-__all__ = ["solve_and_close"]
+__all__ = ["judge", "solve_and_close"]
 
-#: A map that draws random numbers is evaluated again until it has computed so many entries without a difference, before it is
-#: believed to give one value all the same: dropout keeps four units for many evaluations in a row.
-ENTRIES, MOST_REPEATS = 256, 64
-#: The part of the tolerance by which two residuals at the same point may differ.
-PART = 0.01
+#: Evaluations by which it is found out why samples ran away, if there are so many left.
+MOST_PROBES = 4
+#: Residuals at one point may differ by so many roundings of |f(z)|: products of another batch size add up in another order.
+SLACK = 8.0
 RANDOM = (
-    "f is random: evaluated again at the same point it gives another value, so there is no equation to solve. Make noise such "
-    "as dropout constant within a solve, or call eval()."
+    "f is random: it draws random numbers, or gives another value at the same point, so there is no equation to solve. Make "
+    "noise such as dropout constant within a solve, or call eval()."
+)
+UNCONFIRMED = (
+    "f of the whole batch, evaluated at the value returned, does not confirm what the samples showed: rows depend on each "
+    "other (give coupled=True), an argument of the size of the batch is not one value a sample, or f is random."
 )
 COUPLED = (
     "Rows of the batch depend on each other, so the batch was solved as one sample: status and residual are those of the whole "
@@ -82,179 +86,170 @@ class _Closing:
         self.record, self.trusted = record, trusted
 
     def run(self, z: Tensor, first: Tensor | None, keep_image: bool) -> Outcome:
-        self.device, self.state = z.device, _random_state(z.device)
-        # f as a foreign solver reports it is not to be believed: then one evaluation is left for the end in any case
-        budget = self.max_steps if self.trusted else max(self.max_steps - 1, 1)
+        budget = max(self.max_steps - 1, 1)  # one evaluation is left for the end
         options: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": budget, "record": self.record}
         try:
-            outcome = iterate(
-                self.f, z, self.solver, first=first, keep_image=keep_image, closing=self.trusted and z.shape[0] > 1, **options
-            )
+            outcome = iterate(self.f, z, self.solver, first=first, keep_image=keep_image, **options)
         except RowsCoupled as found:
-            return self._found_coupled(found.value, found.evaluations)
-        if self._draws() and self._is_random(outcome.value):
-            return self._random(outcome)
-        return self._close(outcome)
+            return self._as_one(found.value, self.f(found.value), found.evaluations + 1)
+        measured = (outcome.codes == Status.CONVERGED) | (outcome.codes == Status.MAX_STEPS)
+        if self.max_steps == 1 or not bool(measured.any()):
+            return outcome  # a single evaluation is one of the whole batch at the start, which is what is returned
+        return self._close(outcome, measured)
 
-    def _close(self, outcome: Outcome) -> Outcome:
-        """Takes the last evaluation of the loop for the closing one if it was one of all samples, or evaluates f."""
-        still = outcome.codes == Status.CONVERGED
-        if not self.trusted:
-            still = still | (outcome.codes == Status.MAX_STEPS)
-        # samples that ran away or met NaN while they were evaluated without the others may have done so for that reason
-        lost = (outcome.codes == Status.DIVERGED) | (outcome.codes == Status.NOT_FINITE)
-        suspect = self._took_parts() & lost & (outcome.steps + 2 <= self.max_steps)
-        alone = outcome.steps.shape[0] == 1 and int(outcome.steps) >= self.max_steps  # nothing is left, and no other row
-        if alone or not bool((still | suspect).any()):
-            return outcome
-        if bool(suspect.any()):
-            fz = self.f(outcome.value)
-            if self._parts_differ(outcome.value, fz, suspect.nonzero().squeeze(1)):
-                return self._all_together(outcome, fz)
-        elif outcome.last is not None:
-            fz = outcome.last
-        else:
-            # what failed does not matter: moved, it shows whether the rest depends on it
-            fz = self.f(self._moved(outcome.value, ~still))
-        outcome.steps = torch.where(still, (outcome.steps + 1).clamp_max(self.max_steps), outcome.steps)
-        return self._confirm(outcome, fz, still)
-
-    def _confirm(self, outcome: Outcome, fz: Tensor, still: Tensor) -> Outcome:
-        """Compares the residuals of the whole batch with those that the loop has seen.
-
-        Args:
-            outcome: What the loop returned.
-            fz: (batch, features) f of the whole batch there.
-            still: (batch,) which samples were evaluated where they are returned.
-        """
+    def _close(self, outcome: Outcome, measured: Tensor) -> Outcome:
+        """The closing evaluation, at the value that is returned."""
+        z_rows = outcome.value.shape[0]
+        fz, draws = self._evaluate(outcome.value)
         r, s = scaled_norm(fz - outcome.value), scaled_norm(fz)
+        outcome.steps = outcome.steps + measured.to(outcome.steps.dtype)
+        if draws:
+            return _not_converged(outcome, measured, r, s, RANDOM)
+        rounding = SLACK * torch.finfo(r.dtype).eps * s
         claimed = outcome.codes == Status.CONVERGED
         met = r <= self.tolerance.target(s)
-        rounding = ROUNDINGS * torch.finfo(r.dtype).eps * (s + r)
-        differ = still & ~((r - outcome.g_norm).abs() <= rounding + PART * self.tolerance.target(s))
-        if bool(differ.any()):
-            explained = self._explain(outcome, differ)
-            if explained is not None:
-                return explained
-        # a residual that was small enough in a smaller batch was measured too; beyond rounding the two are the same
-        kept = claimed & met
-        outcome.g_norm, outcome.f_norm = torch.where(kept, r, outcome.g_norm), torch.where(kept, s, outcome.f_norm)
+        near = claimed & (r <= self.tolerance.target(s) + rounding)  # as small as it was, up to the rounding of f
+        # of samples that ran away or met NaN the best point is looked at too: they may have done so alone, and not among others
+        here = measured | (r.isfinite() & outcome.g_norm.isfinite())
+        same = (r - outcome.g_norm).abs() <= rounding + 1e-3 * r
+        wrong = here & ~torch.where(claimed, near, same)
+        # a residual that met the tolerance in a smaller batch was measured too
+        new = here & ~(near & ~met)
+        outcome.g_norm, outcome.f_norm = torch.where(new, r, outcome.g_norm), torch.where(new, s, outcome.f_norm)
+        if bool(wrong.any()):
+            return self._explain(outcome, fz, wrong)
+        ran_away = outcome.codes == Status.DIVERGED
+        if bool(ran_away.any()) and z_rows > 1 and self.max_steps - int(outcome.steps.max()) >= MOST_PROBES:
+            continued = self._look_again(outcome, fz, ran_away.nonzero().squeeze(1))
+            if continued is not None:
+                return continued
         if outcome.image is not None:
             outcome.image = torch.where(claimed.unsqueeze(1), fz, outcome.image)
         if self.record:
-            rows = still.nonzero().squeeze(1)
+            rows = measured.nonzero().squeeze(1)
             outcome.history.append((rows, outcome.steps[rows], relative(outcome.g_norm, outcome.f_norm)[rows]))
         return outcome
 
-    def _explain(self, outcome: Outcome, differ: Tensor) -> Outcome | None:
-        """Finds out why some samples have another residual in the whole batch; None if it is within their tolerance."""
-        fz = self.f(outcome.value)
-        if self._is_random(outcome.value, fz):
-            return self._random(outcome)
-        r, s = scaled_norm(fz - outcome.value), scaled_norm(fz)
-        worst = int(torch.where(differ, r / s, -1.0).nan_to_num(torch.inf).argmax())
-        if self._depends_on_others(outcome.value, fz, worst):
-            return self._as_one(outcome.value, fz, int(outcome.steps.max()))
-        wrong = differ & ~((outcome.codes == Status.CONVERGED) & (r <= self.tolerance.target(s)))
-        if not bool(wrong.any()):
-            return None
-        if self._took_parts():
-            return self._all_together(outcome, fz)
-        if self.trusted:
-            return None  # every evaluation was one of all samples: what differs is rounding
-        outcome.g_norm, outcome.f_norm = torch.where(wrong, r, outcome.g_norm), torch.where(wrong, s, outcome.f_norm)
-        outcome.codes = torch.where(wrong, int(Status.MAX_STEPS), outcome.codes)
-        outcome.note = (
-            f"{type(self.solver).__name__}.step reports an f(z) that f does not give at that z: its Step must hold f evaluated "
-            "at Step.z."
+    def _explain(self, outcome: Outcome, fz: Tensor, wrong: Tensor) -> Outcome:
+        """Finds out why the whole batch does not confirm its samples, and continues in a way in which it will."""
+        z, spent = outcome.value, int(outcome.steps.max())
+        note = UNCONFIRMED
+        if self.max_steps - spent >= 2:
+            again, draws = self._evaluate(z)
+            if draws or bool(differs(again, fz).any()):
+                return _not_converged(outcome, wrong, *_larger(outcome, again, z), RANDOM)
+            if z.shape[0] == 1 and not self.trusted:
+                note = (
+                    f"{type(self.solver).__name__}.step reports an f(z) that f does not give at that z: its Step must hold f "
+                    "evaluated at Step.z."
+                )
+            elif z.shape[0] > 1:
+                if isinstance(self.f, Together) or self._depends_on_others(z, fz, int(wrong.nonzero()[0])):
+                    return self._as_one(z, fz, spent)
+                return self._together(outcome, fz, spent)
+        return _not_converged(outcome, wrong, outcome.g_norm, outcome.f_norm, note)
+
+    def _look_again(self, outcome: Outcome, fz: Tensor, rows: Tensor) -> Outcome | None:
+        """Samples that ran away may have done so because they were evaluated alone, or because others moved."""
+        z, spent = outcome.value, int(outcome.steps.max())
+        if self._depends_on_others(z, fz, int(rows[0])):
+            return self._as_one(z, fz, spent)
+        if not isinstance(self.f, Together):
+            try:
+                alone = self.f.take(rows)(z[rows])
+            except RowsCoupled:
+                return self._as_one(z, fz, spent)
+            if bool(differs(alone, fz[rows]).any()):
+                return self._together(outcome, fz, spent)
+        return None
+
+    def _evaluate(self, z: Tensor) -> tuple[Tensor, bool]:
+        """f, and whether it drew random numbers of torch."""
+        before = _random_state(z.device)
+        fz = self.f(z)
+        return fz, not torch.equal(before, _random_state(z.device))
+
+    def _together(self, outcome: Outcome, fz: Tensor, spent: int) -> Outcome:
+        """Continues with all samples in every evaluation: f of some rows is not some rows of f, or its rounding is not."""
+        again = _Closing(
+            Together(self.f, outcome.value, fz),
+            self.solver,
+            self.tolerance,
+            self.max_steps - spent + 1,
+            record=self.record,
+            trusted=self.trusted,
         )
-        return outcome
-
-    def _took_parts(self) -> bool:
-        """Whether samples were evaluated without the others."""
-        return isinstance(self.f, FunctionMap) and self.f.taken and not self.f.whole_only
-
-    def _parts_differ(self, z: Tensor, fz: Tensor, rows: Tensor) -> bool:
-        """Whether f of some rows alone is not what it is among the others."""
-        assert isinstance(self.f, FunctionMap)
-        part = self.f.alone(rows)(z[rows])
-        return bool(differs(part, fz[rows]).any())
-
-    def _all_together(self, outcome: Outcome, fz: Tensor) -> Outcome:
-        """Continues with all samples in every evaluation: f counts its rows, or an argument was taken for one of samples."""
-        assert isinstance(self.f, FunctionMap)
-        self.f.whole_only = True
-        again = _Closing(self.f, self.solver, self.tolerance, self.max_steps, record=self.record, trusted=self.trusted)
         result = again.run(outcome.value, fz, keep_image=False)
-        result.history = [*outcome.history, *((i, outcome.steps[i] + k, r) for i, k, r in result.history)]
-        result.steps = outcome.steps + result.steps
+        result.steps = spent - 1 + result.steps
+        result.history = [*outcome.history, *((i, k + spent - 1, r) for i, k, r in result.history)]
         return result
-
-    def _draws(self) -> bool:
-        """Whether f has drawn random numbers of torch."""
-        return not torch.equal(self.state, _random_state(self.device))
-
-    def _is_random(self, z: Tensor, value: Tensor | None = None) -> bool:
-        value = self.f(z) if value is None else value
-        repeats = min(max(ENTRIES // max(z.numel(), 1), 2), MOST_REPEATS) if self._draws() else 1
-        return any(bool(differs(self.f(z), value).any()) for _ in range(repeats))
-
-    def _random(self, outcome: Outcome) -> Outcome:
-        """No sample has converged; the residual reported is the largest of two evaluations."""
-        for _ in range(2):
-            fz = self.f(outcome.value)
-            r, s = scaled_norm(fz - outcome.value), scaled_norm(fz)
-            larger = ~(relative(r, s) <= relative(outcome.g_norm, outcome.f_norm))
-            outcome.g_norm, outcome.f_norm = torch.where(larger, r, outcome.g_norm), torch.where(larger, s, outcome.f_norm)
-        outcome.codes = torch.where(outcome.codes == Status.CONVERGED, int(Status.MAX_STEPS), outcome.codes)
-        outcome.note = RANDOM
-        return outcome
 
     def _depends_on_others(self, z: Tensor, fz: Tensor, row: int) -> bool:
         """Whether f of one row changes as all the others are moved, or set to 0."""
-        if z.shape[0] == 1:
-            return False
-        others = torch.arange(z.shape[0], device=z.device) != row
-        for moved in (self._moved(z, others), torch.where(others.unsqueeze(1), 0.0, z)):
-            if bool(differs(self.f(moved)[row : row + 1], fz[row : row + 1]).any()):
+        others = (torch.arange(z.shape[0], device=z.device) != row).unsqueeze(1)
+        scale = z.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(torch.finfo(z.dtype).tiny)
+        signs = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
+        for moved in (z + 0.5 * scale * signs, torch.zeros_like(z)):
+            try:
+                value = self.f(torch.where(others, moved, z))
+            except Exception:  # f was asked where it never was, and says so
+                continue
+            if bool(differs(value[row : row + 1], fz[row : row + 1]).any()):
                 return True
         return False
 
-    def _moved(self, z: Tensor, rows: Tensor) -> Tensor:
-        """z with some rows, given by a mask, moved by up to half of its largest entry."""
-        if not bool(rows.any()):
-            return z
-        scale = z.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(torch.finfo(z.dtype).tiny)
-        signs = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
-        return torch.where(rows.unsqueeze(1), z + 0.5 * scale * signs, z)
-
-    def _found_coupled(self, z: Tensor, steps: int) -> Outcome:
-        """Rows that stood still have changed: because others moved, or because f is random."""
-        fz = self.f(z)
-        if self._is_random(z, fz):
-            outcome = Outcome.like(z, keep_image=False)
-            outcome.value, outcome.g_norm, outcome.f_norm = z, scaled_norm(fz - z), scaled_norm(fz)
-            outcome.codes.fill_(int(Status.MAX_STEPS))
-            outcome.steps.fill_(steps + 1)
-            return self._random(outcome)
-        return self._as_one(z, fz, steps + 1)
-
-    def _as_one(self, z: Tensor, fz: Tensor, steps: int) -> Outcome:
+    def _as_one(self, z: Tensor, fz: Tensor, spent: int) -> Outcome:
         """Continues with the batch as one sample."""
+        f = self.f.inner if isinstance(self.f, Together) else self.f
         outcome = solve_and_close(
-            WholeBatch(self.f, z.shape),
+            WholeBatch(f, z.shape),
             z.reshape(1, -1),
             self.solver,
             tolerance=self.tolerance,
-            max_steps=max(self.max_steps - steps + 1, 1),  # the first evaluation is fz, which was counted
+            max_steps=max(self.max_steps - spent + 1, 1),  # the first evaluation is fz, which was counted
             first=fz.reshape(1, -1),
             record=self.record,
         )
-        outcome.steps = outcome.steps + (steps - 1)
-        outcome.history = [(rows, evaluations + steps - 1, r) for rows, evaluations, r in outcome.history]
-        outcome.coupled = True
+        outcome.steps = outcome.steps + (spent - 1)
+        outcome.history = [(rows, evaluations + spent - 1, r) for rows, evaluations, r in outcome.history]
+        outcome.coupled = not outcome.note or outcome.note == UNCONFIRMED  # else f is random, or the solver wrong
         outcome.note = outcome.note or COUPLED
         return outcome.as_batch(z.shape)
+
+
+def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:
+    """The outcome of having come to z in some other way: one evaluation measures its residual.
+
+    Args:
+        f: The map.
+        z: (batch, features).
+        tolerance: When a sample counts as converged.
+        steps: Evaluations spent, this one included.
+    """
+    with torch.no_grad():
+        before = _random_state(z.device)
+        outcome = iterate(f, z, Picard(), tolerance=tolerance, max_steps=1)
+        if not torch.equal(before, _random_state(z.device)):
+            everywhere = torch.ones_like(outcome.codes, dtype=torch.bool)
+            outcome = _not_converged(outcome, everywhere, outcome.g_norm, outcome.f_norm, RANDOM)
+    outcome.steps.fill_(steps)
+    return outcome
+
+
+def _not_converged(outcome: Outcome, rows: Tensor, r: Tensor, s: Tensor, note: str) -> Outcome:
+    """Some samples have not converged after all, with |f(z) - z| and |f(z)| as measured; if f is random, none has."""
+    rows = rows if note != RANDOM else torch.ones_like(rows)
+    outcome.codes = torch.where(rows & (outcome.codes == Status.CONVERGED), int(Status.MAX_STEPS), outcome.codes)
+    outcome.g_norm, outcome.f_norm = torch.where(rows, r, outcome.g_norm), torch.where(rows, s, outcome.f_norm)
+    outcome.note = note
+    return outcome
+
+
+def _larger(outcome: Outcome, fz: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """The larger of two residuals of a random f."""
+    r, s = scaled_norm(fz - z), scaled_norm(fz)
+    larger = ~(relative(r, s) <= relative(outcome.g_norm, outcome.f_norm))
+    return torch.where(larger, r, outcome.g_norm), torch.where(larger, s, outcome.f_norm)
 
 
 def _random_state(device: torch.device) -> Tensor:

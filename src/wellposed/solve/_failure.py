@@ -9,7 +9,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from wellposed.errors import (
     AdjointNotConverged,
@@ -61,9 +60,10 @@ def apply_policy(
         return
     again = False
     if counts is not None:
-        cause = f"{'backward' if issubclass(error, AdjointNotConverged) else 'forward'} {_cause(solution, failed)}"
-        counts[cause] += 1
-        again = counts[cause] > 1
+        direction = "backward" if issubclass(error, AdjointNotConverged) else "forward"
+        causes = [f"{direction} {cause}" for cause in _causes(solution)]
+        again = all(counts[cause] for cause in causes)
+        counts.update(causes)
     if on_failure == "ignore" or (on_failure == "warn" and again):
         return
     message = describe_failure(solution, who=who, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
@@ -74,9 +74,10 @@ def apply_policy(
     warnings.warn(message, warning, stacklevel=user_level())
 
 
-def _cause(solution: Solution, failed: Tensor) -> str:
-    status: Status = solution.status[int(failed.nonzero()[0])]
-    return status.name
+def _causes(solution: Solution) -> list[str]:
+    """What went wrong with some sample: a note's first words if there is one, and the statuses."""
+    notes = [solution.note.partition(":")[0]] if solution.note else []
+    return notes + sorted(status.name for status in set(solution.status.tolist()) if status is not Status.CONVERGED)
 
 
 def report_coupling(on_failure: str, *, who: str) -> None:

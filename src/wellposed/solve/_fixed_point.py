@@ -13,7 +13,8 @@ from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.solve._closing import solve_and_close
 from wellposed.solve._failure import apply_policy, check_policy, report_coupling
-from wellposed.solve._map import AbstractMap, FunctionMap
+from wellposed.solve._function_map import FunctionMap
+from wellposed.solve._map import AbstractMap
 from wellposed.solve._outcome import Outcome, Tolerance, relative
 from wellposed.solve._solution import Solution
 from wellposed.solve._solver import AbstractSolver

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from wellposed.errors import InvalidType
 from wellposed.solve import _workspace as workspace
-from wellposed.solve._map import AbstractMap, Among, RowsCoupled
+from wellposed.solve._map import AbstractMap, RowsCoupled
 from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
 from wellposed.solve._pace import Pace
 from wellposed.solve._rows import Rows
 from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
 from wellposed.status import Status
 
-__all__ = ["iterate", "judge"]
+__all__ = ["iterate"]
 
 #: A residual this many times the least one seen is called divergence: in float32 nothing of the start is left by then.
 GROWTH_LIMIT = 1e8
@@ -41,7 +41,6 @@ def iterate(
     first: Tensor | None = None,
     record: bool = False,
     keep_image: bool = False,
-    closing: bool = False,
 ) -> Outcome:
     """Solves z = f(z) for every row.
 
@@ -54,7 +53,6 @@ def iterate(
         first: f(z), if it is known already; it counts as an evaluation all the same.
         record: Whether to keep the residual of every sample at every step.
         keep_image: Whether to return f at the value as well.
-        closing: Whether the last evaluation that the budget allows is to be one of the whole batch; see `Outcome.last`.
     """
     outcome = Outcome.like(z, keep_image)
     batch = z.shape[0]
@@ -69,7 +67,6 @@ def iterate(
     part = f
     for stage, watch in solver.stages():
         run = _Stage(part, rows, stage, watch=watch, tolerance=tolerance, max_steps=max_steps, outcome=outcome)
-        run.whole = f if closing else None
         handed = run.run(record)
         if not handed:
             break
@@ -77,31 +74,6 @@ def iterate(
         rows = rows.take(rows.index.argsort())
         part = f.take(rows.index) if rows.index.shape[0] < batch else f
     return outcome
-
-
-def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:
-    """The outcome of having come to z in some other way: one evaluation measures its residual.
-
-    Args:
-        f: The map.
-        z: (batch, features).
-        tolerance: When a sample counts as converged.
-        steps: Evaluations spent, this one included.
-    """
-    with torch.no_grad():
-        outcome = iterate(f, z, _Nothing(), tolerance=tolerance, max_steps=1)
-    outcome.steps.fill_(steps)
-    return outcome
-
-
-class _Nothing(AbstractSolver):
-    """For measuring only: with max_steps = 1 the loop asks for no step."""
-
-    def init(self, f: AbstractMap, point: Point) -> None:
-        return None
-
-    def step(self, state: None, f: AbstractMap, point: Point) -> Step:
-        raise AssertionError("a measurement takes no step")
 
 
 class _Stage:
@@ -125,7 +97,6 @@ class _Stage:
         self.most = int(rows.evaluations.max())  # evaluations of the sample that has had most
         self.small = torch.finfo(rows.z.dtype).tiny ** 0.5 * 1e3  # norms below have lost digits to underflow
         self.handed: list[Rows] = []
-        self.whole: AbstractMap | None = None  # the map of all samples, if the last evaluation is to be one of them all
         self.state: Any = None
         self.lent: list[Tensor] = []  # buffers of the workspace, full size
         self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, that nobody reads
@@ -186,9 +157,7 @@ class _Stage:
             free = not record and (self.watch is None or not self.watch.wants_next)
             if free and self.solver.skips:
                 point.skip = max(min(self.pace.next_look(count + 1, self.idle) - count, self.max_steps - self.most) - 1, 0)
-            among = self._among_all() if self.whole is not None and self.most == self.max_steps - 1 else None
-            step = self.solver.step(self.state, self.f if among is None else among, point)
-            self.outcome.last = None if among is None else among.image
+            step = self.solver.step(self.state, self.f, point)
             if not isinstance(step, Step):
                 raise InvalidType(
                     f"{type(self.solver).__name__}.step must return a Step(z, fz), the next point and f at it; "
@@ -204,7 +173,7 @@ class _Stage:
 
     def _go_ahead(self, steps: int) -> int:
         """Takes plain steps without measuring, as many as asked for and as the budget allows; returns how many."""
-        steps = min(steps, self.max_steps - self.most - (self.whole is not None))
+        steps = min(steps, self.max_steps - self.most)
         if steps <= 0:
             return 0
         rows = self.rows
@@ -215,15 +184,6 @@ class _Stage:
         rows.evaluations = rows.evaluations + steps
         self.most += steps
         return steps
-
-    def _among_all(self) -> Among | None:
-        """The map for the last evaluation of the budget: these samples among all others, where those are returned."""
-        assert self.whole is not None
-        value = self.outcome.value.clone()
-        for part in self.handed:
-            value[part.index] = part.z
-        active = torch.ones_like(self.rows.index, dtype=torch.bool) if self.idle is None else ~self.idle
-        return self.whole.among(value, self.rows.index, active)
 
     def _keep_worst(self, r: Tensor, due: Tensor | None) -> None:
         """Remembers the largest residual at which each sample was judged."""

@@ -38,7 +38,6 @@ class Outcome:
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
         image: (batch, features) f at `value`, if kept.
         history: [(samples, their evaluations, their relative residuals)] in order of time, if recorded.
-        last: (batch, features) f of the whole batch with converged samples at `value`, if the loop's last evaluation was that.
         coupled: Rows were found to depend on each other, and the batch was solved as one sample.
         note: What an evaluation at `value` showed, if it did not confirm the answer: a sentence, else empty.
     """
@@ -51,7 +50,6 @@ class Outcome:
     rate: Tensor
     image: Tensor | None = None
     history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    last: Tensor | None = None
     coupled: bool = False
     note: str = ""
 

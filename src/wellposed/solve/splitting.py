@@ -67,9 +67,6 @@ class AbstractSplitMap(AbstractMap):
     def affine_at_zero(self) -> Tensor:
         """(batch, features) c; never written to."""
 
-    def among(self, value: Tensor, index: Tensor, active: Tensor) -> None:
-        return None  # a splitting asks for more than evaluations
-
     def affine_at_start(self, z: Tensor) -> Tensor:
         """W z + c, without a product where all of z is 0, as it mostly is at a start; never written to."""
         return self.affine(z) if bool(z.any()) else self.affine_at_zero()
