@@ -254,10 +254,16 @@ class _Smooth(AbstractActivation):
             y = self(w)
             slope = self.slope(y)
             assert slope is not None
-            return (1 - a) * y + a * w - v, (1 - a) * slope + a
+            return y + a * self._gap(w, y) - v, (1 - a) * slope + a
 
-        radius = ((1 - a) * (self(v) - v) / a.clamp(max=1.0)).abs()
+        y = self(v)
+        rounding = 4 * torch.finfo(v.dtype).eps * (v.abs() + y.abs())  # or the root may lie outside by the rounding of the gap
+        radius = (1 - a).abs() * (self._gap(v, y).abs() + rounding) / a.clamp(max=1.0)
         return self(increasing_root(g, v - radius, v + radius))
+
+    def _gap(self, w: Tensor, y: Tensor) -> Tensor:
+        """w - s(w), with y = s(w)."""
+        return w - y
 
     def conjugate(self, w: Tensor) -> Tensor:
         """p*(w) = w y - p(y) at the y = s(v) with p'(y) = v - s(v) = w."""
@@ -339,6 +345,9 @@ class Softplus(_Smooth):
 
     def slope(self, y: Tensor) -> Tensor:
         return -torch.expm1(-y)
+
+    def _gap(self, w: Tensor, y: Tensor) -> Tensor:
+        return -self(-w)  # without the cancellation of w - y, which a large step size would magnify
 
     def potential(self, y: Tensor) -> Tensor:
         """Li_2(e^-y) - pi^2/6, by Euler's reflection Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) near y = 0."""
