@@ -47,3 +47,11 @@ def test_a_contradiction_takes_everything_away() -> None:
     assert "1.5" in bad.note and "contradict" in bad.note
     outer = Certificate("auto", wp.Verdict.UNDECIDED, others=(Certificate.from_dict(plain),))
     assert as_recorded(outer).others[0].verdict is wp.Verdict.UNDECIDED
+
+
+def test_words_that_look_like_numbers_stay_words() -> None:
+    good = Certificate(
+        "t", wp.Verdict.UNDECIDED, (Hypothesis("inf", "nan", float("inf"), 1.0, note="-inf"),), step_size=float("inf")
+    )
+    back = Certificate.from_dict(good.to_dict() | {"step_size": "inf"})
+    assert back == good and str(back) == str(good)

@@ -81,6 +81,7 @@ def test_a_damaged_certificate_is_one_sentence(tmp_path: Path) -> None:
         good | {"hypotheses": None},
         good | {"rate": "fast"},
         good | {"step_size": {"W": []}},
+        good | {"measured": {"W": None}},
         good | {"others": [1]},
         good | {"rate": 10**400},
         good | {"licenses": [1]},

@@ -145,11 +145,19 @@ class Certificate:
         values = dict(plain)
         values["verdict"] = Verdict(plain["verdict"])
         values["hypotheses"] = tuple(
-            Hypothesis(**{key: _number_in(value) for key, value in h.items() if key != "margin"}) for h in plain["hypotheses"]
+            Hypothesis(
+                **{
+                    key: _number_in(value) if key in ("value", "bound") else value
+                    for key, value in h.items()
+                    if key != "margin"
+                }
+            )
+            for h in plain["hypotheses"]
         )
         for name in ("step_size", "rates", "radii", "measured", "errors"):
             table = plain[name]
-            values[name] = {key: _number_in(number) for key, number in table.items()} if isinstance(table, Mapping) else table
+            numbers = isinstance(table, Mapping)
+            values[name] = {key: _number_in(number) for key, number in table.items()} if numbers else _number_in(table)
         values["rate"] = _number_in(plain["rate"])
         values["licenses"] = tuple(plain["licenses"])
         values["others"] = tuple(cls.from_dict(other) for other in plain["others"])

@@ -80,7 +80,7 @@ def _check_hypothesis(plain: Any) -> None:
 def _is_table(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return value is None
-    return all(isinstance(name, str) and _is_number(number) for name, number in value.items())
+    return all(isinstance(name, str) and number is not None and _is_number(number) for name, number in value.items())
 
 
 def _is_number(value: Any) -> bool:
