@@ -32,6 +32,8 @@ from wellposed.train._run_files import certificate_files, read_certificate, read
         b'{"epoch": 1, "train_loss": NaN}',
         b'{"epoch": 1, "train_loss": 1e999}',
         b'{"epoch": 1, "step": 99999999999999999999}',
+        b'{"epoch": 1, "\\ud800": 1}',
+        b'{"epoch": 1, "certified_by": "\\ud800"}',
         b"[" * 100_000,
         b"9" * 5000,
     ],
