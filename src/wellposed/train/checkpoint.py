@@ -26,6 +26,8 @@ __all__ = ["Checkpoint", "Progress", "capture", "check_point", "find", "load", "
 FORMAT, VERSION = "wellposed-checkpoint", 2
 #: Bytes of a record, which has about 10,000, and of tensors, as far as there is memory for them.
 RECORD, TENSORS = 1 << 24, 1 << 40
+#: The step of a checkpoint, and a word for one out of turn.
+_NAME = re.compile(r"step-([0-9]{9,19})(-[a-z]+)?")
 
 
 @dataclass
@@ -238,7 +240,8 @@ def _load_tensors(binary: Path, record: dict[str, Any]) -> dict[str, Tensor]:
 def find(folder: Path) -> list[Path]:
     """The records of the checkpoints in a folder, the newest first."""
     found = files_in(folder, "step-", ".json", error=CheckpointRefused, within=folder.parent)
-    return sorted((path for path in found if re.fullmatch(r"step-[0-9]{9,19}\.json", path.name)), key=_step, reverse=True)
+    steps = [(_NAME.fullmatch(path.stem), path) for path in found]
+    return [path for _, path in sorted(((int(name[1]), path) for name, path in steps if name), reverse=True)]
 
 
 def newest(folder: Path, *, fingerprint: str, say: Callable[[str], None]) -> Checkpoint | None:
@@ -282,10 +285,6 @@ def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
                 if part.exists():
                     part.replace(part.with_name(f"{part.name}.refused"))
     prune(folder, keep)
-
-
-def _step(path: Path) -> int:
-    return int(path.stem.removeprefix("step-"))
 
 
 def _name(checkpoint: Checkpoint) -> str:
