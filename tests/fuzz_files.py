@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+import yaml
 
 import wellposed as wp
 from wellposed.errors import WellposedError
@@ -132,10 +133,9 @@ class Bench:
 
     def _mutate(self, name: str) -> str:
         rng, path, content = self.rng, self.folder / name, self.good[name]
-        forged = (".json", ".safetensors", ".npz", ".jsonl")
         if rng.random() < 0.08:
             return self._replace_by_special(path)
-        if name.endswith(forged) and rng.random() < 0.6:
+        if path.suffix in _FORGERS and rng.random() < 0.6:
             _FORGERS[path.suffix](rng, path, content)
             return "forged"
         path.write_bytes(_mutated(rng, content))
@@ -318,6 +318,10 @@ def _forge_json(rng: random.Random, path: Path, content: bytes) -> None:
     path.write_text(json.dumps(plain))
 
 
+def _forge_yaml(rng: random.Random, path: Path, content: bytes) -> None:
+    path.write_text(yaml.safe_dump(_change(rng, yaml.safe_load(content))))
+
+
 def _forge_lines(rng: random.Random, path: Path, content: bytes) -> None:
     rows = [json.loads(line) for line in content.splitlines()]
     index = rng.randrange(len(rows))
@@ -380,7 +384,13 @@ def _forge_archive(rng: random.Random, path: Path, content: bytes) -> None:
         (np.savez if rng.random() < 0.5 else np.savez_compressed)(file, **arrays)
 
 
-_FORGERS = {".json": _forge_json, ".jsonl": _forge_lines, ".safetensors": _forge_tensors, ".npz": _forge_archive}
+_FORGERS = {
+    ".json": _forge_json,
+    ".jsonl": _forge_lines,
+    ".yaml": _forge_yaml,
+    ".safetensors": _forge_tensors,
+    ".npz": _forge_archive,
+}
 
 
 if __name__ == "__main__":

@@ -130,6 +130,8 @@ def test_bad_requests_get_one_sentence(options: dict, sentence: str) -> None:
         ({"x_test": np.zeros((120, 28, 28), np.float32)}, "x_test .* must be uint8"),
         ({"y_train": np.full(120, 10, np.uint8)}, "classes 0 to 9"),
         ({"y_test": np.zeros(3, np.uint8)}, "same length"),
+        ({"y_test": np.array(3, np.uint8)}, r"one label for each image; got the shape \(\)"),
+        ({"y_train": np.zeros((120, 1), np.uint8)}, r"one label for each image; got the shape \(120, 1\)"),
     ],
 )
 def test_wrong_files_are_named(

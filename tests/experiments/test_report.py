@@ -420,3 +420,20 @@ def test_pipes_and_endless_files_do_not_hang(tmp_path: Path) -> None:
             os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
             run = read_run(folder)  # it would wait here for a writer, or for the end
             assert any(name in remark for remark in run.remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", '{"epoch": 0, "step": 1e300, "train_loss": 1}\n{"epoch": 1, "step": -1e300, "train_loss": 1}\n'),
+        ("summary.json", '{"samples": {"train": 0}, "stop_message": {"a": []}}'),
+        ("config.yaml", "optimizer: {name: sgd, schedule: constant, lr: -1.0e+300}\nrun: {batch_size: many}\n"),
+    ],
+)
+def test_absurd_numbers_do_not_end_the_page(name: str, text: str, tmp_path: Path) -> None:
+    config = {"optimizer": {"name": "sgd", "schedule": "constant", "lr": 0.5}, "run": {"batch_size": None}}
+    for dynamics in ("descent", "flow"):
+        held = {0: certificate(0.5, dynamics=dynamics), 1: certificate(0.5, dynamics=dynamics)}
+        folder = write_by_hand(tmp_path / dynamics, [1.0, 0.5], certificates=held, config=config)
+        (folder / name).write_text(text)
+        assert "certified" in parse_file(report.write(folder)).words()

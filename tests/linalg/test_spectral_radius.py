@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -120,6 +121,53 @@ def test_deterministic_and_without_global_randomness() -> None:
         assert all(torch.equal(u, v) for u, v in zip(*drawn, strict=True))
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()
+
+
+def shift(n: int, seed: int | None = None) -> Tensor:
+    """(n, n) nilpotent: ones below the diagonal, in a random basis if there is a seed."""
+    S = torch.diag(torch.ones(n - 1, dtype=torch.float64), -1)
+    if seed is None:
+        return S
+    Q, _ = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    return Q @ S @ Q.T
+
+
+@pytest.mark.parametrize("S", [shift(5, 0), shift(100), shift(100, 1), shift(130)], ids=["5", "100", "100-rotated", "130"])
+def test_what_rounding_has_made_is_not_reliable(S: Tensor) -> None:
+    """The radius of a nilpotent shift is 0, and 0.6 to 0.8 is found: the value says so, with or without the transpose."""
+    n = len(S)
+    with_transpose = spectral_radius_estimate(as_function(S), size=n, transposed=as_function(S.T))
+    for estimate in (spectral_radius_estimate(S), spectral_radius_estimate(as_function(S), size=n), with_transpose):
+        assert estimate.reliable is False
+        assert estimate.uncertainty >= estimate or not estimate.judged
+        assert "reliable=False" in repr(estimate)
+
+
+@pytest.mark.parametrize("n", [20, 200])
+def test_what_is_well_conditioned_is_reliable(n: int) -> None:
+    for A in (
+        with_radius(n, 0.9),
+        with_radius(n, 0.9, normal=False),
+        torch.diag(torch.linspace(-1, 1, n, dtype=torch.float64)),
+    ):
+        exact = float(torch.linalg.eigvals(A).abs().max())
+        for estimate in (
+            spectral_radius_estimate(A),
+            spectral_radius_estimate(as_function(A), size=n, transposed=as_function(A.T)),
+        ):
+            assert estimate.reliable is True and estimate.condition >= 1 - 1e-12
+            assert abs(estimate - exact) <= max(estimate.uncertainty, 1e-9)
+    unknown = spectral_radius_estimate(as_function(A), size=n)
+    assert unknown.reliable is (True if n <= 128 else None)  # a small function is made into its matrix
+
+
+def test_the_estimate_is_a_float() -> None:
+    estimate = spectral_radius_estimate(rotation(1.0, 0.5))
+    copy = pickle.loads(pickle.dumps(estimate))
+    assert isinstance(copy, float) and copy == estimate and copy.uncertainty == estimate.uncertainty
+    assert f"{estimate:.2f}" == "0.50" and torch.tensor([estimate]).item() == pytest.approx(0.5)
+    zero = spectral_radius_estimate(torch.zeros(3, 3))
+    assert zero == 0.0 and zero.reliable is True
 
 
 def test_generator_is_used() -> None:

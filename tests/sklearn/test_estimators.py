@@ -8,6 +8,7 @@ import sys
 import warnings
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -310,3 +311,24 @@ def test_import_needs_no_scikit_learn() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "GaussianDEQ"
+
+
+@pytest.mark.parametrize(
+    ("backend", "cases"), [("threading", range(2)), pytest.param("loky", range(50), marks=pytest.mark.slow)]
+)
+def test_grid_search_with_two_jobs_is_that_with_one(backend: str, cases: range) -> None:
+    """Scores, choices and predictions bit for bit; 50 data sets with four fits each are 200 cases. Processes start slowly."""
+    with warnings.catch_warnings(), joblib.parallel_config(backend):
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for seed in cases:
+            g = np.random.RandomState(seed)
+            kind = (wp.EquilibriumRegressor, wp.EquilibriumClassifier)[seed % 2]
+            X = g.randn(20, 3)
+            y = X[:, 0] + g.randn(20) if seed % 2 == 0 else np.arange(20) % 2
+            estimator = kind("dense", 4, max_iter=3, rtol=1e-4, random_state=seed)
+            searches = [GridSearchCV(estimator, {"learning_rate": [0.01, 0.1]}, cv=2, n_jobs=n).fit(X, y) for n in (1, 2)]
+            one, two = searches
+            for name in ("mean_test_score", "split0_test_score", "split1_test_score"):
+                assert np.array_equal(one.cv_results_[name], two.cv_results_[name]), (seed, name)
+            assert one.best_params_ == two.best_params_
+            assert np.array_equal(one.predict(X), two.predict(X))

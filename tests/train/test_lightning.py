@@ -174,3 +174,59 @@ def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wellposed.train.lightning._MISSING", True)
     with pytest.raises(wp.MissingPackage, match=r"wellposed\[lightning\]"):
         EquilibriumMonitor()
+
+
+class Witness(L.Callback):
+    """Keeps what `last_solution` and `last_adjoint` say after every step, on its own."""
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, list[Any]]] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.epochs.append({"equilibrium": [], "adjoint": []})
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        layer = pl_module.network.layer
+        self.epochs[-1]["equilibrium"].append(layer.last_solution)
+        self.epochs[-1]["adjoint"].append(layer.last_adjoint)
+
+
+@pytest.mark.parametrize("epochs", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_what_is_logged_are_the_numbers_of_every_step(tmp_path: Path, epochs: int) -> None:
+    """Five steps an epoch (40 epochs: 200) with batches of random size, of which some do not converge in 12 evaluations."""
+    g = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(5):
+        n = int(torch.randint(1, 7, (), generator=g))
+        x = 10 ** (2 * torch.rand(n, 1, generator=g, dtype=torch.float64) - 1) * torch.randn(
+            n, 3, generator=g, dtype=torch.float64
+        )
+        batches.append((x, torch.randn(n, generator=g, dtype=torch.float64)))
+    network = gaussian(on_failure="ignore", max_steps=12)
+    monitor, witness = EquilibriumMonitor(every=1000), Witness()
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[monitor, witness],
+    )
+    trainer.fit(Task(network, lr=1e-4), DataLoader(batches, batch_size=None, shuffle=True))  # type: ignore[arg-type]
+    assert len(monitor.records) == len(witness.epochs) == epochs
+    unconverged = 0.0
+    for record, seen in zip(monitor.records, witness.epochs, strict=True):
+        for name, solutions in seen.items():
+            assert len(solutions) == 5
+            converged = torch.cat([s.converged for s in solutions])
+            steps, residual = torch.cat([s.num_steps for s in solutions]), torch.cat([s.residual for s in solutions])
+            assert record[f"{name}/unconverged"] == int((~converged).sum()) / len(converged)
+            assert record[f"{name}/steps"] == int(steps.sum()) / len(steps)
+            assert record[f"{name}/worst_residual"] == float(residual.max())
+            unconverged += record[f"{name}/unconverged"]
+    assert unconverged > 0
+    for name, value in monitor.records[-1].items():
+        if "/" in name:
+            assert float(trainer.callback_metrics[name]) == pytest.approx(value, rel=1e-6)  # Lightning keeps float32

@@ -155,7 +155,14 @@ class Certificate:
         values = dict(plain)
         values["verdict"] = Verdict(plain["verdict"])
         values["hypotheses"] = tuple(
-            Hypothesis(**{key: _number_in(value) for key, value in h.items() if key != "margin"}) for h in plain["hypotheses"]
+            Hypothesis(
+                **{
+                    key: _number_in(value) if key in ("value", "bound") else value
+                    for key, value in h.items()
+                    if key != "margin"
+                }
+            )
+            for h in plain["hypotheses"]
         )
         for name in ("step_size", "rates", "radii", "measured", "errors"):
             table = plain[name]

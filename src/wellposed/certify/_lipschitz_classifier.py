@@ -122,7 +122,7 @@ def inverse_root_gram(operator: AbstractOperator, w: Tensor, shift: float, margi
 
     With y = M^(-1) w up to a residual r = w - M y: w^T M^(-1) w = w^T y + r^T M^(-1) w <= w^T y + |r| |w|/margin.
     """
-    y = conjugate_gradients(lambda v: operator.symmetric(v, shift), None, w, rtol=1e-13)
+    y, _ = conjugate_gradients(lambda v: operator.symmetric(v, shift), None, w, rtol=1e-13, floor=1e-13)
     r = w - operator.symmetric(y, shift)
     dy, dw, dr = (t.unsqueeze(1) - t.unsqueeze(0) for t in (y, w, r))
     square = (dw * dy).sum(dim=2) + dr.norm(dim=2) * dw.norm(dim=2) / margin
@@ -131,7 +131,7 @@ def inverse_root_gram(operator: AbstractOperator, w: Tensor, shift: float, margi
 
 def inverse_quadratic_upper(operator: AbstractOperator, rows: Tensor, shift: float, margin: float) -> float:
     """An upper bound of |R M^(-1) R^T| for R = rows (k, n)."""
-    y = conjugate_gradients(lambda v: operator.symmetric(v, shift), None, rows, rtol=1e-13)
+    y, _ = conjugate_gradients(lambda v: operator.symmetric(v, shift), None, rows, rtol=1e-13, floor=1e-13)
     r = rows - operator.symmetric(y, shift)
     error = float(r.norm()) * float(rows.norm()) / margin
     return (spectral_norm_upper(rows @ y.t()) + error) * SLACK

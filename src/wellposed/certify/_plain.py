@@ -54,8 +54,6 @@ def check_plain(plain: Any, known: set[str], depth: int = 0) -> None:
     for name in ("step_size", "rates", "radii", "measured", "errors"):
         if not _is_table(plain[name]) and not (name == "step_size" and _is_number(plain[name])):
             _refuse(name, plain[name])
-        if name not in ("measured", "errors") and isinstance(plain[name], Mapping) and None in plain[name].values():
-            _refuse(name, None)
     if not _is_number(plain["rate"]):
         _refuse("rate", plain["rate"])
     if not all(isinstance(sentence, str) for sentence in plain["licenses"]):
@@ -82,7 +80,7 @@ def _check_hypothesis(plain: Any) -> None:
 def _is_table(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return value is None
-    return all(isinstance(name, str) and _is_number(number) for name, number in value.items())
+    return all(isinstance(name, str) and number is not None and _is_number(number) for name, number in value.items())
 
 
 def _is_number(value: Any) -> bool:

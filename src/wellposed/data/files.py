@@ -77,6 +77,9 @@ def _check(name: str, parts: Parts, where: str) -> None:
             raise InvalidArgument(
                 f"x_{part} of {where} must be uint8 of shape (N, {', '.join(map(str, shape))}); got {x.dtype} {x.shape}."
             )
+        ndim, of = (3, "pixel") if name == "camvid" else (1, "image")
+        if y.ndim != ndim:
+            raise InvalidArgument(f"y_{part} of {where} must have one label for each {of}; got the shape {y.shape}.")
         if len(x) != len(y) or len(x) == 0:
             raise InvalidArgument(
                 f"x_{part} and y_{part} of {where} must have the same length, not 0; got {len(x)} and {len(y)}."

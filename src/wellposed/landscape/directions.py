@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.landscape._model import trained
 from wellposed.solve import check_positive_integer
+from wellposed.solve._outcome import scaled_norm
 
 __all__ = ["Direction", "PathDirections", "filter_normalized", "flatten", "path_directions", "random_direction", "unflatten"]
 
@@ -54,19 +55,18 @@ def filter_normalized(model: nn.Module, direction: Direction, *, vectors: bool =
     for name, parameter in parameters.items():
         d, theta = direction[name].detach(), parameter.detach()
         if theta.dim() >= 2:
-            made[name] = d * _ratio(theta.flatten(1), d.flatten(1)).reshape(-1, *[1] * (theta.dim() - 1))
+            made[name] = _normalized(theta.flatten(1), d.flatten(1)).reshape(theta.shape)
         elif vectors or only_vectors:
-            made[name] = (d.reshape(1, -1) * _ratio(theta.reshape(1, -1), d.reshape(1, -1))).reshape(theta.shape)
+            made[name] = _normalized(theta.reshape(1, -1), d.reshape(1, -1)).reshape(theta.shape)
         else:
             made[name] = torch.zeros_like(theta)
     return made
 
 
-def _ratio(theta: Tensor, d: Tensor) -> Tensor:
-    """(filters, 1) |theta|/|d|, 0 where d is 0."""
-    size = torch.linalg.vector_norm(d, dim=1, keepdim=True)
-    ratio = torch.linalg.vector_norm(theta, dim=1, keepdim=True) / size
-    return torch.where(size > 0, ratio, torch.zeros_like(ratio))
+def _normalized(theta: Tensor, d: Tensor) -> Tensor:
+    """(filters, n) |theta| d/|d|, 0 where d is 0."""
+    unit = d / torch.where(d.any(dim=1), scaled_norm(d), 1.0).unsqueeze(1)
+    return unit * scaled_norm(theta).unsqueeze(1)
 
 
 @dataclass(frozen=True, eq=False)

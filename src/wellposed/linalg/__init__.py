@@ -5,7 +5,7 @@ from wellposed.linalg.direct import batched_solve
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian
 from wellposed.linalg.krylov import GMRES, AbstractLinearSolver, BiCGStab, Dense, LinearSolution, Neumann
 from wellposed.linalg.norm_test import norm_is_below, norm_upper_by_test
-from wellposed.linalg.spectral_radius import spectral_radius_estimate
+from wellposed.linalg.spectral_radius import SpectralRadiusEstimate, spectral_radius_estimate
 
 __all__ = [
     "AbstractJacobian",
@@ -16,6 +16,7 @@ __all__ = [
     "Jacobian",
     "LinearSolution",
     "Neumann",
+    "SpectralRadiusEstimate",
     "batched_solve",
     "least_eigenvalue_lower",
     "least_singular_value_lower",

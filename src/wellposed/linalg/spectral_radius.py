@@ -12,8 +12,9 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged
+from wellposed.linalg._eigenvalue_condition import Product, SpectralRadiusEstimate, eigenvalue_condition, growth
 
-__all__ = ["spectral_radius_estimate"]
+__all__ = ["SpectralRadiusEstimate", "spectral_radius_estimate"]
 
 # Up to these sizes all eigenvalues are computed (a tenth of a second) and none can be missed; for a function
 # the matrix takes one product per column, so it pays off only where Arnoldi would need about as many.
@@ -35,18 +36,20 @@ def spectral_radius_estimate(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     max_restarts: int = 300,
-) -> float:
+    transposed: Callable[[Tensor], Tensor] | None = None,
+) -> SpectralRadiusEstimate:
     r"""Estimate `rho(A) = max |lambda_i(A)|` by implicitly restarted Arnoldi (ARPACK [lehoucq1998]).
 
     An *estimate*: it proves nothing. Arnoldi may miss an eigenvalue whose eigenvector is nearly absent from
-    the start, and eigenvalues of a matrix far from normal move a lot under rounding. For a proof use
+    the start. Eigenvalues of a matrix far from normal move a lot under rounding: then the value says that it
+    is not `reliable`, as for a nilpotent shift. For a proof use
     `spectral_norm_upper`, as `rho(A) <= ||A||`. Complex pairs are no trouble (power iteration would be: on
     0.9 times a rotation it never settles): all eigenvalues of a real Hessenberg matrix are taken, with
     modulus.
 
     Matrices up to size 512, and functions up to 128, have all their eigenvalues computed. When ARPACK does
     not converge (many eigenvalues of nearly the largest modulus, as in a cyclic shift) the dense matrix is
-    used up to size 2000. Costs a few dozen to some hundred products.
+    used up to size 2000. Costs some dozens to some hundred products.
 
     Args:
         A: (n, n) real matrix, or a function mapping a flat (n,) tensor `v` to the flat (n,) tensor `A v`.
@@ -57,9 +60,10 @@ def spectral_radius_estimate(
         generator: Draws the start vector. By default a new one with seed 0, so that equal calls give equal
             results. The global random state is never touched.
         max_restarts: Restarts allowed to ARPACK.
+        transposed: With a function: `v -> A^T v`, by which the estimate is judged, at about twice the products.
 
     Returns:
-        The estimate, a Python float.
+        The estimate: a float with the attributes `condition`, `uncertainty`, `judged` and `reliable`.
 
     Raises:
         NotConverged: ARPACK failed and the matrix is too large to be treated as dense.
@@ -72,7 +76,7 @@ def spectral_radius_estimate(
         if n <= _DENSE_MATRIX:
             return _dense_radius(matrix)
         start = _start_vector(n, generator)
-        rho = _arnoldi_radius(lambda v: matrix @ v, start, _TOLERANCE, max_restarts)
+        rho = _arnoldi_radius(lambda v: matrix @ v, start, _TOLERANCE, max_restarts, lambda v: matrix.T @ v)
         if rho is None and n <= _FALLBACK_DENSE:
             rho = _dense_radius(matrix)
     else:
@@ -81,7 +85,8 @@ def spectral_radius_estimate(
         start = _start_vector(n, generator)
         # Products rounded to `dtype` cannot give smaller Ritz residuals; ARPACK would wait for them in vain.
         tolerance = max(_TOLERANCE, 10.0 * torch.finfo(dtype).eps)
-        rho = None if n <= _DENSE_FUNCTION else _arnoldi_radius(product, start, tolerance, max_restarts)
+        left = None if transposed is None else _numpy_product(transposed, n, dtype, device)
+        rho = None if n <= _DENSE_FUNCTION else _arnoldi_radius(product, start, tolerance, max_restarts, left)
         if rho is None and n <= _FALLBACK_DENSE:
             rho = _dense_radius(np.stack([product(e) for e in np.eye(n)], axis=1))
     if rho is None:
@@ -93,26 +98,52 @@ def spectral_radius_estimate(
     return rho
 
 
-def _dense_radius(matrix: np.ndarray) -> float:
-    return float(np.abs(np.linalg.eigvals(matrix)).max())
+def _dense_radius(matrix: np.ndarray) -> SpectralRadiusEstimate:
+    values = np.linalg.eigvals(matrix)
+    top = values[np.abs(values).argmax()]
+    rounding = len(matrix) * np.finfo(np.float64).eps * float(np.linalg.norm(matrix))
+    if rounding == 0.0:
+        return SpectralRadiusEstimate(0.0, 1.0, 0.0)
+    condition = eigenvalue_condition(matrix, top, _start_vector(len(matrix), None))
+    return SpectralRadiusEstimate(float(abs(top)), condition, condition * rounding)
 
 
 def _arnoldi_radius(
-    product: Callable[[np.ndarray], np.ndarray], start: np.ndarray, tolerance: float, max_restarts: int
-) -> float | None:
+    product: Product, start: np.ndarray, tolerance: float, max_restarts: int, transposed: Product | None
+) -> SpectralRadiusEstimate | None:
     """The largest modulus of an eigenvalue, None if ARPACK did not converge."""
+    if not product(start).any():  # a random vector is in the kernel only if the matrix is zero; ARPACK calls that an error
+        return SpectralRadiusEstimate(0.0, 1.0, 0.0)
+    right = _largest(product, start, tolerance, max_restarts, 1)
+    if right is None:
+        return None
+    values, x = right
+    rho = float(np.abs(values[0]))
+    if transposed is None:
+        condition = growth(product, start, rho, _NUM_VECTORS)
+    else:
+        # two on the left: of eigenvalues +-rho, or a complex pair, the other one may come first
+        left = _largest(transposed, start, tolerance, max_restarts, 2)
+        Y = np.zeros_like(x) if left is None else left[1]
+        cosine = max(float(np.abs(Y.conj().T @ x).max()), float(np.abs(Y.T @ x).max()))
+        condition = 1.0 / cosine if cosine > 0 else np.inf
+    return SpectralRadiusEstimate(rho, condition, condition * tolerance * rho, transposed is not None)
+
+
+def _largest(
+    product: Product, start: np.ndarray, tolerance: float, max_restarts: int, count: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Eigenvalues of largest modulus with unit eigenvectors as columns; None if ARPACK did not converge."""
     n = len(start)
-    if not product(start).any():
-        return 0.0  # a random vector is in the kernel only if the matrix is zero; ARPACK calls that an error
     # In an invariant subspace ARPACK draws a new vector; newer versions of SciPy let us fix the seed.
     seeded: dict[str, Any] = {"rng": np.random.default_rng(0)} if _EIGS_TAKES_RNG else {}
     operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
     options: dict[str, Any] = {"v0": start, "tol": tolerance, "maxiter": max_restarts, **seeded}
     try:
-        values = eigs(operator, k=1, ncv=_NUM_VECTORS, which="LM", return_eigenvectors=False, **options)
+        values, vectors = eigs(operator, k=count, ncv=_NUM_VECTORS, which="LM", **options)
     except ArpackError:  # and its subclass ArpackNoConvergence
         return None
-    return float(np.abs(values).max())
+    return values, vectors / np.linalg.norm(vectors, axis=0)
 
 
 _EIGS_TAKES_RNG = "rng" in inspect.signature(eigs).parameters

@@ -254,10 +254,16 @@ class _Smooth(AbstractActivation):
             y = self(w)
             slope = self.slope(y)
             assert slope is not None
-            return (1 - a) * y + a * w - v, (1 - a) * slope + a
+            return y + a * self._gap(w, y) - v, (1 - a) * slope + a
 
-        radius = ((1 - a) * (self(v) - v) / a.clamp(max=1.0)).abs()
+        y = self(v)
+        rounding = 4 * torch.finfo(v.dtype).eps * (v.abs() + y.abs())  # or the root may lie outside by the rounding of the gap
+        radius = (1 - a).abs() * (self._gap(v, y).abs() + rounding) / a.clamp(max=1.0)
         return self(increasing_root(g, v - radius, v + radius))
+
+    def _gap(self, w: Tensor, y: Tensor) -> Tensor:
+        """w - s(w), with y = s(w)."""
+        return w - y
 
     def conjugate(self, w: Tensor) -> Tensor:
         """p*(w) = w y - p(y) at the y = s(v) with p'(y) = v - s(v) = w."""
@@ -285,9 +291,13 @@ class Tanh(_Smooth):
     def slope(self, y: Tensor) -> Tensor:
         return 1 - y * y
 
+    def derivative(self, v: Tensor) -> Tensor:
+        decay = torch.exp(-v.abs())  # 1/cosh^2 v, where the value has long been rounded to 1
+        return (2 * decay / (1 + decay.square())).square()
+
     def potential(self, y: Tensor) -> Tensor:
         inside = y.clamp(-1, 1)  # y artanh y + log(1 - y^2)/2, in a form that is finite at the ends
-        entropy = (torch.xlogy(1 + inside, 1 + inside) + torch.xlogy(1 - inside, 1 - inside)) / 2
+        entropy = (torch.special.xlog1py(1 + inside, inside) + torch.special.xlog1py(1 - inside, -inside)) / 2
         return torch.where(y.abs() <= 1, entropy - y.square() / 2, torch.inf)
 
     def primitive(self, v: Tensor) -> Tensor:
@@ -307,17 +317,20 @@ class Sigmoid(_Smooth):
     def slope(self, y: Tensor) -> Tensor:
         return y * (1 - y)
 
+    def derivative(self, v: Tensor) -> Tensor:
+        return torch.sigmoid(v) * torch.sigmoid(-v)
+
     @property
     def slope_bounds(self) -> tuple[float, float]:
         return 0.0, 0.25
 
     def potential(self, y: Tensor) -> Tensor:
         inside = y.clamp(0, 1)
-        entropy = torch.xlogy(inside, inside) + torch.xlogy(1 - inside, 1 - inside)
+        entropy = torch.xlogy(inside, inside) + torch.special.xlog1py(1 - inside, -inside)
         return torch.where((y >= 0) & (y <= 1), entropy - y.square() / 2, torch.inf)
 
     def primitive(self, v: Tensor) -> Tensor:
-        return torch.nn.functional.softplus(v) - math.log(2)
+        return torch.logaddexp(v, torch.zeros_like(v)) - math.log(2)
 
 
 @dataclass(frozen=True)
@@ -333,6 +346,9 @@ class Softplus(_Smooth):
     def slope(self, y: Tensor) -> Tensor:
         return -torch.expm1(-y)
 
+    def _gap(self, w: Tensor, y: Tensor) -> Tensor:
+        return -self(-w)  # without the cancellation of w - y, which a large step size would magnify
+
     def potential(self, y: Tensor) -> Tensor:
         """Li_2(e^-y) - pi^2/6, by Euler's reflection Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) near y = 0."""
         small = y.clamp(0, math.log(2))
@@ -347,7 +363,8 @@ class Softplus(_Smooth):
         return torch.where(v <= 0, lower, v.square() / 2 - lower)
 
     def conjugate(self, w: Tensor) -> Tensor:
-        y = -torch.log(-torch.expm1(w.clamp(max=0)))  # p'(y) = log(1 - e^-y) = w
+        below = w.clamp(max=0)  # p'(y) = log(1 - e^-y) = w, solved for y without a rounding to 0 or infinity
+        y = torch.where(w < -1, -torch.log1p(-torch.exp(below)), -torch.log(-torch.expm1(below)))
         finite = w < 0
         y = torch.where(finite, y, 1.0)
         limit = torch.where(w == 0, math.pi**2 / 6, torch.inf)  # -p(infinity) at w = 0

@@ -117,6 +117,11 @@ def describe_failure(solution: Solution, *, who: str, solver: Any, rtol: float, 
 
 
 def _advice(status: Status, rate: float, rtol: float, dtype: torch.dtype, solver: str, *, floor: bool) -> str:
+    if status is Status.NOT_FINITE and solver in ("PeacemanRachford", "DouglasRachford"):
+        return (
+            "Check f and its input for NaN or overflow near this sample. If they are finite, the resolvent was not solved "
+            "(a large zero-padded convolution): take a smaller step_size, or ForwardBackward(TunedStep())."
+        )
     if status is Status.NOT_FINITE:
         return "Check f and its input for NaN, overflow or division by zero near this sample."
     if status is Status.MAX_STEPS and rtol < 4 * torch.finfo(dtype).eps:

@@ -95,7 +95,15 @@ def _is_row(row: Any, needed: tuple[str, ...]) -> bool:
         return False
     if any(row.get(name) is None or isinstance(row[name], (bool, str)) for name in needed):
         return False
-    return all(value is None or _is_number(value) or (isinstance(value, str) and name in _WORDS) for name, value in row.items())
+    return all(
+        _is_text(name) and (value is None or _is_number(value) or (name in _WORDS and _is_text(value)))
+        for name, value in row.items()
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Text that UTF-8 can hold; JSON can state half of a pair of surrogates."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _is_number(value: Any) -> bool:

@@ -70,7 +70,8 @@ def promise(run: RunFiles) -> Promise:
         if start is None or (flow and flow_step is None):
             continue
         end = held[index + 1][0] if index + 1 < len(held) else max(rows)
-        bound = [(e, _bound(certificate, start, row["step"] - rows[epoch]["step"], flow_step)) for e, row in rows.items()]
+        taken = {e: float(row["step"]) - float(rows[epoch]["step"]) for e, row in rows.items()}
+        bound = [(e, _bound(certificate, start, steps, flow_step)) for e, steps in taken.items() if steps >= 0]
         points += [(e, value) for e, value in bound if epoch <= e <= end] + [(end, None)]
     if not points:
         return (
@@ -99,12 +100,12 @@ def _flow_step(run: RunFiles) -> float | None:
     """Time of the flow that one step is; None for all but plain full-batch descent with one step size."""
     samples = run.summary.get("samples")
     n = as_number(samples.get("train")) if isinstance(samples, dict) else None
-    size, batch = as_number(run.key("optimizer", "lr")), run.key("run", "batch_size")
+    size, batch = as_number(run.key("optimizer", "lr")), as_number(run.key("run", "batch_size"))
     is_plain = (
         run.key("optimizer", "name") == "sgd"
         and run.key("optimizer", "schedule") == "constant"
         and not any(run.key("optimizer", name) for name in ("momentum", "weight_decay", "clip", "warmup"))
     )
-    if n is None or size is None or not is_plain or (batch is not None and batch < n):
+    if n is None or size is None or not (n > 0 and size > 0 and is_plain) or (batch is not None and batch < n):
         return None
     return size / n

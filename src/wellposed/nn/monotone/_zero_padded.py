@@ -1,4 +1,4 @@
-"""Monotone convolutions with zero padding: products by convolutions, resolvents by conjugate gradients."""
+"""Monotone convolutions with zero padding: products by convolutions, resolvents by a matrix or by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d
 
+from wellposed.nn._positive import inverse_of_positive
 from wellposed.nn.monotone._conjugate import conjugate_gradients
 from wellposed.nn.monotone._lattice import Lattice, symbol
 from wellposed.nn.monotone._norms import largest_norm_upper
@@ -15,6 +16,8 @@ __all__ = ["ZeroPaddedOperator"]
 
 #: Of the resolvent, in units of rounding.
 RESOLVENT_EPS = 8.0
+#: Features up to which I + a(I - W) is inverted as a matrix, once per step size and version of W.
+LARGEST_DENSE = 2048
 
 
 class ZeroPaddedOperator(AbstractOperator):
@@ -22,8 +25,9 @@ class ZeroPaddedOperator(AbstractOperator):
 
         (W z)_i = (1 - m) z_i - A_i^T (A_i z_i + 2 C_(i-1) z_(i-1)) - C_i^T C_i z_i + S_i z_i
 
-    No transform makes it diagonal, so I + a(I - W) is inverted by conjugate gradients on its normal equations, whose condition
-    number is at most ((1 + aL)/(1 + am))^2.
+    No transform makes it diagonal. Up to `LARGEST_DENSE` features I + a(I - W) is inverted as a matrix; beyond, it is solved by
+    conjugate gradients on its normal equations, whose condition number is at most ((1 + aL)/(1 + am))^2: some hundred products
+    a resolvent when kernels are large. A row that is not solved to rounding is returned as NaN.
 
     Args:
         A: [(C_i, C_i, k, k)] kernels of the tiers.
@@ -107,7 +111,19 @@ class ZeroPaddedOperator(AbstractOperator):
         return tuple(next(gradients) if need else None for need in needed)
 
     def resolvent(self, v: Tensor, step_size: float, *, transpose: bool = False) -> Tensor:
-        a = step_size
+        if v.shape[1] <= LARGEST_DENSE:
+            inverse = self.recall(("inverse", step_size), lambda: self._inverse(v.shape[1], step_size))
+            return torch.mm(v, inverse if transpose else inverse.t())
+        return self._iterated(v, step_size, transpose)
+
+    def _inverse(self, features: int, a: float) -> Tensor:
+        """(I + a(I - W))^(-1)."""
+        M = -a * self.recall("dense", lambda: self.dense(features))
+        M.diagonal().add_(1 + a)
+        return inverse_of_positive(M)
+
+    def _iterated(self, v: Tensor, a: float, transpose: bool) -> Tensor:
+        """The resolvent by conjugate gradients; NaN in rows that are not solved."""
 
         def apply(z: Tensor) -> Tensor:
             return (1 + a) * z - a * self.product(z)
@@ -117,8 +133,15 @@ class ZeroPaddedOperator(AbstractOperator):
 
         forward, backward = (apply_transposed, apply) if transpose else (apply, apply_transposed)
         symmetric = len(self._lattices) == 1 and not bool(self._kinds(self.plain)[1][0].any())
-        rtol = RESOLVENT_EPS * torch.finfo(v.dtype).eps
-        return conjugate_gradients(forward, None if symmetric else backward, v, rtol=rtol)
+        eps = torch.finfo(v.dtype).eps
+        z, solved = conjugate_gradients(
+            forward, None if symmetric else backward, v, rtol=RESOLVENT_EPS * eps, floor=16 * (self._terms() + 4) * eps
+        )
+        return z if bool(solved.all()) else torch.where(solved.unsqueeze(1), z, torch.nan)
+
+    def _terms(self) -> int:
+        """Products in the longest sum of a convolution."""
+        return max(kernel[0].numel() for kernel in self.plain)
 
     def monotonicity(self) -> tuple[float, float]:
         """The margin less what rounding may take; the norm from those of the kernels on a larger torus, and what it may add.
@@ -131,8 +154,7 @@ class ZeroPaddedOperator(AbstractOperator):
         c = [self._torus_norm(kernel, i, strided=True) for i, kernel in enumerate(C)] + [0.0]
         blocks = [self._margin + a[i] ** 2 + c[i] ** 2 + s[i] for i in range(len(A))]
         L = max(blocks) + max((2 * a[i + 1] * c[i] for i in range(len(C))), default=0.0)
-        terms = max(kernel[0].numel() for kernel in self.plain)
-        slack = 16 * (terms + 4) * torch.finfo(self.plain[0].dtype).eps * (1 + L)
+        slack = 16 * (self._terms() + 4) * torch.finfo(self.plain[0].dtype).eps * (1 + L)
         return self._margin - slack, L + slack
 
     def _torus_norm(self, kernel: Tensor, tier: int, *, strided: bool = False) -> float:

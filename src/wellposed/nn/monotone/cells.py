@@ -128,7 +128,7 @@ class MonotoneConvCell(_ImageCell):
         activation: s; `ReLU()` if not given.
         kernel_size: Of A, B and U; any.
         margin: m, positive.
-        padding: "circular" (exact resolvents by Fourier transforms) or "zeros" (conjugate gradients).
+        padding: "circular" (exact resolvents by Fourier transforms) or "zeros" (see `TierWeights`).
         bias: Whether there is a b, one number per channel.
         scale: Size of A and B at the start; see `TierWeights`.
         generator: Of the initialization.

@@ -36,7 +36,8 @@ class TierWeights(nn.Module):
         channels: Of the tiers, finest first.
         kernel_size: Of A, B and C; any. An even one is a kernel of the next odd size whose last row and column vanish.
         margin: m, positive.
-        padding: "circular" (resolvents are exact, by Fourier transforms) or "zeros" (by conjugate gradients).
+        padding: "circular" (resolvents by Fourier transforms) or "zeros" (by the inverse matrix up to 2048 features, then by
+            conjugate gradients: expensive where `scale` is well above 1).
         scale: Kernels start from N(0, scale^2/(C k^2)), so that |A|, |B|, |C| are about 2 `scale` or less.
         generator: Of the initialization.
         device, dtype: Of the parameters.
