@@ -119,7 +119,8 @@ def test_a_deep_one():
 def test_second_derivatives():
     mlp = perceptron([2, 3, 1])
     cell = weight_tied(mlp)
-    layer, x = layer_of(cell, gradient=wp.ImplicitGradient()), normal(2, 2, seed=7).requires_grad_()
+    options = {"gradient": wp.ImplicitGradient(), "max_steps": cell.depth + 2}  # one evaluation confirms a second derivative
+    layer, x = layer_of(cell, **options), normal(2, 2, seed=7).requires_grad_()
 
     def penalty(y):
         (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)

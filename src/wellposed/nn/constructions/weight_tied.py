@@ -52,7 +52,8 @@ class WeightTiedCell(AbstractCell):
     *any* start reach the one equilibrium, whatever |W| is, and L steps of the adjoint are exact backpropagation.
 
     A statement about what such networks can express, not a faster perceptron: a step costs O((n_1 + ... + n_L)^2) a sample.
-    Plain steps (`Picard`) need max_steps of L + 1, the last to see that nothing moves any more.
+    Plain steps (`Picard`) need max_steps of L + 1, the last to see that nothing moves any more; second derivatives, whose
+    systems are known only as functions, one more.
 
     Args:
         weights: (n_l, n_{l-1}) for l = 1, ..., L. Parameters are shared; other tensors become buffers.
