@@ -1,12 +1,13 @@
 """Threads and order of the whole suite.
 
 One thread unless OMP_NUM_THREADS asks for more: the problems are small, and two threads on two busy cores wait for each other.
-`--shuffle SEED` runs files, and the tests of each file, in random order.
+`--shuffle SEED` runs files, and the tests of each file, in random order; with `--portion P`, only a random part P of each file.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 from itertools import groupby
@@ -20,6 +21,7 @@ if "OMP_NUM_THREADS" not in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="random order of files and of the tests of each file")
+    parser.addoption("--portion", type=float, default=1.0, metavar="P", help="with --shuffle: the part of each file that runs")
 
 
 def pytest_collection_finish() -> None:
@@ -37,4 +39,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     generator.shuffle(files)
     for tests in files:  # files stay together, or fixtures of a module would be made again and again
         generator.shuffle(tests)
+        del tests[math.ceil(config.getoption("--portion") * len(tests)) :]
     items[:] = [item for tests in files for item in tests]

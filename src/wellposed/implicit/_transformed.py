@@ -71,24 +71,24 @@ def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
         probes = _gaussian(z)
         target = (rtol + torch.finfo(z.dtype).eps) / (10 * math.sqrt(2 / math.pi))
         limit = math.ceil(math.log(target) / math.log(SLOWEST_RATE))
-        largest = [1.0] * PROBES
+        largest = 1.0
         for k in range(1, limit + 1):
-            probes = [transposed(u)[0] for u in probes]
-            largest = [float(concrete(torch.linalg.vector_norm(u)).max()) for u in probes]
-            if max(largest) <= target:
+            (probes,) = torch.func.vmap(transposed)(probes)
+            largest = float(concrete(torch.linalg.vector_norm(probes.flatten(1), dim=1)).max())
+            if largest <= target:
                 return math.ceil(1.5 * k) + 2
-            if not max(largest) < GROWTH_LIMIT:
+            if not largest < GROWTH_LIMIT:
                 break
     raise WellposedError(
         "Inside torch.func transforms an equilibrium is differentiated by recorded plain steps, which needs a contraction; "
-        f"J^T, the Jacobian of the cell at the equilibrium, changes a vector by a factor of {max(largest) ** (1 / k):.3g} per "
+        f"J^T, the Jacobian of the cell at the equilibrium, changes a vector by a factor of {largest ** (1 / k):.3g} per "
         "step. Use torch.autograd (backward, grad) instead."
     )
 
 
-def _gaussian(z: Tensor) -> list[Tensor]:
-    """`PROBES` tensors like z, drawn by numpy, since transforms forbid torch to draw."""
+def _gaussian(z: Tensor) -> Tensor:
+    """(PROBES, batch, features) drawn by numpy, since transforms forbid torch to draw."""
     total = float(concrete(z.detach()).double().abs().sum())
     seed = abs(hash(total)) % 2**32 if math.isfinite(total) else 0
     draws = np.random.default_rng(seed).standard_normal((PROBES, *z.shape))
-    return [torch.zeros_like(z) + torch.as_tensor(w, dtype=z.dtype, device=z.device) for w in draws]
+    return torch.zeros_like(z) + torch.as_tensor(draws, dtype=z.dtype, device=z.device)
