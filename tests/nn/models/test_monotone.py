@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import wellposed as wp
@@ -116,9 +116,12 @@ def test_kernel_parts_are_those_of_the_docstring():
 
 @settings(deadline=None, max_examples=20)
 @given(m=st.integers(1, 8), seed=st.integers(0, 10**6), margin=st.floats(0.1, 2.0))
+@example(m=3, seed=5484, margin=1.0)
 def test_bounds_of_equilibria_and_masked_adjoints(m, seed, margin):
     """|Z|_F <= |X|_F |U|/m (Lemma 3.3.3) and |p_i| <= |u|/m (Lemma 3.3.2, which needs the mask that p has)."""
+    # an equilibrium that happens to be tiny is known to the rounding of the terms that cancel in it, not to its own
     network, X = make(3, m, seed=seed, margin=margin, max_steps=5000), inputs(4)
+    network.layer.atol = 1e-12
     at = network.linearise(X)
     U = float(torch.linalg.matrix_norm(network.U.detach(), 2))
     assert float(at.value.norm()) <= float(X.norm()) * U / margin * (1 + 1e-9)
