@@ -25,7 +25,7 @@ test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --hypothesis-seed=0 $(ARGS)
 
 # Other instructions, other orders of summation, other examples and another order of tests: a tolerance must hold in all of them.
 test-portable: $(VENV)/.installed-test  ## The numerical tests as on other processors: no vector units, other sums, four threads.
