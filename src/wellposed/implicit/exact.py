@@ -13,6 +13,7 @@ from wellposed._tree import Layout
 from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
 from wellposed.implicit._captured import Substitution, record
 from wellposed.implicit._gradient import AbstractGradient, Context
+from wellposed.implicit._linear_system import solve_linear
 from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, JacobianPullback, WholePullback
 from wellposed.implicit._transformed import report, solve_transformed, with_tail
 from wellposed.linalg import AbstractLinearSolver
@@ -31,13 +32,9 @@ from wellposed.solve import (
     transforms_active,
 )
 from wellposed.solve._closing import solve_and_close
-from wellposed.solve._map import is_built_in
-from wellposed.status import Status, StatusArray
+from wellposed.status import Status
 
 __all__ = ["ImplicitGradient"]
-
-#: A product that confirms a solution may differ by so many roundings of its terms.
-ROUNDINGS = 4.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class ImplicitGradient(AbstractGradient):
         rhs = pullback.rhs(v if scale is None else v / scale)
         solver = Auto() if self.linear_solver is None else self.linear_solver
         if isinstance(solver, AbstractLinearSolver):
-            solution = _solve_linear(solver, pullback, rhs, rtol=rtol, max_steps=max_steps)
+            solution = solve_linear(solver, pullback, rhs, rtol=rtol, max_steps=max_steps)
             coupled = bool(solution.note) and v.shape[0] > 1
         else:
             adjoint = pullback.as_map(rhs, v if scale is None else v / scale)
@@ -149,44 +146,6 @@ class ImplicitGradient(AbstractGradient):
         if bool(seen[-1].converged.all()):  # else it may be the solver that is wrong
             context.found_coupled(seen[-1])
         return u
-
-
-def _solve_linear(
-    solver: AbstractLinearSolver, pullback: AbstractPullback, rhs: Tensor, *, rtol: float, max_steps: int
-) -> Solution:
-    """u = rhs + A u by a solver of linear systems.
-
-    Its own products hold 0 in the rows of samples that have finished. Unless rows are known to be independent and the solver
-    is one of the library, a product for the whole batch confirms the answer. If it does not, the solution has a note; and if
-    rows depend on each other, so has one that failed.
-    """
-    linear = solver(lambda u: u - pullback.product(u), rhs, rtol=rtol, max_steps=max_steps)
-    norm = torch.linalg.vector_norm(rhs, dim=1)
-    residual, codes, note = linear.residual, linear.status.codes, ""
-    if not (pullback.built_in and is_built_in(solver)):
-        product = pullback.product(linear.value)
-        measured = torch.linalg.vector_norm(rhs + product - linear.value, dim=1)
-        terms = norm + torch.linalg.vector_norm(product, dim=1) + torch.linalg.vector_norm(linear.value, dim=1)
-        wrong = linear.converged & ~(measured <= rtol * norm + ROUNDINGS * torch.finfo(rhs.dtype).eps * terms)
-        residual = torch.where(wrong, measured / norm, residual)
-        codes = torch.where(wrong, int(Status.MAX_STEPS), codes)
-        if bool(wrong.any()) or (not bool(linear.converged.all()) and _couples(pullback, rhs)):
-            note = f"{type(solver).__name__} claims a solution that a product with the whole system does not confirm."
-    rate = torch.full_like(norm, torch.nan)
-    return Solution(linear.value, residual, residual * norm, linear.num_steps, StatusArray(codes), rate, note=note)
-
-
-def _couples(pullback: AbstractPullback, rhs: Tensor) -> bool:
-    """Whether products of every second row reach the rows between them, or the other way round."""
-    if rhs.shape[0] == 1:
-        return False
-    even = torch.arange(rhs.shape[0], device=rhs.device) % 2 == 0
-    entries = torch.cos(torch.arange(rhs.numel(), dtype=rhs.dtype, device=rhs.device) ** 2).reshape(rhs.shape)
-    for some in (even, ~even):
-        product = pullback.product(torch.where(some.unsqueeze(1), entries, 0.0))
-        if bool(product[~some].nan_to_num(0.0, 0.0, 0.0).any()):
-            return True
-    return False
 
 
 class _Linear:

@@ -99,7 +99,6 @@ class _Closing:
 
     def _close(self, outcome: Outcome, measured: Tensor) -> Outcome:
         """The closing evaluation, at the value that is returned."""
-        z_rows = outcome.value.shape[0]
         fz, draws = self._evaluate(outcome.value)
         r, s = scaled_norm(fz - outcome.value), scaled_norm(fz)
         outcome.steps = outcome.steps + measured.to(outcome.steps.dtype)
@@ -119,7 +118,7 @@ class _Closing:
         if bool(wrong.any()):
             return self._explain(outcome, fz, wrong)
         ran_away = outcome.codes == Status.DIVERGED
-        if bool(ran_away.any()) and z_rows > 1 and self.max_steps - int(outcome.steps.max()) >= MOST_PROBES:
+        if bool(ran_away.any()) and r.shape[0] > 1 and self.max_steps - int(outcome.steps.max()) >= MOST_PROBES:
             continued = self._look_again(outcome, fz, ran_away.nonzero().squeeze(1))
             if continued is not None:
                 return continued

@@ -12,7 +12,7 @@ from wellposed.experiments.report._read import RunFiles
 
 __all__ = ["losses", "margin", "measure", "norm_lines"]
 
-#: Dashes that the eye tells apart: a longer dash beside a dash is none.
+#: Dashes that can be told apart at a glance: a longer dash beside a dash cannot.
 PARTS = {"train": "solid", "validation": "dot", "test": "dash"}
 CERTIFIED = "dashdot"
 #: How a measure is called on the page.
