@@ -30,16 +30,16 @@ import yaml
 
 import wellposed as wp
 from wellposed.errors import WellposedError
-from wellposed.experiments import report
-from wellposed.experiments.report._read import read_run
-from wellposed.experiments.setup import prepare
-from wellposed.experiments.training import load_run, train
 from wellposed.landscape import Surface
-from wellposed.train._run_files import certificate_files, read_certificate, read_metrics, read_sessions, read_times
-from wellposed.train.checkpoint import _checksum, load, restore
-from wellposed.train.config import resolve
-from wellposed.train.optimizers import make_optimizer
-from wellposed.train.run import read_config
+from wellposed_lab import report
+from wellposed_lab.report._read import read_run
+from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_metrics, read_sessions, read_times
+from wellposed_lab.runs.checkpoint import _checksum, load, restore
+from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.optimizers import make_optimizer
+from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.setup import prepare
+from wellposed_lab.runs.training import load_run, train
 
 __all__ = ["Findings", "fuzz"]
 

@@ -17,8 +17,8 @@ VOID = {"meta", "br"}
 
 def train_tiny(folder: Path, *changes: str) -> Path:
     """A real run: digits 0 and 1, a narrow network, a few epochs."""
-    from wellposed.experiments.training import train
-    from wellposed.train.config import resolve
+    from wellposed_lab.runs.config import resolve
+    from wellposed_lab.runs.training import train
 
     small = ["data.n=12", "data.n_test=10", "model.width=16", "run.epochs=4", "run.batch_size=6", "run.certify_every=2"]
     train(resolve({}, [*small, "run.tensorboard=false", *changes]), folder)

@@ -1,4 +1,4 @@
-"""The import arrows of the package, read from its source: none may turn back."""
+"""The import arrows of the library and the laboratory, read from their source: none may turn back."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "wellposed"
+SOURCE = Path(__file__).parents[1] / "src"
 
-COMMON = {"errors", "status", "_file_lock", "_files", "_npz", "_reading", "_tree", "_typing"}
+COMMON = {"errors", "status", "_checks", "_file_lock", "_io", "_npz", "_progress", "_reading", "_tree"}
 CORE = ["linalg", "solve", "implicit", "nn"]
 LEAVES = {"data", "plot"}
 
-# What each part may import, besides itself and COMMON.
-ALLOWED: dict[str, set[str]] = {layer: set(CORE[:rank]) for rank, layer in enumerate(CORE)}
-ALLOWED |= {"convex": set(CORE), "kernel": set(CORE)}
-ALLOWED["certify"] = {*CORE, "convex", "kernel"}
-ALLOWED["train"] = ALLOWED["certify"] | {"certify"}
-ALLOWED["sklearn"] = ALLOWED["train"] | {"train"}
-ALLOWED["landscape"] = ALLOWED["train"] | {"train"} | LEAVES
-ALLOWED["experiments"] = ALLOWED["landscape"] | {"landscape"}
-ALLOWED["cli"] = ALLOWED["experiments"] | {"experiments"}
-ALLOWED["__main__"] = {"cli"}
-ALLOWED |= {leaf: set() for leaf in LEAVES}
+# What each part of the library may import, besides itself and COMMON.
+LIBRARY: dict[str, set[str]] = {layer: set(CORE[:rank]) for rank, layer in enumerate(CORE)}
+LIBRARY |= {"convex": set(CORE), "kernel": set(CORE)}
+LIBRARY["certify"] = {*CORE, "convex", "kernel"}
+LIBRARY["descent"] = LIBRARY["certify"] | {"certify"}
+LIBRARY["sklearn"] = LIBRARY["lightning"] = LIBRARY["descent"] | {"descent"}
+LIBRARY["landscape"] = LIBRARY["descent"] | {"descent"} | LEAVES
+LIBRARY |= {leaf: set() for leaf in LEAVES} | {"__main__": set()}
+
+# The laboratory may import the whole library; these are the arrows between its own parts.
+LABORATORY: dict[str, set[str]] = {"runs": set(), "report": {"runs"}, "papers": {"runs"}}
+LABORATORY["cli"] = {"runs", "report", "papers"}
+LABORATORY["__main__"] = {"cli"}
 
 
 def imported_modules(path: Path, module: list[str]) -> Iterator[tuple[int, list[str]]]:
@@ -41,8 +43,15 @@ def imported_modules(path: Path, module: list[str]) -> Iterator[tuple[int, list[
                 yield node.lineno, [*base, alias.name]
 
 
-def violations(source: Path) -> list[str]:
-    """Every import under `source` (the folder of the package) that breaks a rule, as readable lines."""
+def violations(source: Path, allowed: dict[str, set[str]], common: set[str], outside: set[str]) -> list[str]:
+    """Every import under `source` (the folder of a package) that breaks a rule, as readable lines.
+
+    Args:
+        source: The folder of the package.
+        allowed: What each of its parts may import of the others.
+        common: Parts that every other part may import.
+        outside: Packages that none of its files may import.
+    """
     parts = {path.stem for path in source.iterdir() if path.is_dir() or path.suffix == ".py"}
     found = []
     for path in sorted(source.rglob("*.py")):
@@ -51,24 +60,33 @@ def violations(source: Path) -> list[str]:
         module = [source.name, *relative.with_suffix("").parts]
         if path.name == "__init__.py":
             module.pop()
-        if layer == "__init__":
-            continue  # the public face gathers everything
-        if layer not in COMMON | ALLOWED.keys():
-            found.append(f"{relative}: '{layer}' has no place among the layers; add it to ALLOWED")
+        if layer != "__init__" and layer not in common | allowed.keys():
+            found.append(f"{relative}: '{layer}' has no place among the layers; add it to the table")
             continue
         for line, target in imported_modules(path, module):
             if target[0] == "matplotlib" and layer != "plot":
                 found.append(f"{relative}:{line}: only plot imports matplotlib")
-            if target[0] != source.name:
+            if target[0] in outside:
+                found.append(f"{relative}:{line}: {source.name} must not import {target[0]}")
+            if target[0] != source.name or layer == "__init__":  # the public face gathers everything
                 continue
             other = target[1] if len(target) > 1 and target[1] in parts else "__init__"
-            if other != layer and other not in ALLOWED.get(layer, set()) | COMMON:
+            if other != layer and other not in allowed.get(layer, set()) | common:
                 found.append(f"{relative}:{line}: {layer} must not import {other}")
     return found
 
 
+def library(source: Path) -> list[str]:
+    return violations(source, LIBRARY, COMMON, {"wellposed_lab"})
+
+
+def laboratory(source: Path) -> list[str]:
+    return violations(source, LABORATORY, set(), set())
+
+
 def test_no_import_against_the_arrows() -> None:
-    assert violations(SOURCE) == []
+    assert library(SOURCE / "wellposed") == []
+    assert laboratory(SOURCE / "wellposed_lab") == []
 
 
 @pytest.mark.parametrize(
@@ -80,25 +98,37 @@ def test_no_import_against_the_arrows() -> None:
         ("linalg/bounds.py", "import wellposed.solve.picard", "linalg must not import solve"),
         ("linalg/deep/er.py", "from ...solve import picard", "linalg must not import solve"),
         ("implicit/exact.py", "def f():\n    from wellposed.nn import layer", "implicit must not import nn"),
-        ("certify/monitor.py", "from wellposed.train import loop", "certify must not import train"),
+        ("certify/monitor.py", "from wellposed.descent import flow", "certify must not import descent"),
         ("nn/layer.py", "from wellposed import fixed_point", "nn must not import __init__"),
         ("errors.py", "from .solve import picard", "errors must not import solve"),
         ("data/images.py", "from ..linalg import bounds", "data must not import linalg"),
-        ("train/loop.py", "import matplotlib.pyplot as plt", "only plot imports matplotlib"),
+        ("descent/flow.py", "import matplotlib.pyplot as plt", "only plot imports matplotlib"),
+        ("descent/flow.py", "def f():\n    import wellposed_lab.runs", "wellposed must not import wellposed_lab"),
+        ("__init__.py", "from wellposed_lab import runs", "wellposed must not import wellposed_lab"),
         ("wrong/place.py", "", "'wrong' has no place among the layers"),
     ],
 )
 def test_a_planted_violation_is_caught(tmp_path: Path, file: str, statement: str, complaint: str) -> None:
     source = tmp_path / "wellposed"
-    for layer in ["linalg", "solve", "implicit", "nn", "certify", "train", "data"]:
+    for layer in ["linalg", "solve", "implicit", "nn", "certify", "descent", "data"]:
         (source / layer).mkdir(parents=True)
         (source / layer / "__init__.py").touch()
     planted = source / file
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(statement, encoding="utf-8")
-    found = violations(source)
+    found = library(source)
     assert len(found) == 1
     assert complaint in found[0]
+
+
+def test_a_planted_violation_in_the_laboratory_is_caught(tmp_path: Path) -> None:
+    source = tmp_path / "wellposed_lab"
+    (source / "runs").mkdir(parents=True)
+    (source / "papers").mkdir()
+    (source / "papers" / "figure.py").write_text("from wellposed_lab.runs import loop\nimport wellposed\n", encoding="utf-8")
+    assert laboratory(source) == []
+    (source / "runs" / "loop.py").write_text("from wellposed_lab.papers import registry\n", encoding="utf-8")
+    assert laboratory(source) == ["runs/loop.py:1: runs must not import papers"]
 
 
 def test_arrows_forward_pass(tmp_path: Path) -> None:
@@ -113,4 +143,4 @@ def test_arrows_forward_pass(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     (source / "plot" / "lines.py").write_text("import matplotlib\nfrom .. import errors\n", encoding="utf-8")
-    assert violations(source) == []
+    assert library(source) == []

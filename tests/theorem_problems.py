@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import wellposed as wp
-from wellposed.experiments.audit import Evidence
-from wellposed.experiments.audit._problems import commutation, gaussian, generator, literal_counterexample, sphere, vec
+from wellposed_lab.papers.audit import Evidence
+from wellposed_lab.papers.audit._problems import commutation, gaussian, generator, literal_counterexample, sphere, vec
 
 __all__ = [
     "commutation",

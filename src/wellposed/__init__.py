@@ -3,9 +3,10 @@
 import importlib as _importlib
 from typing import Any as _Any
 
-from wellposed import certify, convex, data, errors, experiments, implicit, kernel, landscape, linalg, nn, plot, solve, train
+from wellposed import certify, convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve
 from wellposed.certify import Certificate, CertificateMonitor, Verdict, generalization_bound, suggest
 from wellposed.convex import DeepOptEq, OptEq
+from wellposed.descent import History, descend, flow
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
@@ -42,7 +43,6 @@ from wellposed.solve import (
     fixed_point,
 )
 from wellposed.status import Status
-from wellposed.train import History, descend, flow
 
 __version__ = "0.1.0.dev0"
 
@@ -101,8 +101,8 @@ __all__ = [
     "convex",
     "data",
     "descend",
+    "descent",
     "errors",
-    "experiments",
     "fixed_point",
     "flow",
     "generalization_bound",
@@ -116,7 +116,6 @@ __all__ = [
     "solve",
     "suggest",
     "tangent_kernel",
-    "train",
 ]
 
 

@@ -1,6 +1,6 @@
-"""python -m wellposed: the same as the command `wellposed`, for torchrun."""
+"""python -m wellposed: the same as the command `wellposed`, for torchrun. The command line belongs to the laboratory."""
 
-from wellposed.cli import main
+import runpy
 
 if __name__ == "__main__":
-    main()
+    runpy.run_module("wellposed_lab", run_name="__main__")

@@ -18,7 +18,7 @@ from exact_theorems import check_descent_theorem, check_flow_theorem, check_plai
 from wellposed.certify import Certificate, Measurement
 from wellposed.certify._incremental import IncrementalMeasure
 from wellposed.certify._measure import check_data, measure
-from wellposed.certify.radius import radius_at
+from wellposed.certify.radius_certificate import radius_at
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active", "kernel"))
 

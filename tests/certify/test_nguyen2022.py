@@ -111,7 +111,7 @@ def test_the_conditions_by_hand() -> None:
 
 
 def test_the_counterexample_to_the_literal_theorem_is_not_certified() -> None:
-    # it meets (3.16)-(3.18) as printed, and one printed step takes the loss from 0.5 to 10: tests/findings/test_nguyen2022.py
+    # it meets (3.16)-(3.18) as printed, and one printed step takes the loss from 0.5 to 10: findings/test_nguyen2022.py
     model, X, y, _ = literal_counterexample()
     assert nguyen2022(model, X, y).verdict is Verdict.VIOLATED
 

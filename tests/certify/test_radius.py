@@ -16,8 +16,8 @@ from certificate_problems import FAMILIES, Point, check_descent, check_flow, clo
 from wellposed.certify import AbstractSensitivity, Certificate, Contractive, DescentBounds, Verdict, radius
 from wellposed.certify._active_sets import restricted_norm_upper
 from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._radius import descent_radii, flow_radius
-from wellposed.certify.radius import sensitivity_of
+from wellposed.certify._radius_search import descent_radii, flow_radius
+from wellposed.certify.radius_certificate import sensitivity_of
 from wellposed.errors import InvalidArgument, InvalidType
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active",), ("kernel",), ("active", "kernel"))

@@ -119,7 +119,7 @@ def test_wrong_predictions_have_no_radius():
 
 def test_an_unsolved_equilibrium_proves_less(monkeypatch):
     """The error of the solve is taken from the margin: with a poor solve the radius shrinks and is still not broken."""
-    module = sys.modules["wellposed.certify.robustness"]  # as an attribute of the package it is the function
+    module = sys.modules["wellposed.certify.robust_balls"]  # as an attribute of the package it is the function
     model, x = make("dense", 2)
     y = model(x).argmax(dim=1)
     good = robustness(model, x, y)

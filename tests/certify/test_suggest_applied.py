@@ -105,7 +105,7 @@ def test_suggestions_hold_when_they_are_followed(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(2000, 2240, 24))
 def test_hundreds_of_suggestions(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["wellposed.certify.suggest"], "_WIDEST", 200)  # wider ones take seconds each
+    monkeypatch.setattr(sys.modules["wellposed.certify.suggestions"], "_WIDEST", 200)  # wider ones take seconds each
     seen: Counter[str] = Counter()
     for seed in range(first, first + 24):
         check(seed, seen)

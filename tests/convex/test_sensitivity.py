@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from equilibria import F64, normal
-from wellposed.certify._radius import descent_radii, flow_radius, largest_descent, largest_flow
+from wellposed.certify._radius_search import descent_radii, flow_radius, largest_descent, largest_flow
 from wellposed.convex import L1, OptEqSensitivity
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import wellposed as wp
 from syncs import synced
-from wellposed._files import Temporary
+from wellposed._io import Temporary
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import _hadamard, kernel_memory
 from wellposed.kernel._memory import available_memory, readable

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.nn import _positive
-from wellposed.nn.dense_map import DenseOperator, MonotoneOperator
+from wellposed.nn.maps.dense import DenseOperator, MonotoneOperator
 
 
 def positive(n: int, margin: float, skew: float, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

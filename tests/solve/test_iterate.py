@@ -14,7 +14,7 @@ from wellposed._tree import Layout
 from wellposed.solve import FunctionMap, Tolerance, iterate, judge
 from wellposed.solve._line_search import backtrack
 from wellposed.solve._outcome import relative, scaled_norm
-from wellposed.solve._solver import Point
+from wellposed.solve.solver import Point
 
 TIGHT = Tolerance(1e-10, 0.0)
 

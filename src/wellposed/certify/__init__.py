@@ -14,17 +14,17 @@ from wellposed.certify._dispatch import certify
 from wellposed.certify._measure import Measurement
 from wellposed.certify._own import OwnTheorem
 from wellposed.certify._sensitivity import Contractive
-from wellposed.certify.gao2022 import gao2022
-from wellposed.certify.gao2023 import gao2023
 from wellposed.certify.generalization import GeneralizationBound, generalization_bound
-from wellposed.certify.ling2022 import ling2022
 from wellposed.certify.lipschitz import LipschitzBounds, NetworkLipschitz, lipschitz_lower, lipschitz_upper
 from wellposed.certify.monitor import CertificateMonitor
-from wellposed.certify.nguyen2022 import nguyen2022
-from wellposed.certify.radius import radius
-from wellposed.certify.robustness import Robustness, robustness
-from wellposed.certify.suggest import Suggestion, Suggestions, suggest
-from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
+from wellposed.certify.radius_certificate import radius
+from wellposed.certify.robust_balls import Robustness, robustness
+from wellposed.certify.suggestions import Suggestion, Suggestions, suggest
+from wellposed.certify.theorems.gao2022 import gao2022
+from wellposed.certify.theorems.gao2023 import gao2023
+from wellposed.certify.theorems.ling2022 import ling2022
+from wellposed.certify.theorems.nguyen2022 import nguyen2022
+from wellposed.certify.well_posedness import contraction, monotone, perron_frobenius
 from wellposed.convex import AbstractDenseOptEq
 from wellposed.nn import AbstractNetwork, AbstractSensitivity, DescentBounds, JacobianBounds
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from wellposed.certify._certificate import Certificate
 from wellposed.certify._measure import check_data, measure
 from wellposed.certify._own import OwnTheorem, certificate_by, check_theorem
-from wellposed.certify.gao2022 import gao2022
-from wellposed.certify.gao2023 import gao2023
-from wellposed.certify.ling2022 import ling2022
-from wellposed.certify.nguyen2022 import nguyen2022
-from wellposed.certify.radius import radius, radius_at
-from wellposed.certify.wellposed import contraction, monotone, perron_frobenius
+from wellposed.certify.radius_certificate import radius, radius_at
+from wellposed.certify.theorems.gao2022 import gao2022
+from wellposed.certify.theorems.gao2023 import gao2023
+from wellposed.certify.theorems.ling2022 import ling2022
+from wellposed.certify.theorems.nguyen2022 import nguyen2022
+from wellposed.certify.well_posedness import contraction, monotone, perron_frobenius
 from wellposed.convex import AbstractDenseOptEq
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ

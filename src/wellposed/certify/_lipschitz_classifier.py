@@ -28,8 +28,8 @@ from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.scaling import ldexp, ldexp_up, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier
+from wellposed.nn.maps.operator import AbstractOperator
 from wellposed.nn.monotone._conjugate import conjugate_gradients
-from wellposed.nn.operator import AbstractOperator
 
 __all__ = ["SLACK", "LipschitzBounds", "certified_operator", "classifier_bounds"]
 

@@ -17,7 +17,7 @@ from wellposed.convex.constructions import (
 )
 from wellposed.convex.conv import ConvOptEq
 from wellposed.convex.deep import DeepOptEq
-from wellposed.convex.objective import Objective, WideObjective, blocks, inclusion_residual, objective, wide_limit
+from wellposed.convex.objectives import Objective, WideObjective, blocks, inclusion_residual, objective, wide_limit
 from wellposed.convex.opteq import OptEq
 from wellposed.convex.prior import AbstractPrior, GradientStep, ProxStep
 from wellposed.convex.prox import primitive_conjugate, value_range

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import lsq_linear
 from torch import Tensor
 
 from wellposed.convex.prox import value_range
@@ -118,6 +117,8 @@ def _line_search(
 
 def _reachable(unit: Unit, y: Tensor, mu: float) -> bool:
     """Whether y = W^T w/mu for some w in the closed range of the activation."""
+    from scipy.optimize import lsq_linear  # here: SciPy takes longer to import than the library
+
     W = unit.operator.tensor.double().cpu().numpy()
     low, high = value_range(unit.activation)
     target = mu * y.double().cpu().numpy()

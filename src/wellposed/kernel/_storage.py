@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed._files import Temporary, sweep
+from wellposed._io import Temporary, sweep
 from wellposed.errors import InvalidArgument, InvalidType
 
 __all__ = ["AbstractStorage", "FileStorage", "MemoryStorage", "check_target", "file_of_parameter", "write_block"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wellposed._files import replacing, sweep
+from wellposed._io import replacing, sweep
 from wellposed._npz import read_arrays
 from wellposed._reading import parse_json
 from wellposed.errors import InvalidArgument

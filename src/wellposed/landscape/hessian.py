@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, NotConverged
@@ -120,6 +119,12 @@ def hessian_eigenvalues(
         H = product.dense().double().cpu()
         values, vectors = np.linalg.eigh(((H + H.mT) / 2).numpy())
     else:
+        from scipy.sparse.linalg import (  # here: SciPy takes longer to import than the library
+            ArpackError,
+            LinearOperator,
+            eigsh,
+        )
+
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         start = torch.randn(product.size, generator=generator, dtype=torch.float64, device=generator.device).cpu().numpy()
         operator = LinearOperator((product.size, product.size), matvec=_numpy(product), dtype=np.float64)

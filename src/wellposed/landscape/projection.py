@@ -11,7 +11,7 @@ import numpy as np
 
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.landscape._archive import from_plain, load_arrays, plain, save_arrays, whole
-from wellposed.landscape.trajectory import Trajectory
+from wellposed.landscape._trajectory import Trajectory
 from wellposed.solve import check_positive_integer
 
 __all__ = ["Projection", "project"]

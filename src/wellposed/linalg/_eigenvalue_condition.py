@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-from scipy.linalg import LinAlgWarning, lu_factor, lu_solve
 
 __all__ = ["Product", "SpectralRadiusEstimate", "eigenvalue_condition", "growth"]
 
@@ -54,6 +53,8 @@ class SpectralRadiusEstimate(float):
 
 def eigenvalue_condition(matrix: np.ndarray, value: complex, start: np.ndarray) -> float:
     """1/|<y, x>| of the unit eigenvectors of an eigenvalue, by inverse iteration from one start for both."""
+    from scipy.linalg import LinAlgWarning, lu_factor, lu_solve  # here: SciPy takes longer to import than the library
+
     n = len(matrix)
     shift = value + np.finfo(np.float64).eps * np.linalg.norm(matrix)  # or the matrix would be singular
     x = y = start / np.linalg.norm(start)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg._linear_solver import LinearSolution, Matvec, keep_rows, row_norm
+from wellposed.linalg.linear_solver import LinearSolution, Matvec, keep_rows, row_norm
 from wellposed.status import Status, StatusArray
 
 __all__ = ["LinearSystems", "check_arguments"]

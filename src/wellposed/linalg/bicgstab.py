@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.linalg._linear_solver import (
+from wellposed.linalg._linear_systems import LinearSystems
+from wellposed.linalg.linear_solver import (
     AbstractLinearSolver,
     LinearSolution,
     Matvec,
@@ -15,7 +16,6 @@ from wellposed.linalg._linear_solver import (
     row_dot,
     row_norm,
 )
-from wellposed.linalg._linear_systems import LinearSystems
 
 __all__ = ["BiCGStab"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument
-from wellposed.linalg._linear_solver import AbstractLinearSolver, LinearSolution, Matvec, keep_rows, row_norm
 from wellposed.linalg._linear_systems import LinearSystems
+from wellposed.linalg.linear_solver import AbstractLinearSolver, LinearSolution, Matvec, keep_rows, row_norm
 
 __all__ = ["GMRES"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wellposed.linalg._linear_solver import AbstractLinearSolver, LinearSolution, Matvec
 from wellposed.linalg.bicgstab import BiCGStab
-from wellposed.linalg.dense import Dense
+from wellposed.linalg.dense_solve import Dense
 from wellposed.linalg.gmres import GMRES
+from wellposed.linalg.linear_solver import AbstractLinearSolver, LinearSolution, Matvec
 from wellposed.linalg.neumann import Neumann
 
 __all__ = ["AbstractLinearSolver", "BiCGStab", "Dense", "GMRES", "LinearSolution", "Matvec", "Neumann"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged
@@ -134,9 +133,11 @@ def _largest(
     product: Product, start: np.ndarray, tolerance: float, max_restarts: int, count: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Eigenvalues of largest modulus with unit eigenvectors as columns; None if ARPACK did not converge."""
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs  # here: SciPy takes longer to import than the library
+
     n = len(start)
     # In an invariant subspace ARPACK draws a new vector; newer versions of SciPy let us fix the seed.
-    seeded: dict[str, Any] = {"rng": np.random.default_rng(0)} if _EIGS_TAKES_RNG else {}
+    seeded: dict[str, Any] = {"rng": np.random.default_rng(0)} if "rng" in inspect.signature(eigs).parameters else {}
     operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
     options: dict[str, Any] = {"v0": start, "tol": tolerance, "maxiter": max_restarts, **seeded}
     try:
@@ -144,9 +145,6 @@ def _largest(
     except ArpackError:  # and its subclass ArpackNoConvergence
         return None
     return values, vectors / np.linalg.norm(vectors, axis=0)
-
-
-_EIGS_TAKES_RNG = "rng" in inspect.signature(eigs).parameters
 
 
 def _start_vector(n: int, generator: torch.Generator | None) -> np.ndarray:

@@ -13,9 +13,9 @@ from wellposed.nn.activations import (
 )
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions import UnrolledNetwork, WeightTiedCell, unrolled, weight_tied
+from wellposed.nn.families import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.learned import AndersonWeights, LearnedAnderson, train_learned
-from wellposed.nn.models import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell, TierWeights
 from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spectral, conv_norm_upper
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
-from wellposed.nn.dense_map import DenseMap, MonotoneOperator
-from wellposed.nn.operator import Memory
-from wellposed.nn.operator_map import OperatorMap
+from wellposed.nn.maps.affine import OperatorMap
+from wellposed.nn.maps.dense import DenseMap, MonotoneOperator
+from wellposed.nn.maps.operator import Memory
 from wellposed.nn.parametrizations.monotone import Monotone
 from wellposed.nn.parametrizations.spectral import Spectral
 from wellposed.solve import AbstractMap, check_positive_integer

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._eager import eager
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.implicit import AbstractGradient, AbstractStructuredMap, Context, ImplicitGradient, UnrolledGradient
-from wellposed.nn._own_cell import check_norms, check_state_shape, explaining
+from wellposed.nn._shape_hint import check_norms, check_state_shape, explaining
 from wellposed.nn.cell import AbstractCell
 from wellposed.solve import (
     AbstractMap,
@@ -118,7 +119,7 @@ class EquilibriumLayer(nn.Module):
         self.last_solution: Solution | None = None
         self.last_adjoint: Solution | None = None
 
-    @torch.compiler.disable
+    @eager
     def forward(self, x: Any, z0: Any = None) -> Any:
         """z* with a graph.
 
@@ -152,7 +153,7 @@ class EquilibriumLayer(nn.Module):
         low = layout.dtype in LOW_PRECISION and not mixed
         return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
 
-    @torch.compiler.disable
+    @eager
     def solve(self, x: Any, z0: Any = None, *, record: bool = False) -> Solution:
         """The equilibrium without a graph, with all that is known about it.
 
@@ -174,7 +175,7 @@ class EquilibriumLayer(nn.Module):
             tolerance = self._tolerance(start.dtype)
             return self._judge(self._solve(f, start, tolerance, record=record), layout, tolerance)
 
-    @torch.compiler.disable
+    @eager
     def linearise(self, x: Tensor, v: Tensor, *, z0: Tensor | None = None, u0: Tensor | None = None) -> Linearised:
         r"""The equilibrium and its adjoint for the cotangents v, without a graph.
 

@@ -5,9 +5,9 @@ Every function takes a record (what a `to_dict()` gave, also after JSON, or the 
 """
 
 from wellposed.plot.experiments import experiment
+from wellposed.plot.paths import residuals, trajectories
 from wellposed.plot.spectra import spectrum
 from wellposed.plot.surfaces import contour, line, surface
 from wellposed.plot.training import losses
-from wellposed.plot.trajectories import residuals, trajectories
 
 __all__ = ["contour", "experiment", "line", "losses", "residuals", "spectrum", "surface", "trajectories"]

@@ -20,7 +20,7 @@ def experiment(record: Any) -> Any:
     """The panels of an experiment's record: the mean over seeds as a line, the least and the greatest as a band.
 
     Args:
-        record: A `Record` of `wellposed.experiments`, or its `to_dict()`.
+        record: A `Record` of `wellposed_lab.papers`, or its `to_dict()`.
     """
     record = record_of(record, "reproduced experiment", ("experiment", "title", "size", "panels"))
     panels = record["panels"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from wellposed.certify import Certificate, certify, contraction, monotone
+from wellposed.certify._any_model import certificate_of, has_certificate
 from wellposed.nn import AbstractNetwork, MonotoneDEQ
 from wellposed.sklearn._families import Headed
-from wellposed.train.certificates import certificate_of, has_certificate
 
 __all__ = ["certificate_after_fit"]
 

@@ -18,7 +18,7 @@ from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer
 from wellposed.sklearn._certificate import certificate_after_fit
 from wellposed.sklearn._families import build
-from wellposed.sklearn._training import Ball, epoch, unconverged
+from wellposed.sklearn._minibatches import Ball, epoch, unconverged
 
 __all__ = ["AbstractEstimator"]
 

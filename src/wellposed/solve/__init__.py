@@ -4,11 +4,17 @@ from wellposed.solve._closing import judge
 from wellposed.solve._failure import apply_policy, check_policy, user_level
 from wellposed.solve._fixed_point import as_solution, check_options, fixed_point
 from wellposed.solve._function_map import FunctionMap
-from wellposed.solve._iterate import iterate
 from wellposed.solve._map import AbstractMap
 from wellposed.solve._outcome import Outcome, Tolerance
 from wellposed.solve._solution import Solution
-from wellposed.solve._solver import (
+from wellposed.solve._transforms import TransformedOutcome, concrete, iterate_transformed, transforms_active
+from wellposed.solve.anderson import Anderson
+from wellposed.solve.auto import Auto
+from wellposed.solve.broyden import Broyden
+from wellposed.solve.loop import iterate
+from wellposed.solve.newton import NewtonKrylov
+from wellposed.solve.picard import Picard
+from wellposed.solve.solver import (
     AbstractSolver,
     AbstractWatch,
     Point,
@@ -16,12 +22,6 @@ from wellposed.solve._solver import (
     check_interval,
     check_positive_integer,
 )
-from wellposed.solve._transforms import TransformedOutcome, concrete, iterate_transformed, transforms_active
-from wellposed.solve.anderson import Anderson
-from wellposed.solve.auto import Auto
-from wellposed.solve.broyden import Broyden
-from wellposed.solve.newton import NewtonKrylov
-from wellposed.solve.picard import Picard
 from wellposed.solve.splitting import (
     AbstractSplitMap,
     AbstractSplitting,

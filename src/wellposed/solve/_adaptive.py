@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wellposed.solve._solver import Point, Step
 from wellposed.solve._tuning import minimal_residual
+from wellposed.solve.solver import Point, Step
 
 if TYPE_CHECKING:
     from wellposed.solve.splitting import AbstractSplitMap

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.solve._iterate import iterate
 from wellposed.solve._map import AbstractMap, RowsCoupled, Together, differs, is_built_in
 from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
-from wellposed.solve._solver import AbstractSolver
 from wellposed.solve._whole_batch import WholeBatch
+from wellposed.solve.loop import iterate
 from wellposed.solve.picard import Picard
+from wellposed.solve.solver import AbstractSolver
 from wellposed.status import Status
 
 __all__ = ["judge", "solve_and_close"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._eager import eager
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.solve._closing import solve_and_close
@@ -17,15 +18,15 @@ from wellposed.solve._function_map import FunctionMap
 from wellposed.solve._map import AbstractMap
 from wellposed.solve._outcome import Outcome, Tolerance, relative
 from wellposed.solve._solution import Solution
-from wellposed.solve._solver import AbstractSolver
 from wellposed.solve._transforms import transforms_active
 from wellposed.solve.auto import Auto
+from wellposed.solve.solver import AbstractSolver
 from wellposed.status import StatusArray
 
 __all__ = ["fixed_point"]
 
 
-@torch.compiler.disable  # a loop that decides by values gains nothing from being traced
+@eager  # a loop that decides by values gains nothing from being traced
 def fixed_point(
     f: Callable[..., Any] | AbstractMap,
     z0: Any,

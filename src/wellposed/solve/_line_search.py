@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._solver import Point, Step
+from wellposed.solve.solver import Point, Step
 
 __all__ = ["backtrack"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.solve._iterate import GROWTH_LIMIT
 from wellposed.solve._outcome import Tolerance, relative, scaled_norm
+from wellposed.solve.loop import GROWTH_LIMIT
 
 __all__ = ["TransformedOutcome", "concrete", "iterate_transformed", "transforms_active"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval, check_positive_integer
+from wellposed.solve.solver import AbstractSolver, Point, Step, check_interval, check_positive_integer
 
 __all__ = ["Anderson"]
 

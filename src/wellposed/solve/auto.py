@@ -9,11 +9,11 @@ from torch import Tensor
 
 from wellposed.errors import InvalidType
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._pace import FIXED, JUDGED_AT
-from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step
+from wellposed.solve._residual_schedule import FIXED, JUDGED_AT
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.picard import Picard
+from wellposed.solve.solver import AbstractSolver, AbstractWatch, Point, Step
 
 __all__ = ["Auto"]
 

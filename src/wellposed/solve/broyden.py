@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wellposed.solve._line_search import backtrack
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._solver import AbstractSolver, Point, Step, check_positive_integer, row_dot
+from wellposed.solve.solver import AbstractSolver, Point, Step, check_positive_integer, row_dot
 
 __all__ = ["Broyden"]
 

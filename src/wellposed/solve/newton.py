@@ -11,7 +11,7 @@ from wellposed.errors import InvalidType
 from wellposed.linalg import GMRES, AbstractLinearSolver, Dense
 from wellposed.solve._line_search import backtrack
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval
+from wellposed.solve.solver import AbstractSolver, Point, Step, check_interval
 
 __all__ = ["NewtonKrylov"]
 

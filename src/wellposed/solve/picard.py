@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._solver import AbstractSolver, Point, Step, check_interval
+from wellposed.solve.solver import AbstractSolver, Point, Step, check_interval
 
 __all__ = ["Picard"]
 

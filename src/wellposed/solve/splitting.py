@@ -17,9 +17,9 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.solve import _adaptive as adaptive
 from wellposed.solve._map import AbstractMap
-from wellposed.solve._pace import JUDGED_AT
-from wellposed.solve._solver import AbstractSolver, AbstractWatch, Point, Step, check_interval
+from wellposed.solve._residual_schedule import JUDGED_AT
 from wellposed.solve._tuning import TunedStep, tune_reflection
+from wellposed.solve.solver import AbstractSolver, AbstractWatch, Point, Step, check_interval
 
 __all__ = [
     "AbstractSplitMap",

@@ -11,8 +11,8 @@ from torch import Tensor
 import wellposed as wp
 from wellposed.linalg import GMRES
 from wellposed.nn import TierWeights
+from wellposed.nn.maps.operator import AbstractOperator
 from wellposed.nn.monotone import _conjugate, _zero_padded
-from wellposed.nn.operator import AbstractOperator
 
 F64 = torch.float64
 #: channels of the tiers, (height, width)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from wellposed.linalg import batched_solve
+from wellposed.nn.maps.operator import AbstractOperator, Memory
 from wellposed.nn.monotone._lattice import Lattice, symbol
 from wellposed.nn.monotone._norms import largest_norm_upper
-from wellposed.nn.operator import AbstractOperator, Memory
 
 __all__ = ["FourierOperator"]
 

@@ -13,11 +13,11 @@ from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.cell import AbstractCell
+from wellposed.nn.maps.affine import OperatorMap
+from wellposed.nn.maps.operator import Memory
 from wellposed.nn.monotone._lattice import symbol
 from wellposed.nn.monotone._norms import largest_norm_upper
 from wellposed.nn.monotone.weights import TierWeights
-from wellposed.nn.operator import Memory
-from wellposed.nn.operator_map import OperatorMap
 from wellposed.solve import check_positive_integer
 
 __all__ = ["MonotoneConvCell", "MonotoneTierCell"]

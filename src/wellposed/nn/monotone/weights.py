@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
+from wellposed.nn.maps.operator import AbstractOperator, Memory
 from wellposed.nn.monotone._fourier import FourierOperator, coupling_symbol, diagonal_symbol
 from wellposed.nn.monotone._lattice import Lattice
 from wellposed.nn.monotone._zero_padded import ZeroPaddedOperator
-from wellposed.nn.operator import AbstractOperator, Memory
 from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["TierWeights"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._eager import eager
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn._solving import Solving, check_solving
 from wellposed.nn.layer import EquilibriumLayer
@@ -156,7 +157,7 @@ class TransformerDEQ(nn.Module):
         x: Tensor = math.sqrt(self.E.shape[1]) * (nn.functional.embedding(tokens, self.E) + self.P[: tokens.shape[1]])
         return x
 
-    @torch.compiler.disable
+    @eager
     def _check_known(self, tokens: Tensor) -> None:
         if transforms_active() or not tokens.numel():  # torch.func transforms hide values
             return

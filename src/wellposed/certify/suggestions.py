@@ -1,0 +1,205 @@
+"""suggest: what change would make a certificate hold, each one tried."""
+
+from __future__ import annotations
+
+import copy
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.certify._certificate import Certificate
+from wellposed.certify._measure import check_data, measure
+from wellposed.certify.radius_certificate import radius, radius_at
+from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+
+__all__ = ["Suggestion", "Suggestions", "suggest"]
+
+#: Names of the parameters that read out, and of those that take the input in.
+_READOUT = {GaussianDEQ: ("a",), SkipDEQ: ("u", "v"), MonotoneDEQ: ("u",)}
+_WIDEST = 2000
+_MOST = 2.0**40
+#: Of the printed table, in characters, and of its last column at least.
+_COLUMNS, _NARROWEST = 120, 40
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A change under which the radius certificate was found to hold.
+
+    Attributes:
+        kind: "hidden_rate", "descent", "input_scale", "readout_scale" or "width".
+        value: The number to use.
+        text: What to do, in a sentence.
+        certificate: What certify returned with the change made.
+        model, X: The changed copies that were certified, in float64; the caller's are untouched. The change itself was made
+            in the dtype of the caller's, so that it can be repeated exactly.
+    """
+
+    kind: str
+    value: float
+    text: str
+    certificate: Certificate = field(repr=False)
+    model: AbstractNetwork = field(repr=False)
+    X: Tensor = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Suggestions(list[Suggestion]):
+    """A list of suggestions that prints as a table."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "No change was found under which the radius certificate holds; certify(model, X, y) says what is missing."
+        cells = [("change", "value", "dynamics", "|r|/|r_0| <="), *(_cells(suggestion) for suggestion in self)]
+        widths = [max(len(row[column]) for row in cells) for column in range(4)]
+        heads = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        room = max(_NARROWEST, _COLUMNS - len(heads[0]) - 2)
+        lines = [f"{heads[0]}  what to do", "  ".join("-" * width for width in (*widths, room))]
+        for head, suggestion in zip(heads[1:], self, strict=True):
+            first, *rest = textwrap.wrap(suggestion.text, room, break_long_words=False)
+            lines += [f"{head}  {first}", *(" " * (len(head) + 2) + part for part in rest)]
+        return "\n".join(lines)
+
+
+def _cells(suggestion: Suggestion) -> tuple[str, str, str, str]:
+    certificate = suggestion.certificate
+    rate = math.nan if certificate.rate is None else certificate.rate
+    proved = f"exp(-{rate:.3g} t)" if certificate.dynamics == "flow" else f"(1 - {1 - rate:.2g})^k"
+    return suggestion.kind, f"{suggestion.value:.4g}", certificate.dynamics, proved
+
+
+def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Suggestions:
+    r"""Changes that make the radius certificate hold, each verified by certifying the changed model; none is invented.
+
+    `print(suggest(model, X, y))` shows them as a table.
+
+    - "hidden_rate": gradient flow with the hidden parameters at h times the speed of the read-out, for the largest h found;
+    - "descent": gradient descent with layer-wise steps, or one step where the read-out is fixed;
+    - "readout_scale": the read-out multiplied by a factor in [0, 1);
+    - "input_scale": inputs multiplied by t and the read-out divided by t: the predictions stay, the features grow;
+    - "width": the same kind of network, newly drawn, at a width extrapolated from the present numbers (up to 2000 units).
+
+    An empty list means that none of these changes was found to help; no reason comes with it. Where nothing can help, because
+    two rows of X are equal or one is zero, or there are more samples than features, the note of
+    `certify(model, X, y, theorem="radius")` says so.
+
+    Args:
+        model: A theory network.
+        X: (n, d) inputs.
+        y: (n,) targets.
+        generator: Of the wider network's initialization.
+    """
+    X64, y64 = check_data(model, X, y)
+    found = Suggestions(_speeds(model, X64, y64))
+    readout = _READOUT.get(type(model), ())
+    if readout:
+        found += _readout_scale(model, X64, y64, readout)
+        found += _input_scale(model, X, y64, readout)
+    found += _width(model, X64, y64, generator)
+    return found
+
+
+def _double(model: AbstractNetwork) -> AbstractNetwork:
+    return copy.deepcopy(model).double().cpu()
+
+
+def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion]:
+    at = measure(model, X, y)
+    flow = radius_at(at, "flow", "largest")
+    if flow.certified and flow.rates is not None:
+        h = min(flow.rates.values())
+        text = (
+            "The plain gradient flow is certified as it is."
+            if h == 1
+            else (
+                f"Let the hidden parameters follow the flow at {h:.3g} times the speed of the read-out: "
+                "flow(..., rates=suggestion.certificate.rates)."
+            )
+        )
+        yield Suggestion("hidden_rate", h, text, flow, _double(model), X)
+    descent = radius_at(at, "descent", "largest")
+    if descent.certified and isinstance(descent.step_size, dict):
+        h = min(descent.step_size.values()) / max(descent.step_size.values())
+        kind = f"layer-wise steps, hidden ones {h:.3g} times that of the read-out" if h < 1 else "the certified step"
+        text = f"Descend with {kind}: descend(..., step_size='certified')."
+        yield Suggestion("descent", h, text, descent, _double(model), X)
+
+
+def _scaled_readout(
+    model: AbstractNetwork, names: tuple[str, ...], *, times: float = 1.0, over: float = 1.0
+) -> AbstractNetwork:
+    """Scaled in the model's own dtype, as its owner will do it, and only then in float64."""
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for name in names:
+            getattr(changed, name).mul_(times).div_(over)
+    return _double(changed)
+
+
+def _readout_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...]) -> Iterator[Suggestion]:
+    for factor in (0.5, 0.1, 0.01, 0.0):
+        changed = _scaled_readout(model, names, times=factor)
+        certificate = radius(changed, X, y)
+        if certificate.certified:
+            text = f"Multiply the read-out ({', '.join(names)}) by {factor:g} before training."
+            yield Suggestion("readout_scale", factor, text, certificate, changed, X)
+            return
+
+
+def _input_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...]) -> Iterator[Suggestion]:
+    """Powers of four, times 2, until it holds; then one bisection. Powers of two leave every digit of the predictions."""
+    t = 2.0
+    while t <= _MOST and bool(torch.isfinite(X * t).all()):
+        found = _scaled_inputs(model, X, y, names, t)
+        if found is not None:
+            nearer = _scaled_inputs(model, X, y, names, t / 2) if t > 2 else None
+            yield found if nearer is None else nearer
+            return
+        t = t * 4
+
+
+def _scaled_inputs(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...], t: float) -> Suggestion | None:
+    changed, scaled = _scaled_readout(model, names, over=t), (X.detach() * t).double().cpu()
+    certificate = radius(changed, scaled, y, sharpen=())
+    if not certificate.certified:
+        return None
+    text = f"Multiply the inputs by {t:.0f} and divide the read-out ({', '.join(names)}) by it; predictions stay the same."
+    return Suggestion("input_scale", t, text, certificate, changed, scaled)
+
+
+def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Generator | None) -> Iterator[Suggestion]:
+    """The condition is about e <= s^2 (1 - q)/(4 sqrt(B^2 + b^2)), whose right side grows like sqrt(m)."""
+    at = measure(model, X, y)
+    if isinstance(at, str) or at.F_least <= 0 or isinstance(model, ImplicitOnlyDEQ):
+        return
+    inverse = 1 / model.margin if isinstance(model, MonotoneDEQ) else 1 / (1 - at.contraction)
+    missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least / at.F_least
+    if not missing <= _WIDEST:  # so its square can be rounded
+        return
+    width = math.ceil(model.width * max(missing, 1.0) ** 2)
+    if not model.width < width <= _WIDEST:
+        return
+    wider = _like(model, width, generator)
+    certificate = radius(wider, X, y)
+    if certificate.certified:
+        text = f"Take width {width}: a {type(model).__name__} drawn at that width was certified at its initialization."
+        yield Suggestion("width", width, text, certificate, wider, X)
+
+
+def _like(model: AbstractNetwork, width: int, generator: torch.Generator | None) -> AbstractNetwork:
+    """A fresh network of the same kind."""
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    if isinstance(model, GaussianDEQ):
+        options["weight_variance"] = model.weight_variance
+    elif isinstance(model, SkipDEQ):
+        options["gamma"] = model.gamma
+    elif isinstance(model, MonotoneDEQ):
+        options["margin"] = model.margin
+    return type(model)(model.in_features, width, **options)

@@ -1,7 +1,0 @@
-"""Experiments of [gao2022]."""
-
-from wellposed.experiments.gao2022.figure1 import Figure1
-
-__all__ = ["EXPERIMENTS"]
-
-EXPERIMENTS = (Figure1(),)

@@ -1,7 +1,0 @@
-"""Experiments of [gao2023]."""
-
-from wellposed.experiments.gao2023.figure1 import Figure1
-
-__all__ = ["EXPERIMENTS"]
-
-EXPERIMENTS = (Figure1(),)

@@ -1,9 +1,0 @@
-"""Experiments of [ling2022]."""
-
-from wellposed.experiments.ling2022.figure1 import Figure1
-from wellposed.experiments.ling2022.lemma1 import Lemma1
-from wellposed.experiments.ling2022.theorem2 import Theorem2
-
-__all__ = ["EXPERIMENTS"]
-
-EXPERIMENTS = (Figure1(), Lemma1(), Theorem2())

@@ -1,7 +1,0 @@
-"""One self-contained HTML page per run, or per comparison of runs: no network, light and dark, for screen and print."""
-
-from wellposed.experiments.report._compare import compare
-from wellposed.experiments.report._page import can_draw
-from wellposed.experiments.report._write import write
-
-__all__ = ["can_draw", "compare", "write"]

@@ -1,9 +1,0 @@
-"""Experiments of [xie2021]."""
-
-from wellposed.experiments.xie2021.table1a import Table1a
-from wellposed.experiments.xie2021.table1b import Table1b
-from wellposed.experiments.xie2021.theorems import Theorems
-
-__all__ = ["EXPERIMENTS"]
-
-EXPERIMENTS = (Theorems(), Table1a(), Table1b())

@@ -1,0 +1,1 @@
+"""The laboratory: runs, reports, the experiments of the papers, and the command line, built on `wellposed`."""

@@ -1,0 +1,156 @@
+"""wellposed data."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from wellposed.data import Dataset, load
+from wellposed.data._load import NAMES
+from wellposed.data.files import FILES
+from wellposed.errors import InvalidArgument, WellposedError, did_you_mean
+from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
+from wellposed_lab.cli._layout import print_table
+
+__all__ = ["check", "list_", "show"]
+
+EPILOG = (
+    "[bold]Examples[/]\n\n"
+    "  wellposed data list\n\n"
+    "  wellposed data show digits --n 100 --classes 0,1\n\n"
+    "  wellposed data show houses.csv --target price --columns rooms,age\n\n"
+    "  WELLPOSED_DATA=~/data wellposed data check"
+)
+
+group = typer.Typer(
+    help="Data sets: which there are, what is in them, whether the files are whole.", epilog=EPILOG, no_args_is_help=True
+)
+app.add_typer(group, name="data")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@group.command("list", epilog="[bold]Example[/]\n\n  wellposed data list --json")
+@guarded
+def list_(as_json: AsJson = False) -> None:
+    """Show the data sets and where they come from."""
+    rows = [{"name": name, **_origin(name)} for name in NAMES]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("name", "samples", "at hand", "from")
+    for row in rows:
+        folder, _, file = row["from"].rpartition(os.sep) if row["at_hand"] else ("", "", row["from"])
+        origin = f"{file} in $WELLPOSED_DATA" if folder else file
+        table.add_row(row["name"], row["samples"], "yes" if row["at_hand"] else "no", origin)
+    print_table(table)
+
+
+@group.command(epilog="[bold]Example[/]\n\n  wellposed data show mnist --n 1000 --classes 3,8 --paper ling2022")
+@guarded
+def show(
+    name: Annotated[str, typer.Argument(help="Of the data set, or a .csv, .parquet or .npz file.")],
+    n: Annotated[int | None, typer.Option("--n", help="Training samples; all if not given.")] = None,
+    classes: Annotated[str | None, typer.Option("--classes", help="Such as 0,1.")] = None,
+    paper: Annotated[str | None, typer.Option("--paper", help="Preprocessing of ling2022, gao2022 or gao2023.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the choice of samples.")] = 0,
+    target: Annotated[str | None, typer.Option("--target", help="The column of a table to learn.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", help="The columns to learn from, such as age,income.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a data set and say what is in it and what was done to it."""
+    with say().status(f"loading {name}"):
+        inputs = None if columns is None else tuple(part.strip() for part in columns.split(","))
+        data = load(name, n, _classes(classes), seed=seed, paper=paper, target=target, columns=inputs)
+    facts = _facts(data)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    out().print(str(data), highlight=False, markup=False)
+    for part, numbers in facts["parts"].items():
+        span = f"[{numbers['least']:.4g}, {numbers['largest']:.4g}]"
+        text = f"{part}: X {tuple(numbers['X'])} in {span}, targets {numbers['targets']}"
+        out().print(text, highlight=False, markup=False)
+
+
+@group.command(epilog="[bold]Example[/]\n\n  wellposed data check mnist cifar10")
+@guarded
+def check(
+    names: Annotated[list[str] | None, typer.Argument(help="Which; all whose files are there if not given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read the files in $WELLPOSED_DATA and check shapes, ranges and checksums; exit 1 if one is wrong."""
+    folder = os.environ.get("WELLPOSED_DATA")
+    if not folder:
+        raise InvalidArgument("WELLPOSED_DATA is not set: set it to the folder with mnist.npz and the like.")
+    for name in names or []:
+        if name not in FILES:
+            raise InvalidArgument(f"{name!r} has no file; with files are {', '.join(FILES)}.{did_you_mean(name, FILES)}")
+    chosen = list(names) if names else [name for name in FILES if (Path(folder) / f"{name}.npz").is_file()]
+    if not chosen:
+        raise InvalidArgument(f"{folder} holds none of {', '.join(f'{name}.npz' for name in FILES)}; put some there.")
+    rows = []
+    with say().status("checking") as status:
+        for name in chosen:
+            status.update(f"checking {name}")
+            rows.append({"name": name, **_checked(name, Path(folder))})
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            out().print(f"{row['name']}: {'good' if row['good'] else 'WRONG'}, {row['says']}", highlight=False, markup=False)
+    if not all(row["good"] for row in rows):
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _checked(name: str, folder: Path) -> dict[str, Any]:
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        return {"good": False, "says": f"{path} does not exist"}
+    try:
+        data = load(name)
+    except WellposedError as error:
+        return {"good": False, "says": str(error)}
+    return {"good": True, "says": data.steps[0]}
+
+
+def _origin(name: str) -> dict[str, Any]:
+    built_in = {"sphere": "any number", "moons": "any number", "digits": "1797 of 8x8"}
+    if name in built_in:
+        drawn = name != "digits"
+        at_hand = drawn or importlib.util.find_spec("sklearn") is not None
+        return {"samples": built_in[name], "at_hand": at_hand, "from": "drawn" if drawn else "scikit-learn"}
+    shape, classes, remote = FILES[name]
+    folder = os.environ.get("WELLPOSED_DATA")
+    path = None if not folder else Path(folder) / f"{name}.npz"
+    samples = f"{'x'.join(map(str, shape))}, {classes} classes"
+    if path is not None and path.is_file():
+        return {"samples": samples, "at_hand": True, "from": str(path)}
+    fetched = f", or OpenML ({remote})" if remote else ""
+    return {"samples": samples, "at_hand": False, "from": f"{name}.npz in $WELLPOSED_DATA{fetched}"}
+
+
+def _facts(data: Dataset) -> dict[str, Any]:
+    parts = {"train": (data.X, data.y), "test": (data.X_test, data.y_test)}
+    found: dict[str, Any] = {}
+    for part, (X, y) in parts.items():
+        if X is not None and y is not None:
+            values = sorted(set(y.flatten().tolist())) if y.unique().numel() <= 20 else []
+            targets = ", ".join(f"{value:g}" for value in values) or f"numbers in [{float(y.min()):.4g}, {float(y.max()):.4g}]"
+            found[part] = {"X": list(X.shape), "least": float(X.min()), "largest": float(X.max()), "targets": targets}
+    return {"name": data.name, "steps": list(data.steps), "parts": found}
+
+
+def _classes(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgument(f"--classes takes numbers with commas between them, such as 0,1; got {text!r}.") from None

@@ -1,0 +1,193 @@
+"""wellposed train."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from wellposed.certify import Certificate
+from wellposed.data.own import short_name
+from wellposed.errors import InvalidArgument
+from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
+from wellposed_lab.cli._layout import print_table
+from wellposed_lab.cli._progress import watching
+from wellposed_lab.runs._fingerprint import extended
+from wellposed_lab.runs._licence import halving, hidden_ratio, moves, plain_flow
+from wellposed_lab.runs._run_files import certificate_files, read_certificate
+from wellposed_lab.runs.config import Config, read, resolve
+from wellposed_lab.runs.defaults import filled_in
+from wellposed_lab.runs.models import MODELS
+from wellposed_lab.runs.optimizers import learning_rate
+from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.training import Trained
+from wellposed_lab.runs.training import train as train_run
+
+__all__ = ["train"]
+
+EPILOG = (
+    "[bold]Examples[/]\n\n"
+    "  wellposed train\n\n"
+    "  wellposed train --set model.name=skip --set data.norm=unit --set run.epochs=40\n\n"
+    "  wellposed train --set model.name=dense --set data.n=null --set run.dtype=float32\n\n"
+    "  wellposed train --set data.name=sphere --set run.epochs=100\n\n"
+    "  wellposed train --set data.name=houses.csv --set data.target=price\n\n"
+    "  wellposed train --show-config > config.yaml; wellposed train config.yaml --out runs/first\n\n"
+    "  wellposed train --resume runs/first\n\n"
+    "  torchrun --nproc-per-node 2 -m wellposed train config.yaml --out runs/second\n\n"
+    "[bold]Networks[/] (model.name)\n\n"
+    + "\n\n".join(f"  {name}: {kind.summary.replace('[', chr(92) + '[')}" for name, kind in MODELS.items())
+)
+
+
+@app.command(epilog=EPILOG)
+@guarded
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A YAML file; without one, digits 0 and 1 with a certificate.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. optimizer.lr=1e-3.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run directory; runs/DATE-MODEL-DATA if not given.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Go on with this run directory.")] = None,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Make the HTML page at the end.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Train a network in a run directory, with evaluations, checkpoints and certificates."""
+    settings, folder = _settings(config, list(changes or []), folder, resume)
+    if show_config:
+        typer.echo(settings.to_yaml(), nl=False)
+        return
+    with watching(settings.run.epochs, quiet=quiet) as watch:
+        trained = train_run(settings, folder, resume=resume is not None, listener=watch)
+    if not trained.first:
+        return
+    summary = {"run": str(folder), **trained.summary}
+    report = _report(folder) if with_report and trained.outcome.stop != "interrupted" else None
+    if report is not None:
+        summary["report"] = str(report)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+    else:
+        _show(trained, settings)
+        # the last line, so that `$(wellposed train | tail -1)` is the page, or the run without one
+        out().print(str(report or folder), markup=False, highlight=False)
+    if trained.outcome.stop == "interrupted":
+        say().print(f"Interrupted; a checkpoint is saved. Go on with: wellposed train --resume {folder}", highlight=False)
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if trained.outcome.stop == "not_finite":
+        say().print("The loss became NaN or infinite: lower optimizer.lr.", highlight=False)
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[Config, Path]:
+    """The configuration and the run directory."""
+    if resume is None:
+        settings = filled_in(resolve({}, changes) if config is None else read(config, changes))
+        date = time.strftime("%Y%m%d-%H%M%S")
+        return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{short_name(settings.data.name)}")
+    if config is not None or folder is not None:
+        raise InvalidArgument("--resume takes the configuration and the directory of the run; omit CONFIG and --out.")
+    before = read_config(resume)
+    try:
+        settings = extended(before, resolve(before.model_dump(), changes))
+    except InvalidArgument as error:
+        new = f"Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
+        raise InvalidArgument(f"{error} {new}") from None
+    if settings.run.extended != before.run.extended:
+        _say_how_it_is_extended(settings)
+    return settings, resume
+
+
+def _say_how_it_is_extended(settings: Config) -> None:
+    """Under a cosine schedule: the longer run is not the one that would have been started with this length."""
+    old, new = settings.run.extended[-1], settings.run.epochs
+    rate = learning_rate(settings.optimizer, old, 1, new)
+    text = (
+        f"The cosine schedule depends on run.epochs: up to epoch {old} it stays that of {old} epochs, after it that of {new}, "
+        f"so the step size rises from near 0 to {rate:.3g} there. A run of {new} epochs from the start has other numbers; "
+        "with optimizer.schedule=constant or step it has the same."
+    )
+    say().print(text, highlight=False, markup=False)
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or with a number if it exists."""
+    names = [folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))]
+    return next(name for name in names if not name.exists())
+
+
+def _show(trained: Trained, settings: Config) -> None:
+    summary, last = trained.summary, trained.summary["last"]
+    table = Table(title=f"{settings.model.name} on {short_name(settings.data.name)}", show_header=False, title_justify="left")
+    samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())
+    rows: list[tuple[str, str]] = [
+        ("samples", samples),
+        ("network", f"width {settings.model.width}, {summary['parameters']} parameters, {settings.run.dtype}"),
+        (
+            "trained",
+            f"{summary['epochs']} epochs, {summary['steps']} steps, {summary['seconds']:.1f} s: {summary['stop_message']}",
+        ),
+    ]
+    for measure, form in (("loss", "{:.4g}"), ("accuracy", "{:.2%}"), ("miou", "{:.2%}")):
+        found = [(part, last[f"{part}_{measure}"]) for part in ("train", "validation", "test") if f"{part}_{measure}" in last]
+        if found:
+            rows.append((measure, ", ".join(f"{part} {form.format(value)}" for part, value in found)))
+    if "equilibrium_steps" in last:
+        failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
+        rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
+    if "certified" in last:
+        certificate, origin = _last_certificate(trained)
+        if certificate is not None:
+            words = _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)
+            rows.append(("certificate", words + origin))
+    for row in rows:
+        table.add_row(*row)
+    print_table(table)
+
+
+def _last_certificate(trained: Trained) -> tuple[Certificate | None, str]:
+    """The last certificate: of this session, or as a file has it, which is said."""
+    if trained.outcome.certificate is not None:
+        return trained.outcome.certificate, ""
+    files = certificate_files(trained.folder)
+    if not files:
+        return None, ""
+    path = files[-1][1]
+    return read_certificate(trained.folder, path), f" (as recorded in {path.name})"
+
+
+def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:
+    """The last verdict, and what it is about: not the optimizer that was used."""
+    if not certificate.certified:
+        return f"not certified ({certificate.theorem}); `wellposed certify RUN` says why"
+    head = f"CERTIFIED by {certificate.theorem}, first at epoch {first}: "
+    if certificate.rate is None:
+        return head + "exactly one equilibrium for every input; nothing about training"
+    flows = certificate.dynamics == "flow"
+    path = "the gradient flow from here" if flows else "gradient descent from here with the licensed steps"
+    pace = f"exp(-{certificate.rate:.4g} t)" if flows else f"{certificate.rate:.10g} per step"
+    beside = "" if flows and hidden_ratio(certificate) == 1 else f"; {plain_flow(certificate)}"
+    return (
+        f"{head}{path}, {moves(certificate)}, ends at zero loss; {halving(certificate)} (factor {pace} or better){beside}. "
+        f"Proved of that, not of {optimizer}"
+    )
+
+
+def _report(folder: Path) -> Path | None:
+    """The page of the run, if pages can be made here."""
+    if importlib.util.find_spec("wellposed_lab.report") is None:
+        return None
+    try:
+        path = Path(importlib.import_module("wellposed_lab.report").write(folder))
+    except Exception as error:  # the run is complete and written, whatever becomes of its page
+        say().print(f"The report could not be made ({type(error).__name__}: {error}).", highlight=False, markup=False)
+        return None
+    return path if path.exists() else None

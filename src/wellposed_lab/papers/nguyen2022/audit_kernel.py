@@ -1,0 +1,213 @@
+"""[nguyen2022], background and tangent kernel: what is printed, and what the numbers say."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from wellposed.kernel import tangent_kernel
+from wellposed.nn import MonotoneDEQ
+from wellposed.solve import PeacemanRachford
+from wellposed_lab.papers.audit._finding import Evidence, Paper, gap
+from wellposed_lab.papers.audit._monotone import Letters
+from wellposed_lab.papers.audit._problems import F64, commutation, eye, generator, norm2, sphere, vec
+
+__all__ = ["PAPER"]
+
+PAPER = Paper("nguyen2022")
+
+
+@PAPER.finding(
+    "Lemma 2.3.2",
+    "strongly monotone if W + W^T >= m I",
+    "typo",
+    corrected="(W + W^T)/2 >= m I",
+)
+def check_lemma_2_3_2_needs_half_the_sum(e: Evidence) -> None:
+    W, x = eye(3) / 2, torch.ones(3, dtype=F64)
+    e.given("least eigenvalue of W + W^T, W = I/2, m = 1", torch.linalg.eigvalsh(W + W.t())[0], ">=", 1.0)
+    e.printed("<x, W x>/|x|^2", x @ W @ x / (x @ x), "<", 1.0)
+    e.corrected("<x, W x>/|x|^2", x @ W @ x / (x @ x), ">=", torch.linalg.eigvalsh((W + W.t()) / 2)[0])
+
+
+@PAPER.finding(
+    "(2.6), (2.8)",
+    "operator norm = spectral radius; sigma_min(I - J) = 1 - rho(J)",
+    "wrong",
+    corrected="norm >= radius; sigma_min(I - J) >= 1 - ‖J‖",
+)
+def check_2_6_2_8_norm_is_not_spectral_radius(e: Evidence) -> None:
+    J = torch.tensor([[0.0, 3.0], [0.0, 0.0]], dtype=F64)
+    radius = float(torch.linalg.eigvals(J).abs().max())
+    e.printed("norm of a nilpotent J, and its radius", norm2(J), "!=", radius)
+    e.printed("sigma_min(I - J), and 1 - radius", torch.linalg.svdvals(eye(2) - J)[-1], "<", 1 - radius)
+    J = J / 10
+    e.corrected("sigma_min(I - J), and 1 - |J|", torch.linalg.svdvals(eye(2) - J)[-1], ">=", 1 - norm2(J))
+
+
+@PAPER.finding(
+    "Definition 2.5.2, third item",
+    "<x - y, grad diff> <= ‖grad diff‖^2/L",
+    "wrong",
+    corrected="convex and L-smooth: >=",
+)
+def check_definition_2_5_2_smoothness_bounds_from_below(e: Evidence) -> None:
+    L, curvature = 10.0, torch.tensor([1.0, 10.0], dtype=F64)
+    x = torch.tensor([1.0, 0.5], dtype=F64)
+    inner, square = float(x @ (curvature * x)), float((curvature * x).square().sum())
+    e.printed("inner product, and |grad diff|^2/L", inner, ">", square / L)
+    slack = []
+    for seed in range(50):  # convex and L-smooth: curvatures in [0, L]
+        g = generator(seed)
+        bend, v = L * torch.rand(4, generator=g, dtype=F64), torch.randn(4, generator=g, dtype=F64)
+        slack.append(float(v @ (bend * v) - (bend * v).square().sum() / L))
+    e.corrected("least inner product - |grad diff|^2/L over 50 quadratics", min(slack), ">=", 0.0)
+
+
+@PAPER.finding(
+    "Definition 2.5.3 and Theorem 2.5.4",
+    "‖grad‖^2 >= mu L gives the rate 1 - mu/L",
+    "wrong",
+    corrected="1 - mu/(2 L) (or 2 mu in the definition)",
+)
+def check_theorem_2_5_4_rate(e: Evidence) -> None:
+    # f = lam x^2/2 has |grad|^2 = 2 lam f, so mu = 2 lam in Definition 2.5.3; a step 1/L with L = 10 lam
+    lam = 0.1
+    x = torch.tensor(1.7, dtype=F64, requires_grad=True)
+    before = lam * x.square() / 2
+    (gradient,) = torch.autograd.grad(before, x)
+    mu, ratio = float(gradient**2 / before.detach()), float((lam * (x - gradient).square() / 2 / before).detach())
+    e.printed("ratio of f in one step, L = 1", ratio, ">", 1 - mu)
+    e.corrected("ratio of f in one step, L = 1", ratio, "<=", 1 - mu / 2)
+
+
+@PAPER.finding(
+    "linear regression",
+    "no 1/N for the loss with 1/(2N); d theta/dt = +grad",
+    "typo",
+    corrected="(1/N) Phi^T r, with a minus",
+)
+def check_linear_regression_gradient(e: Evidence) -> None:
+    Phi, y = torch.randn(5, 3, generator=generator(0), dtype=F64), torch.ones(5, dtype=F64)
+    theta = torch.ones(3, dtype=F64, requires_grad=True)
+    loss = (Phi @ theta - y).square().sum() / 10  # 1/(2N)
+    (gradient,) = torch.autograd.grad(loss, theta)
+    r = (Phi @ theta - y).detach()
+    e.printed("distance of Phi^T r from the gradient", gap(Phi.t() @ r, gradient), ">", 0.1)
+    forward = (Phi @ (theta + 1e-3 * gradient) - y).square().sum() / 10
+    e.printed("loss after a step along +grad, and before", forward.detach(), ">", loss.detach())
+    e.corrected("distance of (1/N) Phi^T r from the gradient", gap(Phi.t() @ r / 5, gradient), "<=", 1e-12)
+
+
+@PAPER.finding(
+    "forward-backward steps",
+    "(0, 2m/L^2]",
+    "typo",
+    corrected="open interval; factor sqrt(1 - 2am + a^2 L^2)",
+)
+def check_forward_backward_endpoint_does_not_contract(e: Evidence) -> None:
+    m, w = 0.3, 2.0
+    F = torch.tensor([[m, w], [-w, m]], dtype=F64)
+    L = norm2(F)
+    e.printed("|norm - 1| at the step 2m/L^2", abs(norm2(eye(2) - 2 * m / L**2 * F) - 1), "<=", 1e-12)
+    for fraction in (0.25, 0.5, 0.75):
+        a = fraction * 2 * m / L**2
+        factor = norm2(eye(2) - a * F)
+        e.corrected(f"norm at {fraction} of it", factor, "<", 1)
+        e.corrected("distance from sqrt(1 - 2am + a^2 L^2)", abs(factor - math.sqrt(1 - 2 * a * m + a**2 * L**2)), "<=", 1e-12)
+
+
+@PAPER.finding(
+    "iteration (3.1)",
+    "z <- relu(W z + U x) defines the output",
+    "wrong as an algorithm",
+    corrected="only the fixed point is meant; use splitting",
+)
+def check_naive_iteration_diverges(e: Evidence) -> None:
+    model = MonotoneDEQ(3, 12, margin=0.2, generator=generator(0), dtype=F64, max_steps=20_000)
+    with torch.no_grad():
+        model.B.mul_(8)
+    X, _ = sphere(2, 3, 0)
+    model.layer.solver = PeacemanRachford(step_size=0.1)
+    solution = model.solve(X)
+    z = torch.zeros_like(solution.value)
+    with torch.no_grad():
+        for _ in range(200):
+            z = torch.relu(z @ model.recurrent().t() + model.injection(X))
+    e.printed("|z| after 200 naive steps, over the equilibrium's", z.norm() / solution.value.norm(), ">", 1e6)
+    e.corrected("residual that Peaceman-Rachford reaches", solution.residual.max(), "<=", 1e-10)
+
+
+@PAPER.finding(
+    "Lemma 3.2.1",
+    "I_n + K",
+    "typo",
+    corrected="identity of size n^2",
+)
+def check_lemma_3_2_1_identity_has_size_n_squared(e: Evidence) -> None:
+    net = Letters()
+    reference = torch.autograd.functional.jacobian(lambda A: net.model.parametrization(A, net.model.B), net.A)
+    assert isinstance(reference, torch.Tensor)
+    columns = [vec(reference[:, :, i, j]) for j in range(net.n) for i in range(net.n)]
+    e.printed("size of I_n, and of K that it is added to", net.n, "!=", len(commutation(net.n, net.n)))
+    e.corrected("distance of P_A from autograd", gap(net.P_A, torch.stack(columns, dim=1)), "<=", 1e-10)
+
+
+@PAPER.finding(
+    "Lemma C.0.2",
+    "P_A = +(...), all four signs flipped",
+    "wrong",
+    corrected="the main text's Lemma 3.2.2",
+)
+def check_lemma_c_0_2_has_the_wrong_sign(e: Evidence) -> None:
+    net = Letters()
+    J, truth = net.readout() @ net.features(), net.jacobian("A")
+    e.printed("relative error of the appendix", gap(J @ -net.P_A, truth), ">", 0.1)
+    e.corrected("relative error of the main text", gap(J @ net.P_A, truth), "<=", 1e-8)
+
+
+@PAPER.finding(
+    "Lemma 3.2.3, Proposition 4",
+    "u^T kron I_N",
+    "wrong",
+    corrected="I_N kron u^T, for samples in columns",
+)
+def check_lemma_3_2_3_kronecker_order(e: Evidence) -> None:
+    net = Letters()
+    dU = torch.linalg.solve(net.Q, net.D @ torch.kron(net.X.t().contiguous(), eye(net.n)))
+    truth = net.jacobian("U")
+    printed = torch.kron(net.u.unsqueeze(0), eye(net.N))
+    e.printed("relative error of u^T kron I_N", gap(printed @ dU, truth), ">", 0.1)
+    e.corrected("relative error of I_N kron u^T", gap(net.readout() @ dU, truth), "<=", 1e-8)
+
+
+@PAPER.finding(
+    "Proposition 4, kernel",
+    "J_A^T J_A + ...",
+    "wrong (n^2 x n^2)",
+    corrected="J_A J_A^T + J_B J_B^T + J_U J_U^T + Z^T Z",
+)
+def check_proposition_4_kernel_is_j_j_transposed(e: Evidence) -> None:
+    net = Letters()
+    parts = [net.jacobian(name) for name in ("A", "B", "U", "u")]
+    kernel = torch.stack([J @ J.t() for J in parts]).sum(0)
+    e.printed("rows of J_A^T J_A, and of the kernel", parts[0].shape[1], "!=", len(kernel))
+    e.corrected("distance from the closed form", gap(kernel, tangent_kernel(net.model, net.rows)), "<=", 1e-8)
+
+
+@PAPER.finding(
+    "P_A P_A, P_B P_B",
+    "no transposes",
+    "typo",
+    corrected="P_A P_A^T = (I + K)(A^T A (+) A^T A), P_B P_B^T = 2(I - K); norms at most 4‖A‖^2 and 4",
+)
+def check_products_of_p_a_and_p_b(e: Evidence) -> None:
+    net = Letters()
+    n, K, S = net.n, commutation(net.n, net.n), net.A.t() @ net.A
+    right = (eye(n * n) + K) @ (torch.kron(S, eye(n)) + torch.kron(eye(n), S))
+    e.printed("distance of P_A P_A from P_A P_A^T", gap(net.P_A @ net.P_A, net.P_A @ net.P_A.t()), ">", 0.1)
+    e.corrected("distance of P_A P_A^T", gap(net.P_A @ net.P_A.t(), right), "<=", 1e-10)
+    e.corrected("distance of P_B P_B^T", gap(net.P_B @ net.P_B.t(), 2 * (eye(n * n) - K)), "<=", 1e-10)
+    e.corrected("|P_A P_A^T|, and 4|A|^2", norm2(net.P_A @ net.P_A.t()), "<=", 4 * norm2(net.A) ** 2 + 1e-12)
+    e.corrected("||P_B P_B^T| - 4|", abs(norm2(net.P_B @ net.P_B.t()) - 4), "<=", 1e-9)

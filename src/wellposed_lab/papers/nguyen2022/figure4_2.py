@@ -1,0 +1,105 @@
+"""[nguyen2022, Figure 4.2]: the way of the iterates in a plane, for two initializations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wellposed.landscape import project, trajectory
+from wellposed_lab.papers._claim import Claim, Finding, decide, spread
+from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
+from wellposed_lab.papers._images import images, ten_classes
+from wellposed_lab.papers.nguyen2022._residual import residual, wander
+from wellposed_lab.papers.nguyen2022.figure4_1 import DEVIATION, LARGE, VARIANCE, Figure41Config
+
+__all__ = ["Figure42"]
+
+#: "steady after the first step": what follows is shorter than the first step.
+STEADY = 1.0
+#: "more chaos": what follows is longer by this factor.
+APART = 2.0
+#: Images whose ways are drawn.
+SHOWN = 4
+
+
+class Figure42(AbstractExperiment):
+    """The states at which Anderson's solver evaluates the map, in their first two principal components."""
+
+    name = "nguyen2022/figure4.2"
+    title = "initialization and the way of the iterates"
+    claims = (
+        Claim(
+            "steady",
+            "In the plane the iterates of N(0, 0.01) stay quite steady after the first step.",
+            "[nguyen2022, Section 4.1.1], 0.01 read as variance",
+            f"the way after the first step is shorter than {STEADY:g} first steps on average, for every seed",
+        ),
+        Claim(
+            "steady_deviation",
+            "In the plane the iterates of N(0, 0.01) stay quite steady after the first step.",
+            "[nguyen2022, Section 4.1.1], 0.01 read as standard deviation",
+            f"the way after the first step is shorter than {STEADY:g} first steps on average, for every seed",
+        ),
+        Claim(
+            "chaos",
+            "In the plane the iterates of N(0, 1) are more chaotic.",
+            "[nguyen2022, Section 4.1.1]",
+            f"in first steps their way is at least {APART:g} times that of both readings of N(0, 0.01), for every seed",
+        ),
+    )
+    departures = (
+        "The thesis does not print channels, groups or kernel sizes; images are 14 x 14, the encoder is a 3 x 3 "
+        "convolution and a group norm, and the plane is that of all three initializations together.",
+    )
+    quick = Figure41Config(n=30, channels=8, steps=50)
+    full = Figure41Config(n=100, channels=48, steps=100, seeds=(0, 1, 2, 3, 4))
+
+    def available(self, config: Figure41Config) -> tuple[Figure41Config, list[str]]:
+        data, _, n, notes = ten_classes(config.data, 30, config.n)
+        return dataclasses.replace(config, data=data, n=n), notes
+
+    def tasks(self, config: Figure41Config) -> list[Task]:
+        shared = {key: getattr(config, key) for key in ("data", "n", "channels", "groups", "steps")}
+        return [{"seed": seed, **shared} for seed in config.seeds]
+
+    def run(self, task: Task) -> dict[str, Any]:
+        _, (X, _) = images(task["data"], 30, task["n"], size=14, seed=task["seed"])
+        deviations = (LARGE, VARIANCE, DEVIATION)
+        made = {"groups": task["groups"], "max_steps": task["steps"]}
+        models = [residual(X.shape[1], task["channels"], task["seed"], init_std=deviation, **made) for deviation in deviations]
+        ways = [trajectory(model, X) for model in models]
+        plane = project(ways)
+        return {
+            "wander": {f"{d:g}": wander(points) for d, points in zip(deviations, plane.points, strict=True)},
+            "wander_everywhere": {f"{d:g}": wander(way.states) for d, way in zip(deviations, ways, strict=True)},
+            "converged": {f"{d:g}": int(way.converged.sum()) for d, way in zip(deviations, ways, strict=True)},
+            "explained": float(plane.explained.sum()),
+            "ways": {
+                f"{d:g}": [
+                    part[: int(count)].tolist() for part, count in zip(points.transpose(1, 0, 2), way.num_steps, strict=True)
+                ][:SHOWN]
+                for d, points, way in zip(deviations, plane.points, ways, strict=True)
+            },
+        }
+
+    def judge(self, config: Figure41Config, results: Sequence[Result]) -> Mapping[str, Finding]:
+        large, variance, deviation = ([r.values["wander"][f"{d:g}"] for r in results] for d in (LARGE, VARIANCE, DEVIATION))
+        factors = [a / max(b, c) for a, b, c in zip(large, variance, deviation, strict=True)]
+        text = f"{spread(large)} first steps, against {spread(variance)} and {spread(deviation)}; factor {spread(factors)}"
+        return {
+            "steady": decide(max(variance) < STEADY, f"{spread(variance)} first steps", wander=variance),
+            "steady_deviation": decide(max(deviation) < STEADY, f"{spread(deviation)} first steps", wander=deviation),
+            "chaos": decide(min(factors) >= APART, text, factors=factors),
+        }
+
+    def panels(self, config: Figure41Config, results: Sequence[Result]) -> list[dict[str, Any]]:
+        labels = {"x_label": "first component", "y_label": "second component"}
+        panels = []
+        for deviation in (LARGE, VARIANCE, DEVIATION):
+            ways = results[0].values["ways"][f"{deviation:g}"]
+            curves = [
+                {"label": f"image {i}", "x": [x for x, _ in way], "y": [[y for _, y in way]]} for i, way in enumerate(ways)
+            ]
+            panels.append({"title": f"deviation {deviation:g}", **labels, "curves": curves})
+        return panels

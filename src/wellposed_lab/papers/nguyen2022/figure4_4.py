@@ -1,0 +1,199 @@
+"""[nguyen2022, Figure 4.4]: the loss around trained networks that repeat a map 6, 11, 18 times, or until equilibrium."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from wellposed.landscape import basin, surface
+from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested, spread
+from wellposed_lab.papers._config import Config
+from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
+from wellposed_lab.papers._images import fit, images, ten_classes
+from wellposed_lab.papers.nguyen2022._residual import residual
+
+__all__ = ["Figure44", "LandscapeConfig", "landscape"]
+
+#: "small loss": at most so much above that of the minimizer.
+ABOVE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandscapeConfig(Config):
+    """Sizes.
+
+    Attributes:
+        data: Name of a data set.
+        n: Images to train.
+        n_seen: Of them, on which the surface is evaluated.
+        size: Of the images.
+        channels: Of the state.
+        epochs, batch, lr: Of Adam, its step falling along a cosine.
+        points, radius: Of the surface, along each of two filter-normalized directions.
+    """
+
+    data: str = "mnist"
+    n: int = 150
+    n_seen: int = 60
+    size: int = 14
+    channels: int = 8
+    epochs: int = 8
+    batch: int = 25
+    lr: float = 1e-2
+    points: int = 7
+    radius: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatConfig(LandscapeConfig):
+    """Sizes.
+
+    Attributes:
+        repeats: How often the explicit networks apply the map.
+    """
+
+    repeats: tuple[int, ...] = (6, 11, 18)
+
+
+def landscape(model: nn.Module, task: Task) -> dict[str, Any]:
+    """Trains the model of a task and looks at the loss around where it ended.
+
+    Returns:
+        `values`: the surface, None where there is no loss that can be believed; `area` of {loss <= loss at the centre +
+        `ABOVE`} and `undecided` beside it (None without a loss at the centre); `counts` of the points by their status; `loss`
+        of every epoch; `coordinates`.
+    """
+    (X, y), _ = images(task["data"], task["n"], 10, size=task["size"], seed=task["seed"])
+    generator = torch.Generator().manual_seed(task["seed"])
+    options = {key: task[key] for key in ("epochs", "batch", "lr")}
+    losses = fit(model, X, y, **options, generator=generator, steady=True)
+    n = task["n_seen"]
+    generator = torch.Generator().manual_seed(task["seed"] + 1)  # the same directions for all networks of a seed
+    found = surface(
+        model, cross_entropy, X[:n], y[:n], num=task["points"], radius=task["radius"], generator=generator, probes=min(n, 10)
+    )
+    middle = task["points"] // 2
+    centre = float(found.values[middle, middle])
+    known = math.isfinite(centre)
+    low = basin(found, level=centre + ABOVE) if known else None
+    return {
+        "values": [[value if math.isfinite(value) else None for value in row] for row in found.values.tolist()],
+        "coordinates": found.coordinates[0].tolist(),
+        "centre": centre if known else None,
+        "area": None if low is None else low.area,
+        "undecided": None if low is None else low.undecided,
+        "counts": found.counts(),
+        "loss": losses,
+    }
+
+
+class Figure44(AbstractExperiment):
+    """The area of small loss around the network, for growing depth."""
+
+    name = "nguyen2022/figure4.4"
+    title = "the loss around weight-tied and equilibrium networks"
+    claims = (
+        Claim(
+            "wider",
+            "The neighbourhood of small loss expands with the number of repetitions.",
+            "[nguyen2022, Section 4.2.1]",
+            f"the area of the loss at most {ABOVE:g} above the centre: its mean rises from each number of repetitions to the "
+            "next, and for every seed from the least to the most",
+        ),
+        Claim(
+            "equilibrium",
+            "The neighbourhood of small loss is largest for the equilibrium.",
+            "[nguyen2022, Section 4.2.1]",
+            "its area is greater than that of every number of repetitions, for every seed; not tested if what is undecided "
+            "beside it would decide",
+        ),
+    )
+    departures = (
+        "The thesis trains on CIFAR-10 and prints no channels; this is MNIST at 14 x 14 unless --full. Cells take steps 30 "
+        "times smaller than encoders and heads, and the equilibrium network a Jacobian penalty: without, few points of its "
+        "surface have an equilibrium. Points without one are never counted as low or as high.",
+    )
+    quick = RepeatConfig()
+    full = RepeatConfig(
+        data="cifar10", n=10000, n_seen=1000, size=28, channels=48, epochs=50, batch=100, lr=1e-3, points=51, radius=1.0
+    )
+
+    def available(self, config: RepeatConfig) -> tuple[RepeatConfig, list[str]]:
+        data, n, _, notes = ten_classes(config.data, config.n, 10)
+        return dataclasses.replace(config, data=data, n=n), notes
+
+    def tasks(self, config: RepeatConfig) -> list[Task]:
+        shared = {key: value for key, value in config.to_dict().items() if key not in ("seeds", "repeats")}
+        depths = [0, *sorted(config.repeats, reverse=True)]  # 0 is the equilibrium, and takes longest
+        return [{"repeats": depth, "seed": seed, **shared} for depth in depths for seed in config.seeds]
+
+    def run(self, task: Task) -> dict[str, Any]:
+        images_in = 3 if task["data"] in ("cifar10", "svhn") else 1
+        model = residual(images_in, task["channels"], task["seed"])
+        return landscape(model.twin(task["repeats"]) if task["repeats"] else model, task)
+
+    def judge(self, config: RepeatConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+        depths = sorted(config.repeats)
+        areas = {depth: _of(results, depth, "area") for depth in (*depths, 0)}
+        lost = [depth for depth, found in areas.items() if any(area is None for area in found)]
+        means = {depth: statistics.fmean(found) for depth, found in areas.items() if depth not in lost}
+        texts = [f"{_title(depth)}: {spread(found)}" for depth, found in areas.items() if depth not in lost]
+        text = "area " + ", ".join(texts)
+        numbers = {_title(depth): found for depth, found in areas.items()}
+        findings = {}
+        if len(depths) < 2 or set(depths) & set(lost):
+            findings["wider"] = not_tested("it needs two numbers of repetitions, and a loss at the centre of every surface")
+        else:
+            rises = all(means[a] < means[b] for a, b in zip(depths, depths[1:], strict=False))
+            rises &= all(a < b for a, b in zip(areas[depths[0]], areas[depths[-1]], strict=True))
+            findings["wider"] = decide(rises, text, **numbers)
+        if lost:
+            findings["equilibrium"] = not_tested("some network has no equilibrium at the centre of its surface")
+        else:
+            most = [max(row) for row in zip(*(areas[depth] for depth in depths), strict=True)]
+            undecided = _of(results, 0, "undecided")
+            text += f"; beside that of the equilibrium {spread(undecided)} is undecided"
+            larger = all(own > other for own, other in zip(areas[0], most, strict=True))
+            possible = all(own + more > other for own, more, other in zip(areas[0], undecided, most, strict=True))
+            if possible and not larger:
+                findings["equilibrium"] = not_tested(f"the undecided area would decide: {text}")
+            else:
+                findings["equilibrium"] = decide(larger, text, **numbers, undecided=undecided)
+        return findings
+
+    def remarks(self, results: Sequence[Result]) -> list[str]:
+        losses = {_title(depth): [loss[-1] for loss in _of(results, depth, "loss")] for depth in _depths(results)}
+        learned = "loss of the last epoch: " + ", ".join(f"{name} {spread(values)}" for name, values in losses.items())
+        bad = sum(count for r in results for status, count in r.values["counts"].items() if status != "VALID")
+        points = sum(sum(r.values["counts"].values()) for r in results)
+        return [learned, *([f"{bad} of {points} points of all surfaces have no loss that can be believed"] if bad else [])]
+
+    def panels(self, config: RepeatConfig, results: Sequence[Result]) -> list[dict[str, Any]]:
+        middle = config.points // 2
+        curves = []
+        for depth in _depths(results):
+            rows = [values[middle] for values in _of(results, depth, "values")]
+            x = next(r.values["coordinates"] for r in results)
+            curves.append({"label": _title(depth), "x": x, "y": rows})
+        return [{"title": "through the centre", "x_label": "first direction", "y_label": "loss", "curves": curves}]
+
+
+def _of(results: Sequence[Result], depth: int, key: str) -> list[Any]:
+    return [r.values[key] for r in sorted(results, key=lambda r: r.task["seed"]) if r.task["repeats"] == depth]
+
+
+def _depths(results: Sequence[Result]) -> list[int]:
+    """In the order of the report: the equilibrium last."""
+    return sorted({r.task["repeats"] for r in results}, key=lambda depth: depth or math.inf)
+
+
+def _title(depth: int) -> str:
+    return f"repeat-{depth}" if depth else "equilibrium"

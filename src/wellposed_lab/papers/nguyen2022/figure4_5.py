@@ -1,0 +1,100 @@
+"""[nguyen2022, Figure 4.5]: the loss around a multiscale equilibrium network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from wellposed.nn import MultiscaleDEQ
+from wellposed.solve import Anderson
+from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested, spread
+from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
+from wellposed_lab.papers._images import ten_classes
+from wellposed_lab.papers.nguyen2022.figure4_4 import LandscapeConfig, landscape
+
+__all__ = ["Figure45"]
+
+#: So many of the points must have a loss before their minima say something.
+KNOWN = 0.9
+
+
+class Figure45(AbstractExperiment):
+    """How many minima the surface has."""
+
+    name = "nguyen2022/figure4.5"
+    title = "the loss around a multiscale equilibrium network"
+    claims = (
+        Claim(
+            "one_minimum",
+            "The loss landscape of an MDEQ has only one minimum and looks invex.",
+            "[nguyen2022, Section 4.2.2 and Chapter 5]",
+            "on every surface exactly one point is lower than its (up to 8) neighbours; not tested with less than "
+            f"{KNOWN:.0%} of the points known",
+        ),
+        Claim(
+            "imagenet",
+            "So does that of the MDEQ that was trained on ImageNet.",
+            "[nguyen2022, Figure 4.5]",
+            "the same, for that network and 1024 images of ImageNet",
+        ),
+    )
+    departures = (
+        "The thesis looks at a network trained on ImageNet, and at 1024 of its images; this is a small one with two "
+        "resolutions, trained here. Its cell takes steps 30 times smaller than encoder and head, with a Jacobian penalty.",
+    )
+    quick = LandscapeConfig(epochs=4, n=100, n_seen=40, points=7, radius=0.5)
+    full = LandscapeConfig(
+        data="cifar10", n=10000, n_seen=1024, size=28, channels=48, epochs=50, batch=100, lr=1e-3, points=51, radius=1.0
+    )
+
+    def available(self, config: LandscapeConfig) -> tuple[LandscapeConfig, list[str]]:
+        data, n, _, notes = ten_classes(config.data, config.n, 10)
+        return dataclasses.replace(config, data=data, n=n), notes
+
+    def tasks(self, config: LandscapeConfig) -> list[Task]:
+        shared = {key: value for key, value in config.to_dict().items() if key != "seeds"}
+        return [{"seed": seed, **shared} for seed in config.seeds]
+
+    def run(self, task: Task) -> dict[str, Any]:
+        options: dict[str, Any] = {"solver": Anderson(), "rtol": 1e-3, "max_steps": 100, "on_failure": "ignore", "grid": 7}
+        channels, generator = task["channels"], torch.Generator().manual_seed(task["seed"])
+        images_in = 3 if task["data"] in ("cifar10", "svhn") else 1
+        model = MultiscaleDEQ.classifier(images_in, (channels, channels), 10, generator=generator, **options)
+        found = landscape(model, task)
+        return {**found, "minima": minima(found["values"])}
+
+    def judge(self, config: LandscapeConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+        known = [r.values["counts"].get("VALID", 0) / config.points**2 for r in results]
+        counts = [r.values["minima"] for r in results]
+        text = f"minima {spread(counts)}; part of the points with a loss {spread(known)}"
+        judged = decide(set(counts) == {1}, text, minima=counts, known=known)
+        return {
+            "one_minimum": judged if min(known) >= KNOWN else not_tested(f"too few points have a loss: {text}"),
+            "imagenet": not_tested("it needs the trained network of the thesis and ImageNet"),
+        }
+
+    def remarks(self, results: Sequence[Result]) -> list[str]:
+        return [f"loss of the last epoch: {spread([r.values['loss'][-1] for r in results])}"]
+
+    def panels(self, config: LandscapeConfig, results: Sequence[Result]) -> list[dict[str, Any]]:
+        middle, x = config.points // 2, results[0].values["coordinates"]
+        values = [r.values["values"] for r in results]
+        curves = [
+            {"label": "first direction", "x": x, "y": [[row[middle] for row in rows] for rows in values]},
+            {"label": "second direction", "x": x, "y": [rows[middle] for rows in values]},
+        ]
+        return [{"title": "through the centre", "x_label": "along a direction", "y_label": "loss", "curves": curves}]
+
+
+def minima(values: Sequence[Sequence[float | None]]) -> int:
+    """Points that are lower than all of their neighbours whose value is known."""
+    rows = [[np.inf if value is None else value for value in row] for row in values]
+    grid = np.pad(np.array(rows), 1, constant_values=np.inf)
+    centre = grid[1:-1, 1:-1]
+    height, width = centre.shape
+    around = [grid[1 + i : 1 + i + height, 1 + j : 1 + j + width] for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+    return int((np.isfinite(centre) & np.all([centre < other for other in around], axis=0)).sum())

@@ -1,0 +1,197 @@
+"""From a configuration to data, a network and a loss that fit each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellposed.data import Dataset, load
+from wellposed.data.own import checksum, is_path
+from wellposed.errors import InvalidArgument, WellposedError
+from wellposed_lab.runs.defaults import LOSSES, filled_in
+from wellposed_lab.runs.models import MODELS, build, kind_of
+from wellposed.kernel._memory import available_memory, readable
+from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
+from wellposed_lab.runs.outcome import Parts
+
+if TYPE_CHECKING:
+    from wellposed_lab.runs.config import Config, DataSection
+
+__all__ = ["Problem", "prepare"]
+
+#: The label of pixels that belong to no class.
+VOID = {"camvid": 11}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What `fit` needs.
+
+    Attributes:
+        data: As it was loaded, with what was done to it.
+        parts: On the device of the run.
+        model: The network, on the device of the run.
+        loss: What is minimised.
+    """
+
+    data: Dataset
+    parts: Parts
+    model: nn.Module
+    loss: AbstractLoss
+
+
+def prepare(config: Config) -> Problem:
+    """Loads the data and draws the network; the same configuration gives the same problem.
+
+    Raises:
+        InvalidArgument: Parts of the configuration do not fit each other, or the memory is too small for them.
+    """
+    with _within_memory("data.n, data.features, data.size or model.width"):
+        return _prepared(filled_in(config))
+
+
+def _prepared(config: Config) -> Problem:
+    kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
+    device, dtype = _device(config.run.device), getattr(torch, config.run.dtype)
+    d = config.data
+    own: dict[str, Any] = {}
+    if is_path(d.name):
+        _check_unchanged(d.name, d.sha256)
+        columns = None if d.columns is None else tuple(d.columns)
+        own = {"target": d.target, "columns": columns, "standardize": d.standardize, "classify": kind.task == "classification"}
+    elif named := [key for key in ("target", "columns", "standardize", "sha256") if getattr(d, key) is not None]:
+        raise InvalidArgument(f"data.{named[0]} is for files (.csv, .parquet, .npz); omit it for data.name={d.name}.")
+    _check_memory("data.n, data.n_test and data.features", _drawn(d))
+    data = load(
+        d.name,
+        d.n,
+        None if d.classes is None else tuple(int(c) for c in d.classes),
+        seed=d.seed,
+        n_test=d.n_test,
+        paper=d.paper,
+        grey=d.grey,
+        size=d.size,
+        norm=d.norm,
+        flatten=d.flatten is True,
+        features=d.features,
+        noise=d.noise,
+        dtype=dtype,
+        **own,
+    )
+    X, y, y_test = data.X, data.y, data.y_test
+    if kind.task == "classification" and _are_signs(y):
+        y, y_test = (y > 0).long(), None if y_test is None else (y_test > 0).long()
+    loss, classes = _loss(config, y, y_test, kind.task)
+    generator = torch.Generator().manual_seed(config.run.seed)
+    _check_memory("model.width", config.model.width * max(config.model.width, X.shape[1]) * X.element_size())
+    model = build(config.model, tuple(X.shape[1:]), classes, generator=generator, dtype=dtype).to(device)
+    test = None if data.X_test is None or y_test is None else _to(device, data.X_test, y_test)
+    if not d.validation:
+        return Problem(data, Parts(_to(device, X, y), None, test), model, loss)
+    count = round(d.validation * len(X))
+    if not 0 < count < len(X):
+        raise InvalidArgument(f"data.validation={d.validation:g} of {len(X)} samples leaves a part empty; choose another one.")
+    order = torch.from_numpy(np.random.default_rng([d.seed, 1]).permutation(len(X)))
+    kept, apart = order[count:].sort().values, order[:count].sort().values
+    parts = Parts(_to(device, X[kept], y[kept]), _to(device, X[apart], y[apart]), test)
+    return Problem(data, parts, model, loss)
+
+
+def _check_unchanged(name: str, expected: str | None) -> None:
+    """The file is the one that the configuration was made with."""
+    found = checksum(name)
+    if expected is not None and found != expected:
+        raise InvalidArgument(
+            f"{name} has changed since this configuration was made: its checksum begins with {found[:8]}, and "
+            f"data.sha256 with {expected[:8]}. Put the file back, or start a new run with data.sha256=null."
+        )
+
+
+def _loss(config: Config, y: Tensor, y_test: Tensor | None, task: str) -> tuple[AbstractLoss, int]:
+    """The loss, and the number of classes (0 for numbers), if data and network fit."""
+    if y.is_floating_point():
+        y_classes, of_data, natural = 0, "two classes, -1 and +1" if _are_signs(y) else "numbers", "squared"
+    else:
+        natural, of_data = ("cross_entropy", "classes") if y.dim() == 1 else ("segmentation", "a class for every pixel")
+        ignore = _ignored(config)
+        y_classes = max(int(part[part != ignore].max()) for part in (y, y_test) if part is not None) + 1
+    name = config.loss.name
+    if not name == natural == LOSSES[task]:
+        fitting = ", ".join(network for network, kind in MODELS.items() if LOSSES[kind.task] == natural)
+        two = natural == "cross_entropy" and task == "regression"
+        raise InvalidArgument(
+            f"model.name={config.model.name!r} is for {task} with the loss {LOSSES[task]!r}; the targets of {config.data.name} "
+            f"are {of_data}, and loss.name is {name!r}. For these targets leave loss.name out and choose model.name from "
+            f"{fitting}{', or two classes by data.classes=[0, 1]' if two else ''}."
+        )
+    if name == "squared":
+        return Squared(signs=_are_signs(y)), 0
+    if name == "cross_entropy":
+        return CrossEntropy(), y_classes
+    return Segmentation(y_classes, ignore_index=_ignored(config)), y_classes
+
+
+def _are_signs(y: Tensor) -> bool:
+    """Whether the targets are two classes, -1 and +1."""
+    return y.is_floating_point() and not bool((y.abs() != 1).any())
+
+
+def _ignored(config: Config) -> int:
+    chosen = config.loss.ignore_index
+    return VOID.get(config.data.name, -100) if chosen is None else chosen
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("tensors there have no values")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:  # ValueError: text that is not UTF-8
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidArgument(f"run.device={name!r} cannot be used: {reason.rstrip('.')}. Try run.device=cpu.") from None
+    return device
+
+
+def _drawn(data: DataSection) -> int:
+    """Bytes of inputs that are drawn, and not read: twice, because they are scaled afterwards."""
+    train = data.n or 100
+    samples = train + (data.n_test or train)
+    return 2 * 8 * samples * {"sphere": data.features, "moons": 2}.get(data.name, 0)
+
+
+def _check_memory(keys: str, needed: int) -> None:
+    """Refuses what cannot fit, before the system ends the process for it."""
+    have = available_memory(torch.device("cpu"))
+    if have is not None and needed > have:
+        raise InvalidArgument(
+            f"{keys} need at least {readable(needed)} of memory; {readable(have)} are available. Choose smaller ones."
+        )
+
+
+@contextmanager
+def _within_memory(keys: str) -> Iterator[None]:
+    """Turns an allocation that failed into a sentence.
+
+    Args:
+        keys: What to make smaller.
+    """
+    try:
+        yield
+    except WellposedError:
+        raise
+    except (MemoryError, RuntimeError, ValueError) as error:  # torch: RuntimeError; NumPy: ValueError for absurd sizes
+        if not isinstance(error, MemoryError) and not re.search("alloc|too big|overflow|out of memory|maximum", str(error)):
+            raise
+        raise InvalidArgument(f"There is not enough memory for this configuration: make {keys} smaller.") from error
+
+
+def _to(device: torch.device, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return X.to(device), y.to(device)

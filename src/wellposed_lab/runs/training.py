@@ -1,0 +1,219 @@
+"""From a configuration to a run directory, and back from a run directory to its model."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wellposed.errors import RunError, WellposedError
+from wellposed_lab.runs._threads import on_threads, threads_for
+from wellposed_lab.runs.defaults import filled_in
+from wellposed_lab.runs.setup import Problem, prepare
+from wellposed_lab.runs._distributed import World, joined
+from wellposed_lab.runs._random_state import seed_everything
+from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_times
+from wellposed.certify._any_model import check_theorem
+from wellposed_lab.runs.checkpoint import Checkpoint, load, newest, restore, tidy
+from wellposed_lab.runs.loop import check_patience, fit
+from wellposed_lab.runs.outcome import STOPS, Listener, Outcome
+from wellposed_lab.runs.run import Run, read_config, read_metrics
+
+if TYPE_CHECKING:
+    from wellposed_lab.runs.config import Config
+
+__all__ = ["Trained", "load_run", "train"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that ended, or was interrupted.
+
+    Attributes:
+        folder: The run directory.
+        problem: Data and model, as they are now.
+        outcome: Of this session.
+        summary: What summary.json holds.
+        first: Whether this process is the one that writes and prints.
+    """
+
+    folder: Path
+    problem: Problem
+    outcome: Outcome
+    summary: dict[str, Any]
+    first: bool
+
+
+def train(config: Config, folder: Path, *, resume: bool = False, listener: Listener | None = None) -> Trained:
+    """Trains in a run directory, in one process or, under torchrun, in several.
+
+    Mistakes in the configuration are found before anything is written, and what it leaves open (`auto`) is filled in, so that
+    config.yaml has every key as it was used.
+
+    Args:
+        config: What to do; for `resume` from `read_config`.
+        folder: The run directory.
+        resume: Whether to go on with the run that is there.
+        listener: Is told how it goes; used in the first process only.
+    """
+    with joined() as world, on_threads(1) as available:  # on one thread the network is drawn alike whatever the machine
+        config = config if resume else filled_in(config)
+        seed_everything(config.run.seed)
+        problem = prepare(config)
+        check_patience(config, problem.parts)
+        if config.run.certify_every:
+            check_theorem(problem.model, *problem.parts.train, theorem=config.run.theorem)
+        config = _with_threads(config, problem, world.size, available)
+        torch.set_num_threads(int(config.run.threads))
+        seed_everything(config.run.seed)  # again: what `prepare` imports may draw, but only in the first run of a process
+        with _opened(world, config, folder, resume) as run:
+            checkpoint = _where_to_go_on(world, config, folder, run) if resume else None
+            with _warnings_logged(run):
+                outcome = fit(
+                    problem.model,
+                    problem.parts,
+                    config,
+                    loss=problem.loss,
+                    run=run,
+                    checkpoint=checkpoint,
+                    world=world,
+                    listener=listener if world.first else None,
+                )
+            if run is None:
+                return Trained(folder, problem, outcome, {}, False)
+            run.check()
+            summary = _summary(run, problem, outcome)
+            if outcome.stop == "interrupted":
+                run.log(f"Interrupted after step {outcome.progress.step}; a checkpoint is saved.")
+            else:
+                run.finish(summary)
+            return Trained(folder, problem, outcome, summary, True)
+
+
+def load_run(folder: Path, *, at: str = "last") -> tuple[Config, Problem, Checkpoint | None]:
+    """The configuration, data and model of a run, and the checkpoint it stands at; None at the initialization.
+
+    Args:
+        folder: The run directory.
+        at: "last", or "best" of a run with `run.patience`.
+    """
+    config = read_config(folder)
+    problem = prepare(config)
+    if at == "best":
+        checkpoint: Checkpoint | None = load(folder / "checkpoints" / "best.json")
+    else:
+        checkpoint = newest(
+            folder / "checkpoints",
+            fingerprint=config.fingerprint(),
+            earlier=config.earlier_fingerprints(),
+            say=lambda text: warnings.warn(text, stacklevel=2),
+        )
+    if checkpoint is not None:
+        restore(checkpoint, problem.model)
+    return config, problem, checkpoint
+
+
+def _with_threads(config: Config, problem: Problem, processes: int, available: int) -> Config:
+    """With a number in the place of `run.threads: auto`; a number that was said is never changed."""
+    if config.run.threads != "auto":
+        return config
+    X, _ = problem.parts.train
+    batch = math.ceil(min(config.run.batch_size or len(X), len(X)) / processes)
+    threads = threads_for(problem.model, X, batch=batch, available=available)
+    return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
+
+
+@contextlib.contextmanager
+def _opened(world: World, config: Config, folder: Path, resume: bool) -> Iterator[Run | None]:
+    """The run in the first process, None in the others; an error of the first one ends all."""
+    if not world.first:
+        if world.agree(0):
+            raise RunError("The first process could not open the run directory; it says why.")
+        yield None
+        return
+    try:
+        run = Run.open(folder, config) if resume else Run.create(folder, config)
+    except BaseException:
+        world.agree(1)
+        raise
+    world.agree(0)
+    with run:
+        try:
+            yield run
+        except WellposedError as error:
+            with contextlib.suppress(WellposedError):  # a full disk must not hide the error
+                run.log(f"Ended by an error: {error}")
+            raise
+
+
+def _where_to_go_on(world: World, config: Config, folder: Path, run: Run | None) -> Checkpoint | None:
+    say = run.log if run is not None else lambda text: None
+    checkpoint = newest(
+        folder / "checkpoints", fingerprint=config.fingerprint(), earlier=config.earlier_fingerprints(), say=say
+    )
+    world.wait()  # nobody removes checkpoints before all have read them
+    if run is not None:
+        for epoch, path in certificate_files(folder):
+            if checkpoint is not None and epoch <= checkpoint.epoch:
+                read_certificate(folder, path)  # a damaged one is refused now, not after all training
+        run.rewind(-1 if checkpoint is None else checkpoint.epoch)
+        if checkpoint is not None:
+            tidy(folder / "checkpoints", checkpoint, config.run.keep)
+        run.log("Starts again." if checkpoint is None else f"Goes on after epoch {checkpoint.epoch}.")
+    return checkpoint
+
+
+@contextlib.contextmanager
+def _warnings_logged(run: Run | None) -> Iterator[None]:
+    """Warnings of solvers go to log.txt instead of through the progress bar."""
+    with warnings.catch_warnings():
+
+        def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+            if run is not None:
+                run.log(f"{category.__name__}: {message}")
+
+        warnings.showwarning = show
+        yield
+
+
+def _last_certificate(run: Run) -> dict[str, Any] | None:
+    """Of what, and for which dynamics and step sizes, the last certificate of a run is one; None without any."""
+    files = certificate_files(run.folder)
+    if not files:
+        return None
+    path = files[-1][1]
+    try:
+        saved = read_certificate(run.folder, path).to_dict()
+    except RunError as error:  # the run has ended, and its summary must not be lost
+        run.log(f"The summary has no certificate: {error}")
+        return None
+    return {"file": path.name} | {key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")}
+
+
+def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
+    rows = read_metrics(run.folder)
+    times = read_times(run.folder)
+    certified = [row["epoch"] for row in rows if row.get("certified")]
+    last: dict[str, Any] = {}
+    for row in rows:
+        last |= {key: value for key, value in row.items() if value is not None or key == "certified_rate"}
+    return {
+        "stop": outcome.stop,
+        "stop_message": STOPS[outcome.stop],
+        "epochs": outcome.progress.epoch,
+        "steps": outcome.progress.step,
+        "seconds": round(sum(time["seconds"] for time in times), 3),
+        "samples": {name: len(X) for name, (X, _) in problem.parts.items()},
+        "parameters": sum(parameter.numel() for parameter in problem.model.parameters()),
+        "first_certified_epoch": certified[0] if certified else None,
+        "certificate": _last_certificate(run),
+        "best_epoch": outcome.progress.best_epoch,
+        "unconverged": sum(row.get("unconverged") or 0 for row in rows),
+        "last": last,
+    }

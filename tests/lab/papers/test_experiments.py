@@ -1,0 +1,202 @@
+"""Every experiment at a size of seconds, on built-in data: it runs, judges all its claims, and gives the same numbers again."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from wellposed.nn import GaussianDEQ
+from wellposed.plot.experiments import experiment as picture_of
+from wellposed_lab.papers import EXPERIMENTS, Outcome, Record, reproduce
+from wellposed_lab.papers._experiment import Result
+from wellposed_lab.papers._full_batch import largest_eigenvalue
+from wellposed_lab.papers._samples import at_hand, samples
+from wellposed_lab.papers._widths import WidthResults
+from wellposed_lab.papers.nguyen2022.splitting import dense_equilibrium, network
+
+SMALL_STUDY = {"data": ("digits",), "widths": (10, 40), "n": 12, "n_test": 10, "steps": 8, "points": 4, "seeds": (0, 1)}
+SMALL_CONV = {"data": "digits", "images": 20, "test_images": 10, "size": 8, "channels": (2, 3), "epochs": 2, "seeds": (0,)}
+SMALL_LANDSCAPE = {"data": "digits", "n": 20, "channels": 4, "epochs": 1, "batch": 10, "points": 3, "seeds": (0,)}
+TINY: dict[str, dict[str, Any]] = {
+    "ling2022/figure1": {**SMALL_STUDY, "data": ("sphere", "digits"), "seeds": (0,)},
+    "ling2022/lemma1": {"widths": (10, 40), "draws": 10, "seeds": (0, 1)},
+    "ling2022/theorem2": {"widths": (50, 150, 450), "n": 6},
+    "gao2022/figure1": SMALL_STUDY,
+    "gao2023/figure1": SMALL_STUDY,
+    "nguyen2022/splitting": {"width": 12, "features": 6, "n": 3, "seeds": (0,)},
+    "nguyen2022/chapter3": {"widths": (12,), "features": 6, "n": 4, "steps": 10, "seeds": (0,)},
+    "nguyen2022/figure4.1": {"data": "digits", "n": 2, "channels": 4, "groups": 2, "steps": 10, "seeds": (0,)},
+    "nguyen2022/figure4.2": {"data": "digits", "n": 10, "channels": 4, "groups": 2, "steps": 10, "seeds": (0,)},
+    "nguyen2022/figure4.3": {"data": "digits", "n": 20, "shown": 20, "channels": 4, "epochs": 2, "batch": 10, "seeds": (0,)},
+    "nguyen2022/figure4.4": {"n_seen": 10, "repeats": (2, 3), **SMALL_LANDSCAPE},
+    "nguyen2022/figure4.5": {"n_seen": 10, **SMALL_LANDSCAPE},
+    "xie2021/theorems": {"width": 5, "features": 3, "n": 2, "directions": 10, "alphas": (0.1, 0.03), "seeds": (0,)},
+    "xie2021/table1a": {"n": 8, "n_test": 8, "width": 6, "steps": 3, "alphas": (0.1, 1.0), **SMALL_CONV},
+    "xie2021/table1b": SMALL_CONV,
+}
+
+
+@functools.cache
+def record_of(name: str) -> Record:
+    """Of its tiny size; made once for all tests."""
+    return reproduce(name, changes=TINY[name])
+
+
+def test_every_experiment_is_tested() -> None:
+    assert set(TINY) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_it_runs_and_judges_every_claim(name: str) -> None:
+    record = record_of(name)
+    claims = EXPERIMENTS[name].claims
+    assert [check.claim for check in record.checks] == list(claims)
+    assert len({claim.key for claim in claims}) == len(claims)
+    assert all(check.finding.measured for check in record.checks)
+    assert all(claim.source.startswith("[") or claim.source == "ours" for claim in claims)
+    assert record.size == "quick, changed" and set(TINY[name]) <= set(record.config)
+    first = record.results[0]
+    assert EXPERIMENTS[name].run(first.task) == first.values
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    assert len(picture_of(record).axes) >= len(record.panels) > 0
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_sizes(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    for config in (experiment.quick, experiment.full):
+        tasks = experiment.tasks(config)
+        assert len({repr(task) for task in tasks}) == len(tasks) >= len(config.seeds) >= 3
+
+
+def test_known_verdicts() -> None:
+    """Statements that mathematics decides: the Gram matrix converges, and (9) fails at every width."""
+    record = record_of("ling2022/theorem2")
+    assert record.outcome("rate") is Outcome.REPRODUCED
+    assert record.outcome("condition") is Outcome.NOT_REPRODUCED
+    record = record_of("nguyen2022/splitting")
+    assert record.outcome("forward_backward") is record.outcome("peaceman_rachford") is Outcome.REPRODUCED
+    assert record.outcome("plain") is Outcome.NOT_REPRODUCED
+    record = record_of("xie2021/theorems")
+    assert {check.outcome for check in record.checks} == {Outcome.REPRODUCED}
+
+
+def test_the_norm_is_bounded_at_every_step() -> None:
+    """The bound over all steps from few looks against norms at every step, and the losses against plain descent."""
+    experiment = EXPERIMENTS["ling2022/figure1"]
+    task = {
+        "data": "digits",
+        "seed": 0,
+        "width": 15,
+        "reference": 15,
+        "n": 10,
+        "n_test": 6,
+        "steps": 12,
+        "points": 3,
+        "step": 1.0,
+    }
+    seen, every = experiment.run(task), experiment.run({**task, "points": 12})
+    assert len(seen["norm"]) == 4 and len(every["norm"]) == 13
+    assert max(every["norm"]) <= seen["norm_throughout"]
+    assert (seen["norm_throughout"] < 1) == (max(every["norm"]) < 1)
+
+    data = samples("digits", 10, 6, paper="ling2022", seed=0)
+    model = GaussianDEQ(data.X.shape[1], 15, weight_variance=0.08, generator=torch.Generator().manual_seed(0), rtol=1e-6)
+    size = 1.0 / largest_eigenvalue(model, data.X)
+    assert seen["step_size"] == pytest.approx(size, rel=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=size)
+    for k in range(12):
+        loss = ((model(data.X) - data.y) ** 2).sum() / 2
+        assert float(loss.detach()) / 10 == pytest.approx(every["loss"][k], rel=1e-3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert data.X_test is not None and data.y_test is not None
+    prediction = model(data.X_test).detach()
+    assert float(((prediction - data.y_test) ** 2).mean()) / 2 == pytest.approx(seen["test_loss"][-1], rel=1e-3)
+    assert float((prediction.sign() != data.y_test).float().mean()) == pytest.approx(seen["test_error"][-1])
+
+
+def result(width: int, seed: int, value: float, data: str = "a") -> Result:
+    return Result({"width": width, "seed": seed, "data": data}, {"x": value}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "falls"),
+    [
+        ({(1, 0): 3, (1, 1): 3, (2, 0): 2, (2, 1): 2, (3, 0): 1, (3, 1): 1}, True),
+        ({(1, 0): 3, (1, 1): 3, (2, 0): 1, (2, 1): 1, (3, 0): 2, (3, 1): 2}, False),  # the mean rises in between
+        ({(1, 0): 3, (1, 1): 1, (2, 0): 1, (2, 1): 2}, False),  # one seed rises
+        ({(1, 0): 1, (2, 0): 1}, False),  # nothing changes
+    ],
+)
+def test_falls_with_width(values: dict[tuple[int, int], float], falls: bool) -> None:
+    results = [result(width, seed, value) for (width, seed), value in values.items()]
+    outcome = Outcome.REPRODUCED if falls else Outcome.NOT_REPRODUCED
+    assert WidthResults(results).falls(lambda v: v["x"]).outcome is outcome
+    mirrored = [result(width, seed, -value) for (width, seed), value in values.items()]
+    assert WidthResults(mirrored).falls(lambda v: v["x"], rises=True).outcome is outcome
+    flat = [*results, *(result(width, seed, 0.0, "b") for width, seed in values)]
+    assert WidthResults(flat).falls(lambda v: v["x"]).outcome is Outcome.NOT_REPRODUCED  # every data set must agree
+
+
+def test_one_width_decides_nothing() -> None:
+    assert WidthResults([result(1, 0, 1.0)]).falls(lambda v: v["x"]).outcome is Outcome.NOT_TESTED
+
+
+def test_everywhere() -> None:
+    of = WidthResults([result(1, 0, 0.5), result(2, 0, 0.9)])
+    assert of.everywhere(lambda v: v["x"], 1.0).outcome is Outcome.REPRODUCED
+    assert of.everywhere(lambda v: v["x"], 0.9).outcome is Outcome.NOT_REPRODUCED
+    lost = of.everywhere(lambda v: None if v["x"] == 0.9 else v["x"], 1.0)
+    assert lost.outcome is Outcome.NOT_REPRODUCED and "1 runs did not go to their end" in lost.measured
+
+
+@pytest.mark.parametrize(("step", "stops"), [(1e8, True), (30.0, False)])
+def test_a_descent_that_goes_wrong_does_not_pass(step: float, stops: bool) -> None:
+    record = reproduce("gao2022/figure1", changes={**SMALL_STUDY, "widths": (20,), "step": step, "steps": 40, "seeds": (0,)})
+    assert (record.results[0].values["stop"] in ("not_finite", "diverged")) is stops
+    assert record.outcome("well_posed") is Outcome.NOT_REPRODUCED
+    assert ("did not go to their end" in str(record)) is stops
+    assert any("did not converge" in note for note in record.notes) is (record.results[0].values["unsolved"] > 0)
+    assert record.outcome("faster") is record.outcome("no_bell") is Outcome.NOT_TESTED
+
+
+def test_digits_take_the_place_of_what_is_not_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets, "fetch_openml", offline)
+    monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
+    samples.cache_clear()
+    data, n, n_test, notes = at_hand(("mnist", "cifar10"), 1000, 10, paper="gao2022")
+    assert data == ("digits",) and n < 1000 and n_test == 10
+    assert "digits take the place of mnist" in notes[0] and "cifar10" in notes[1] and "1000" in notes[2]
+    assert len(samples("digits", n, n_test, paper="gao2022", seed=0).X) == n
+    record = reproduce("xie2021/table1a", changes={**TINY["xie2021/table1a"], "data": "mnist"})
+    assert record.config["data"] == "digits" and "take the place of mnist" in record.notes[0]
+    (tmp_path / "mnist.npz").write_bytes(b"damaged")
+    samples.cache_clear()
+    with pytest.raises(ValueError, match="cannot be read"):  # a damaged file is no reason to go on with other data
+        at_hand(("mnist",), 10, 10, paper="gao2022")
+    samples.cache_clear()
+
+
+def test_the_synthetic_data_are_those_of_the_paper() -> None:
+    data = samples("sphere", 30, 5, paper="ling2022", seed=3, dtype=torch.float64)
+    assert data.X.shape == (30, 30) and torch.allclose(data.X.norm(dim=1), torch.tensor(math.sqrt(30), dtype=torch.float64))
+
+
+def test_the_reference_equilibrium() -> None:
+    model, X = network({"seed": 1, "features": 6, "width": 10, "margin": 0.3, "n": 4, "skew": 3.0})
+    with torch.no_grad():
+        W, C = model.recurrent(), model.injection(X)
+    Z = dense_equilibrium(W, C)
+    assert torch.allclose(Z, torch.relu(Z @ W.t() + C), atol=1e-12)
