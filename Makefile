@@ -13,7 +13,7 @@ PORTION ?= 0.65
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-portable test-all format docs docs-fast docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-portable test-all coverage format findings docs docs-fast docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -36,9 +36,15 @@ test-portable: $(VENV)/.installed-test  ## The numerical tests as on other proce
 test-all: ARGS += -m "slow or not slow"
 test-all: test  ## The same with the slow tests.
 
+coverage: $(VENV)/.installed-test  ## The fast tests, and which lines of src they run (as a table, and in htmlcov/).
+	$(PYTEST) --hypothesis-seed=0 --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
+
 format: $(VENV)/.installed-test  ## Rewrite the code in the house format.
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+findings: $(VENV)/.installed-test  ## Write the tables of docs/findings.md anew, from the audits of the papers.
+	$(VENV)/bin/python -m wellposed_lab.papers.audit docs/findings.md
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into site/, without the network; warnings are errors.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)

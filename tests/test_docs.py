@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import wellposed
+import wellposed_lab
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -46,7 +47,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_docstring_examples_run() -> None:
     tried = 0
-    for module_info in pkgutil.walk_packages(wellposed.__path__, "wellposed."):
+    modules = [
+        *pkgutil.walk_packages(wellposed.__path__, "wellposed."),
+        *pkgutil.walk_packages(wellposed_lab.__path__, "wellposed_lab."),
+    ]
+    for module_info in modules:
         module = importlib.import_module(module_info.name)
         result = doctest.testmod(module)
         assert result.failed == 0, f"an example in {module_info.name} does not print what it says"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import wellposed as wp
-from wellposed_lab.papers.audit import Evidence
-from wellposed_lab.papers.audit._problems import commutation, gaussian, generator, literal_counterexample, sphere, vec
+from wellposed_lab.papers.audit_problems import commutation, gaussian, generator, sphere, vec
+from wellposed_lab.papers.nguyen2022.audit_training import literal_counterexample
 
 __all__ = [
     "commutation",
-    "confirm",
     "gaussian",
     "generator",
     "literal_counterexample",
@@ -23,14 +22,6 @@ __all__ = [
     "steps",
     "vec",
 ]
-
-
-def confirm(check: Callable[[Evidence], None]) -> None:
-    """Every number that a check of the audit finds must bear its verdict out."""
-    evidence = Evidence()
-    check(evidence)
-    assert evidence.facts
-    assert [str(fact) for fact in evidence.facts if not fact.holds] == []
 
 
 def monotone(n: int, d: int, m: int, seed: int, scale: float, margin: float = 0.9) -> tuple[Any, Tensor, Tensor]:

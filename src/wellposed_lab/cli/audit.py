@@ -10,9 +10,8 @@ import typer
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
 from wellposed_lab.cli._layout import print_labelled, print_wrapped
-from wellposed_lab.papers.audit import Finding, Row, to_html, to_json
+from wellposed_lab.papers.audit import AuditFinding, AuditRow, counts, to_html, to_json
 from wellposed_lab.papers.audit import audit as run_audit
-from wellposed_lab.papers.audit.report import counts
 
 __all__ = ["audit"]
 
@@ -41,7 +40,7 @@ def audit(
     """Check the claims of the papers with numbers, and print what holds, what does not, and the corrected form."""
     with say().status("checking") as status:
 
-        def tell(finding: Finding) -> None:
+        def tell(finding: AuditFinding) -> None:
             status.update(f"checking {finding.paper}: {finding.claim}")
 
         rows = run_audit(list(papers or []), listener=tell, differing=differing)
@@ -60,7 +59,7 @@ def audit(
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _print(rows: list[Row]) -> None:
+def _print(rows: list[AuditRow]) -> None:
     """Below each other and not in columns: sentences and formulas of five columns would be a few letters wide."""
     console = out()
     for paper in dict.fromkeys(row.finding.paper for row in rows):
@@ -86,6 +85,6 @@ def _print(rows: list[Row]) -> None:
     print_wrapped(_summary(rows))
 
 
-def _summary(rows: list[Row]) -> str:
+def _summary(rows: list[AuditRow]) -> str:
     seconds = sum(row.seconds for row in rows)
     return ", ".join(f"{number} {name}" for name, number in counts(rows).items()) + f"; {seconds:.1f} s."

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
 from wellposed_lab.cli._layout import print_labelled, print_wrapped
-from wellposed_lab.papers import EXPERIMENTS, Check, Outcome, Record, Result, changes_of, choose
+from wellposed_lab.papers import EXPERIMENTS, Check, ClaimOutcome, Record, Result, changes_of, choose
 from wellposed_lab.papers import reproduce as run_experiment
-from wellposed_lab.papers._reproduce import why_no_figure
+from wellposed_lab.papers.run import why_no_figure
 
 __all__ = ["reproduce"]
 
@@ -31,7 +31,7 @@ EPILOG = (
     "Started again with the same options it continues where it was interrupted. Exit code 1: a claim of a paper was not "
     "reproduced; questions that the papers do not ask (ours) are shown apart and do not count."
 )
-COLORS = {Outcome.REPRODUCED: "green", Outcome.NOT_REPRODUCED: "red", Outcome.NOT_TESTED: "yellow"}
+COLORS = {ClaimOutcome.REPRODUCED: "green", ClaimOutcome.NOT_REPRODUCED: "red", ClaimOutcome.NOT_TESTED: "yellow"}
 #: Where the texts beside the verdicts begin.
 INDENT = 15
 SECONDS_BETWEEN_LINES = 5.0
@@ -87,13 +87,13 @@ def reproduce(
         typer.echo(records[0].to_json() if one else json.dumps([json.loads(record.to_json()) for record in records], indent=1))
     elif len(records) > 1:
         print_wrapped(_summary(records))
-    if any(record.count(Outcome.NOT_REPRODUCED) for record in records):
+    if any(record.count(ClaimOutcome.NOT_REPRODUCED) for record in records):
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
 def _summary(records: list[Record]) -> str:
-    counts = ", ".join(f"{sum(record.count(outcome) for record in records)} {outcome.value}" for outcome in Outcome)
-    own = [record.count(outcome, ours=True) for record in records for outcome in Outcome]
+    counts = ", ".join(f"{sum(record.count(outcome) for record in records)} {outcome.value}" for outcome in ClaimOutcome)
+    own = [record.count(outcome, ours=True) for record in records for outcome in ClaimOutcome]
     apart = f" Questions of ours, which do not count: {sum(own)}." if sum(own) else ""
     return (
         f"{len(records)} experiments, {sum(record.seconds for record in records):.0f} s; claims of the papers: {counts}.{apart}"

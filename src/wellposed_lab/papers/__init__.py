@@ -1,22 +1,30 @@
-"""Experiments: from a configuration to data, a model, and a run directory; and those of the papers, their claims as checks.
+"""The papers: one folder each, with its figures and tables as experiments, its claims, and its audit.
 
-`_experiment.py` is what an experiment is, `registry.py` names them all, one folder a paper, and `reproduce` runs one.
+`experiment.py` defines an experiment, `run.py` runs one, `audit.py` runs the checks of all findings about the papers.
 """
 
-from wellposed_lab.papers._claim import Check, Claim, Finding, Outcome
-from wellposed_lab.papers._config import Config, changes_of
-from wellposed_lab.papers._experiment import AbstractExperiment, Record, Result
-from wellposed_lab.papers._reproduce import reproduce
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Check,
+    Claim,
+    ClaimFinding,
+    ClaimOutcome,
+    ExperimentConfig,
+    Result,
+    changes_of,
+)
+from wellposed_lab.papers.record import Record
 from wellposed_lab.papers.registry import EXPERIMENTS, choose, find
+from wellposed_lab.papers.run import reproduce
 
 __all__ = [
+    "EXPERIMENTS",
     "AbstractExperiment",
     "Check",
     "Claim",
-    "Config",
-    "EXPERIMENTS",
-    "Finding",
-    "Outcome",
+    "ClaimFinding",
+    "ClaimOutcome",
+    "ExperimentConfig",
     "Record",
     "Result",
     "changes_of",

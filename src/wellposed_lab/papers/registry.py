@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed_lab.papers import gao2022, gao2023, ling2022, nguyen2022, xie2021
-from wellposed_lab.papers._experiment import AbstractExperiment
+from wellposed_lab.papers.experiment import AbstractExperiment
 
 __all__ = ["EXPERIMENTS", "choose", "find"]
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from wellposed_lab.cli import app
-from wellposed_lab.papers import EXPERIMENTS, Finding, Outcome, Result
+from wellposed_lab.papers import EXPERIMENTS, ClaimFinding, ClaimOutcome, Result
 from wellposed_lab.papers.ling2022.lemma1 import Lemma1, Lemma1Config
 
 TINY = ["--set", "widths=10,40", "--set", "draws=5", "--set", "seeds=0,1", "--jobs", "1"]
@@ -91,10 +91,10 @@ def half_ours(monkeypatch: pytest.MonkeyPatch) -> type[Lemma1]:
         name = "toy/half"
         quick = Lemma1Config(widths=(4,), draws=2, seeds=(0,))
         claims = (dataclasses.replace(Lemma1.claims[0], source="ours"), Lemma1.claims[1])
-        verdicts = (Outcome.NOT_REPRODUCED, Outcome.REPRODUCED)
+        verdicts = (ClaimOutcome.NOT_REPRODUCED, ClaimOutcome.REPRODUCED)
 
-        def judge(self, config: Any, results: Sequence[Result]) -> Mapping[str, Finding]:
-            return {c.key: Finding(v, "as told") for c, v in zip(self.claims, self.verdicts, strict=True)}
+        def judge(self, config: Any, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
+            return {c.key: ClaimFinding(v, "as told") for c, v in zip(self.claims, self.verdicts, strict=True)}
 
     monkeypatch.setitem(EXPERIMENTS, Half.name, Half())
     return Half
@@ -106,7 +106,7 @@ def test_a_question_of_ours_is_shown_apart_and_does_not_count(half_ours: type[Le
     assert result.exit_code == 0, result.output
     place = [result.stdout.index(text) for text in (printed.text, "Not asked in the paper", own.text)]
     assert place == sorted(place), "claims of the paper come first"
-    half_ours.verdicts = (Outcome.REPRODUCED, Outcome.NOT_REPRODUCED)  # type: ignore[attr-defined]
+    half_ours.verdicts = (ClaimOutcome.REPRODUCED, ClaimOutcome.NOT_REPRODUCED)  # type: ignore[attr-defined]
     assert call("toy/half", "--jobs", "1", "--no-figure").exit_code == 1
 
 

@@ -12,12 +12,11 @@ import torch
 
 from wellposed.nn import GaussianDEQ
 from wellposed.plot.experiments import experiment as picture_of
-from wellposed_lab.papers import EXPERIMENTS, Outcome, Record, reproduce
-from wellposed_lab.papers._experiment import Result
-from wellposed_lab.papers._full_batch import largest_eigenvalue
-from wellposed_lab.papers._samples import at_hand, samples
-from wellposed_lab.papers._widths import WidthResults
+from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, Record, reproduce
+from wellposed_lab.papers.datasets import samples, two_classes
+from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.nguyen2022.splitting import dense_equilibrium, network
+from wellposed_lab.papers.widths import WidthResults, largest_eigenvalue
 
 SMALL_STUDY = {"data": ("digits",), "widths": (10, 40), "n": 12, "n_test": 10, "steps": 8, "points": 4, "seeds": (0, 1)}
 SMALL_CONV = {"data": "digits", "images": 20, "test_images": 10, "size": 8, "channels": (2, 3), "epochs": 2, "seeds": (0,)}
@@ -77,13 +76,13 @@ def test_sizes(name: str) -> None:
 def test_known_verdicts() -> None:
     """Statements that mathematics decides: the Gram matrix converges, and (9) fails at every width."""
     record = record_of("ling2022/theorem2")
-    assert record.outcome("rate") is Outcome.REPRODUCED
-    assert record.outcome("condition") is Outcome.NOT_REPRODUCED
+    assert record.outcome("rate") is ClaimOutcome.REPRODUCED
+    assert record.outcome("condition") is ClaimOutcome.NOT_REPRODUCED
     record = record_of("nguyen2022/splitting")
-    assert record.outcome("forward_backward") is record.outcome("peaceman_rachford") is Outcome.REPRODUCED
-    assert record.outcome("plain") is Outcome.NOT_REPRODUCED
+    assert record.outcome("forward_backward") is record.outcome("peaceman_rachford") is ClaimOutcome.REPRODUCED
+    assert record.outcome("plain") is ClaimOutcome.NOT_REPRODUCED
     record = record_of("xie2021/theorems")
-    assert {check.outcome for check in record.checks} == {Outcome.REPRODUCED}
+    assert {check.outcome for check in record.checks} == {ClaimOutcome.REPRODUCED}
 
 
 def test_the_norm_is_bounded_at_every_step() -> None:
@@ -137,37 +136,37 @@ def result(width: int, seed: int, value: float, data: str = "a") -> Result:
 )
 def test_falls_with_width(values: dict[tuple[int, int], float], falls: bool) -> None:
     results = [result(width, seed, value) for (width, seed), value in values.items()]
-    outcome = Outcome.REPRODUCED if falls else Outcome.NOT_REPRODUCED
+    outcome = ClaimOutcome.REPRODUCED if falls else ClaimOutcome.NOT_REPRODUCED
     assert WidthResults(results).falls(lambda v: v["x"]).outcome is outcome
     mirrored = [result(width, seed, -value) for (width, seed), value in values.items()]
     assert WidthResults(mirrored).falls(lambda v: v["x"], rises=True).outcome is outcome
     flat = [*results, *(result(width, seed, 0.0, "b") for width, seed in values)]
-    assert WidthResults(flat).falls(lambda v: v["x"]).outcome is Outcome.NOT_REPRODUCED  # every data set must agree
+    assert WidthResults(flat).falls(lambda v: v["x"]).outcome is ClaimOutcome.NOT_REPRODUCED  # every data set must agree
 
 
 def test_one_width_decides_nothing() -> None:
-    assert WidthResults([result(1, 0, 1.0)]).falls(lambda v: v["x"]).outcome is Outcome.NOT_TESTED
+    assert WidthResults([result(1, 0, 1.0)]).falls(lambda v: v["x"]).outcome is ClaimOutcome.NOT_TESTED
 
 
 def test_everywhere() -> None:
     of = WidthResults([result(1, 0, 0.5), result(2, 0, 0.9)])
-    assert of.everywhere(lambda v: v["x"], 1.0).outcome is Outcome.REPRODUCED
-    assert of.everywhere(lambda v: v["x"], 0.9).outcome is Outcome.NOT_REPRODUCED
+    assert of.everywhere(lambda v: v["x"], 1.0).outcome is ClaimOutcome.REPRODUCED
+    assert of.everywhere(lambda v: v["x"], 0.9).outcome is ClaimOutcome.NOT_REPRODUCED
     lost = of.everywhere(lambda v: None if v["x"] == 0.9 else v["x"], 1.0)
-    assert lost.outcome is Outcome.NOT_REPRODUCED and "1 runs did not go to their end" in lost.measured
+    assert lost.outcome is ClaimOutcome.NOT_REPRODUCED and "1 runs did not go to their end" in lost.measured
 
 
 @pytest.mark.parametrize(("step", "stops"), [(1e8, True), (30.0, False)])
 def test_a_descent_that_goes_wrong_does_not_pass(step: float, stops: bool) -> None:
     record = reproduce("gao2022/figure1", changes={**SMALL_STUDY, "widths": (20,), "step": step, "steps": 40, "seeds": (0,)})
     assert (record.results[0].values["stop"] in ("not_finite", "diverged")) is stops
-    assert record.outcome("well_posed") is Outcome.NOT_REPRODUCED
+    assert record.outcome("well_posed") is ClaimOutcome.NOT_REPRODUCED
     assert ("did not go to their end" in str(record)) is stops
     assert any("did not converge" in note for note in record.notes) is (record.results[0].values["unsolved"] > 0)
-    assert record.outcome("faster") is record.outcome("no_bell") is Outcome.NOT_TESTED
+    assert record.outcome("faster") is record.outcome("no_bell") is ClaimOutcome.NOT_TESTED
 
 
-def test_digits_take_the_place_of_what_is_not_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_digits_take_the_place_of_what_is_not_two_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     datasets = pytest.importorskip("sklearn.datasets")
 
     def offline(*_: object, **__: object) -> None:
@@ -176,7 +175,7 @@ def test_digits_take_the_place_of_what_is_not_at_hand(monkeypatch: pytest.Monkey
     monkeypatch.setattr(datasets, "fetch_openml", offline)
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
     samples.cache_clear()
-    data, n, n_test, notes = at_hand(("mnist", "cifar10"), 1000, 10, paper="gao2022")
+    data, n, n_test, notes = two_classes(("mnist", "cifar10"), 1000, 10, paper="gao2022")
     assert data == ("digits",) and n < 1000 and n_test == 10
     assert "digits take the place of mnist" in notes[0] and "cifar10" in notes[1] and "1000" in notes[2]
     assert len(samples("digits", n, n_test, paper="gao2022", seed=0).X) == n
@@ -185,7 +184,7 @@ def test_digits_take_the_place_of_what_is_not_at_hand(monkeypatch: pytest.Monkey
     (tmp_path / "mnist.npz").write_bytes(b"damaged")
     samples.cache_clear()
     with pytest.raises(ValueError, match="cannot be read"):  # a damaged file is no reason to go on with other data
-        at_hand(("mnist",), 10, 10, paper="gao2022")
+        two_classes(("mnist",), 10, 10, paper="gao2022")
     samples.cache_clear()
 
 

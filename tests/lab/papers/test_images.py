@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from wellposed.nn import MonotoneClassifier
-from wellposed_lab.papers import EXPERIMENTS, Outcome
-from wellposed_lab.papers._experiment import Result
-from wellposed_lab.papers._images import accuracy, fit, images, ten_classes
-from wellposed_lab.papers.nguyen2022._residual import residual, wander
+from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome
+from wellposed_lab.papers.datasets import accuracy, fit, images, ten_classes
+from wellposed_lab.papers.experiment import Result
+from wellposed_lab.papers.nguyen2022.figure4_2 import residual, wander
 from wellposed_lab.papers.nguyen2022.figure4_3 import _last, _nearest
 from wellposed_lab.papers.nguyen2022.figure4_5 import minima
-from wellposed_lab.papers.xie2021._conv import conv_opteq
+from wellposed_lab.papers.xie2021.table1a import conv_opteq
 from wellposed_lab.papers.xie2021.table1b import _monotone
 
 
@@ -113,11 +113,11 @@ def test_the_verdicts_about_areas() -> None:
     experiment = EXPERIMENTS["nguyen2022/figure4.4"]
     config = experiment.quick.changed({"repeats": (2, 3)})
 
-    def verdicts(two: float, three: float, deep: float | None, undecided: float = 0.0) -> list[Outcome]:
+    def verdicts(two: float, three: float, deep: float | None, undecided: float = 0.0) -> list[ClaimOutcome]:
         found = experiment.judge(config, [area(2, 0, two), area(3, 0, three), area(0, 0, deep, undecided)])
         return [found[key].outcome for key in ("wider", "equilibrium")]
 
-    good, bad, none = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.NOT_TESTED
+    good, bad, none = ClaimOutcome.REPRODUCED, ClaimOutcome.NOT_REPRODUCED, ClaimOutcome.NOT_TESTED
     assert verdicts(1, 2, 3) == [good, good] and verdicts(2, 1, 3) == [bad, good]
     assert verdicts(1, 2, 1.5) == [good, bad] and verdicts(1, 2, 1.5, 1.0) == [good, none]
     assert verdicts(1, 2, None) == [good, none]

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from wellposed.errors import InvalidArgument, RunError, WellposedWarning
-from wellposed_lab.papers import EXPERIMENTS, Outcome, Record, changes_of, find, registry, reproduce
-from wellposed_lab.papers._cache import TaskCache
-from wellposed_lab.papers._claim import spread
-from wellposed_lab.papers._experiment import Result
-from wellposed_lab.papers._slope import slope
+from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, Record, changes_of, find, reproduce
+from wellposed_lab.papers.experiment import Result, slope, spread
+from wellposed_lab.papers.record import TaskCache, source_hash
 
 from .toy_experiment import Toy
 
@@ -21,16 +19,16 @@ from .toy_experiment import Toy
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     experiment = Toy()
-    monkeypatch.setitem(registry.EXPERIMENTS, experiment.name, experiment)
+    monkeypatch.setitem(EXPERIMENTS, experiment.name, experiment)
     return experiment
 
 
 def test_a_claim_that_fails_is_reported_as_such(toy: Toy) -> None:
     record = reproduce(toy.name)
-    assert record.outcome("even") is Outcome.NOT_REPRODUCED
-    assert record.outcome("positive") is Outcome.REPRODUCED
-    assert record.outcome("proof") is Outcome.NOT_TESTED
-    assert reproduce(toy.name, changes={"numbers": (2, 4)}).outcome("even") is Outcome.REPRODUCED
+    assert record.outcome("even") is ClaimOutcome.NOT_REPRODUCED
+    assert record.outcome("positive") is ClaimOutcome.REPRODUCED
+    assert record.outcome("proof") is ClaimOutcome.NOT_TESTED
+    assert reproduce(toy.name, changes={"numbers": (2, 4)}).outcome("even") is ClaimOutcome.REPRODUCED
     text = str(record)
     assert "NOT REPRODUCED" in text and "6 of 9 are odd" in text and "no square is odd" in text and "Only integers." in text
     assert "the verdicts are about these sizes; --full has numbers [1, 2, 3, 4, 5, 6, 7, 8, 9]" in record.notes
@@ -63,12 +61,26 @@ def test_the_second_run_measures_nothing(toy: Toy, tmp_path: Path) -> None:
 
 def test_other_code_has_other_results(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reproduce(toy.name, out=tmp_path)
-    monkeypatch.setattr("wellposed_lab.papers._cache.program", lambda: "wellposed 99")
+    monkeypatch.setattr("wellposed_lab.papers.record.program", lambda: "wellposed 99")
     reproduce(toy.name, out=tmp_path)
     assert len(toy.asked) == 18
 
 
-def test_an_interrupted_run_goes_on(toy: Toy, tmp_path: Path) -> None:
+def test_the_source_of_both_packages_counts(tmp_path: Path) -> None:
+    """Of the library, too: a result of another solver must not be taken for one of this."""
+    files = ["wellposed/solve/loop.py", "wellposed_lab/papers/run.py", "wellposed/plot/lines.py", "wellposed_lab/cli/app.py"]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n", encoding="utf-8")
+    before = source_hash(tmp_path)
+    for name, counts in zip(files, (True, True, False, False), strict=True):
+        (tmp_path / name).write_text("x = 2\n", encoding="utf-8")
+        after = source_hash(tmp_path)
+        assert (after != before) is counts, name
+        before = after
+
+
+def test_an_interrupted_run_continues(toy: Toy, tmp_path: Path) -> None:
     toy.fails_at = 3
     with pytest.raises(KeyboardInterrupt):
         reproduce(toy.name, out=tmp_path)
@@ -108,7 +120,7 @@ def test_the_record_survives_json_and_is_drawn(toy: Toy, tmp_path: Path) -> None
     record = reproduce(toy.name, out=tmp_path)
     text = (tmp_path / "toy" / "squares" / "record.json").read_text()
     again = Record.from_json(text)
-    assert again.to_dict() == json.loads(text) and again.outcome("even") is Outcome.NOT_REPRODUCED
+    assert again.to_dict() == json.loads(text) and again.outcome("even") is ClaimOutcome.NOT_REPRODUCED
     assert again.config == record.config and again.environment["program"] == record.environment["program"]
     assert (tmp_path / "toy" / "squares" / "figure.png").read_bytes().startswith(b"\x89PNG")
 
@@ -125,7 +137,7 @@ def test_without_matplotlib_the_record_is_kept_and_the_warning_comes_first(
         reproduce(toy.name, out=tmp_path)
     toy.fails_at = None
     with pytest.warns(WellposedWarning, match="No figure"):
-        assert reproduce(toy.name, out=tmp_path).outcome("even") is Outcome.NOT_REPRODUCED
+        assert reproduce(toy.name, out=tmp_path).outcome("even") is ClaimOutcome.NOT_REPRODUCED
     assert sorted(path.name for path in (tmp_path / "toy" / "squares").iterdir()) == ["record.json", "tasks"]
     reproduce(toy.name, out=tmp_path, figure=False)
     reproduce(toy.name)  # without a folder there is nothing to draw, and no warning
@@ -146,7 +158,7 @@ def test_unknown_names() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"draws": "many"}, "draws must be of type int, such as 40; got 'many'"),
+        ({"draws": "many"}, "draws must be of type int, for example 40; got 'many'"),
         ({"draws": 2.5}, "draws must be of type int"),
         ({"draws": True}, "draws must be of type int"),
         ({"draws": -1}, "draws must be positive and finite; got -1"),

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wellposed_lab.papers import AbstractExperiment, Claim, Config, Finding, Result
-from wellposed_lab.papers._claim import decide
+from wellposed_lab.papers import AbstractExperiment, Claim, ClaimFinding, ExperimentConfig, Result
+from wellposed_lab.papers.experiment import decide
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyConfig(Config):
+class ToyConfig(ExperimentConfig):
     """Numbers to be squared."""
 
     numbers: tuple[int, ...] = (1, 2, 3)
@@ -45,7 +45,7 @@ class Toy(AbstractExperiment):
         self.asked.append(task["number"])
         return {"square": task["scale"] * task["number"] ** 2}
 
-    def judge(self, config: ToyConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: ToyConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         squares = [result.values["square"] for result in results]
         odd = sum(square % 2 == 1 for square in squares)
         return {

@@ -9,12 +9,18 @@ from torch import Tensor
 
 from wellposed.kernel import relu_gram, tangent_kernel
 from wellposed.nn import SkipDEQ
-from wellposed_lab.papers.audit._finding import Evidence, Paper, gap
-from wellposed_lab.papers.audit._problems import F64, eye, generator, norm2, sphere
+from wellposed_lab.papers.audit_problems import F64, eye, generator, norm2, sphere
+from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
+from wellposed_lab.papers.ling2022.audit import Q
 
 __all__ = ["PAPER", "adjoints", "network", "parts_by_autograd"]
 
-PAPER = Paper("gao2022")
+PAPER = PaperAudit(
+    "gao2022",
+    "ReLU implicit networks with a feature path",
+    notation="g = gamma/sqrt(m), c = max(‖A‖, ‖W‖)/sqrt(m).",
+    summary="`certify.gao2022` reports the measured numbers and never certifies.",
+)
 
 
 def network(m: int = 100, gamma: float = 0.2, n: int = 3, *, d: int = 5) -> tuple[SkipDEQ, Tensor, Tensor]:
@@ -44,12 +50,7 @@ def parts_by_autograd(model: SkipDEQ, X: Tensor) -> dict[str, Tensor]:
     return kernels
 
 
-@PAPER.finding(
-    "(9)",
-    "lambda_min(I - g D A) >= 1 - gamma_0",
-    "typo",
-    corrected="sigma_min; the eigenvalues are complex",
-)
+@PAPER.finding("(9)", "lambda_min(I - g D A) >= 1 - gamma_0", "typo", corrected="sigma_min; the eigenvalues are complex")
 def check_9_is_about_singular_values(e: Evidence) -> None:
     model, _, _ = network()
     R = model.recurrent().detach()
@@ -59,12 +60,7 @@ def check_9_is_about_singular_values(e: Evidence) -> None:
     e.corrected("sigma_min, and 1 - gamma_0", torch.linalg.svdvals(M)[-1], ">=", 1 - norm2(R))
 
 
-@PAPER.finding(
-    "(10)",
-    "gradient for A without g",
-    "typo, matters",
-    corrected="g sum r_i p_i z_i^T, as in the appendix's (27)",
-)
+@PAPER.finding("(10)", "gradient for A without g", "typo, matters", corrected="g sum r_i p_i z_i^T, as in the appendix's (27)")
 def check_10_lost_the_factor(e: Evidence) -> None:
     model, X, y = network()
     r = (model(X) - y).detach()
@@ -76,12 +72,7 @@ def check_10_lost_the_factor(e: Evidence) -> None:
     e.corrected("relative error with g", gap(factor * printed, truth), "<=", 1e-8)
 
 
-@PAPER.finding(
-    "(15)",
-    "1_n",
-    "holds only if 1_n is the matrix of ones",
-    corrected="1 1^T",
-)
+@PAPER.finding("(15)", "1_n", "holds only if 1_n is the matrix of ones", corrected="1 1^T")
 def check_15_one_is_the_matrix_of_ones(e: Evidence) -> None:
     model, X, _ = network()
     kernels = parts_by_autograd(model, X)
@@ -91,12 +82,7 @@ def check_15_one_is_the_matrix_of_ones(e: Evidence) -> None:
     e.corrected("with the matrix of ones", gap((model.gamma**2 * M + 1) * (Z @ Z.t()), truth), "<=", 1e-8)
 
 
-@PAPER.finding(
-    "(16), (17)",
-    "(I - g D A)^(-1) u in Q",
-    "typo",
-    corrected="the inverse transposed, in both factors",
-)
+@PAPER.finding("(16), (17)", "(I - g D A)^(-1) u in Q", "typo", corrected="the inverse transposed, in both factors")
 def check_17_inverse_transposed(e: Evidence) -> None:
     model, X, _ = network()
     truth = parts_by_autograd(model, X)["W"]
@@ -109,12 +95,7 @@ def check_17_inverse_transposed(e: Evidence) -> None:
     e.corrected("with the inverse transposed", gap(kernels[0], truth), "<=", 1e-8)
 
 
-@PAPER.finding(
-    "Lemma 3.3",
-    "m = Omega(n^2/lambda_0^2 log)",
-    "asymptotic",
-    corrected="‖G(0) - G_inf‖ falls like m^(-1/2)",
-)
+@PAPER.finding("Lemma 3.3", "m = Omega(n^2/lambda_0^2 log)", "asymptotic", corrected="‖G(0) - G_inf‖ falls like m^(-1/2)")
 def check_lemma_3_3_is_an_order(e: Evidence) -> None:
     X, _ = sphere(4, 6, 0)
     G = relu_gram(X)
@@ -213,3 +194,19 @@ def check_lemma_3_6_cross_term_does_not_shrink(e: Evidence) -> None:
                 parameter.sub_(step * gradient)
     worst = max(b / a for a, b in zip(losses, losses[1:], strict=False))
     e.corrected("worst ratio of losses in 10 steps, and the claimed one", worst, "<=", 1 - step * lambda_0 / 2)
+
+
+@PAPER.holds("(11)-(13)", "gradients for W, u, v; the kernel")
+def check_skip_kernel(e: Evidence) -> None:
+    model, X, _ = network(40)
+    parts, truth = tangent_kernel(model, X, by_parameter=True), parts_by_autograd(model, X)
+    for name in ("W", "u", "v"):
+        e.corrected(f"relative distance from autograd, {name}", gap(parts[name], truth[name]), "<=", 1e-9)
+
+
+@PAPER.holds("G_inf", "E relu(w . x_i) relu(w . x_j)", corrected="Q(x_i . x_j)/2 for unit inputs")
+def check_relu_gram(e: Evidence) -> None:
+    X, _ = sphere(4, 5, 0)
+    features = torch.relu(X @ torch.randn(5, 200_000, generator=generator(0), dtype=F64))
+    e.corrected("distance from 200000 draws", gap(features @ features.t() / 200_000, relu_gram(X)), "<=", 0.02)
+    e.corrected("distance from Q/2", gap(Q(X @ X.t()) / 2, relu_gram(X)), "<=", 1e-8)

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from wellposed.nn import SkipDEQ
-from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested
-from wellposed_lab.papers._experiment import Result
-from wellposed_lab.papers._widths import AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
+from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, decide, not_tested
+from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
 
 __all__ = ["Figure1"]
 
@@ -19,7 +18,6 @@ GAMMA = 0.1
 #: "approximately equal to its initialization": the axes of the paper's figure span less than this.
 SAME_NORM = 0.02
 _SECTION = "[gao2022, Section 4]"
-_FALLS = "its mean falls from each width to the next, and for every seed from the narrowest to the widest"
 
 
 class Figure1(AbstractWidthStudy):
@@ -30,9 +28,9 @@ class Figure1(AbstractWidthStudy):
     paper = "gao2022"
     claims = (
         Claim(
-            "faster", "A larger width gives better convergence rates.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"
+            "faster", "A larger width gives better convergence rates.", _SECTION, f"mean log10(loss) over the steps: {FALLS}"
         ),
-        Claim("test", "A larger width achieves lower test loss.", _SECTION, f"test loss at the end: {_FALLS}"),
+        Claim("test", "A larger width achieves lower test loss.", _SECTION, f"test loss at the end: {FALLS}"),
         Claim(
             "no_bell",
             "The bell curve of bias and variance does not appear.",
@@ -75,7 +73,7 @@ class Figure1(AbstractWidthStudy):
     def network(self, features: int, width: int, generator: torch.Generator) -> SkipDEQ:
         return SkipDEQ(features, width, gamma=GAMMA, generator=generator, on_ill_posed="ignore", on_failure="ignore")
 
-    def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         of = WidthResults(results)
         return {
             "faster": of.falls(speed),
@@ -92,7 +90,7 @@ def last_test_loss(values: Values) -> float:
     return float(values["test_loss"][-1])
 
 
-def least_at_widest(of: WidthResults) -> Finding:
+def least_at_widest(of: WidthResults) -> ClaimFinding:
     """Whether the mean test loss at the end is least for the widest network, on every data set."""
     if len(of.widths) < 3:
         return not_tested("a bell needs at least three widths")

@@ -10,13 +10,11 @@ from torch import Tensor
 from wellposed.certify import generalization_bound
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import ImplicitOnlyDEQ
-from wellposed_lab.papers.audit._finding import Evidence, Paper
-from wellposed_lab.papers.audit._problems import F64, generator, norm2, sphere
-from wellposed_lab.papers.gao2023.audit import network
+from wellposed_lab.papers.audit_problems import F64, generator, norm2, sphere
+from wellposed_lab.papers.findings import Evidence
+from wellposed_lab.papers.gao2023.audit import PAPER, network
 
 __all__ = ["PAPER"]
-
-PAPER = Paper("gao2023")
 
 
 def _machine(model: ImplicitOnlyDEQ, X: Tensor, y: Tensor, *, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -27,12 +25,7 @@ def _machine(model: ImplicitOnlyDEQ, X: Tensor, y: Tensor, *, at: Tensor) -> tup
         return f0, tangent_kernel(model, at, X) @ torch.linalg.solve(H, r), r
 
 
-@PAPER.finding(
-    "Lemma 4.2",
-    "f_inf in F_B",
-    "typo",
-    corrected="f_inf - f_0 in F_B",
-)
+@PAPER.finding("Lemma 4.2", "f_inf in F_B", "typo", corrected="f_inf - f_0 in F_B")
 def check_lemma_4_2_the_offset_is_not_in_the_ball(e: Evidence) -> None:
     model, X, y = network()
     x0 = sphere(1, 5, 77)[0]
@@ -47,12 +40,7 @@ def check_lemma_4_2_the_offset_is_not_in_the_ball(e: Evidence) -> None:
     e.corrected("|f_inf - f_0|, and B sqrt(k(x, x))", change.abs(), "<=", B * math.sqrt(float(tangent_kernel(model, x0))))
 
 
-@PAPER.finding(
-    "Theorem A.3",
-    "(B/n) tr K",
-    "typo",
-    corrected="(B/n) sqrt(tr K)",
-)
+@PAPER.finding("Theorem A.3", "(B/n) tr K", "typo", corrected="(B/n) sqrt(tr K)")
 def check_theorem_a_3_needs_the_square_root(e: Evidence) -> None:
     model, X, _ = network(n=12)
     K = tangent_kernel(model, X)
@@ -63,12 +51,7 @@ def check_theorem_a_3_needs_the_square_root(e: Evidence) -> None:
     e.corrected("complexity, and sqrt(tr K)/n", complexity, "<=", math.sqrt(float(K.trace())) / 12)
 
 
-@PAPER.finding(
-    "Theorem 4.1",
-    "roots lost",
-    "recovered",
-    corrected="sqrt((y - u0)^T H0^(-1) (y - u0)/n) + sqrt(log(1/delta)/n)",
-)
+@PAPER.finding("Theorem 4.1", "roots lost", "recovered", corrected="sqrt((y - u0)^T H0^(-1) (y - u0)/n) + sqrt(log(1/delta)/n)")
 def check_theorem_4_1_scales_like_a_square_root(e: Evidence) -> None:
     # doubling the residual doubles the complexity: (y - u0)^T H^(-1) (y - u0) without its root would quadruple it
     model, X, y = network()
@@ -103,10 +86,7 @@ def check_spectral_form(e: Evidence) -> None:
 
 
 @PAPER.finding(
-    "Lemma 4.3",
-    "O(...) exp(-lambda_0 t)",
-    "wrong time factor",
-    corrected="(2/lambda_0) sup‖H - H0‖ r0 exp(-lambda_0 t/2)",
+    "Lemma 4.3", "O(...) exp(-lambda_0 t)", "wrong time factor", corrected="(2/lambda_0) sup‖H - H0‖ r0 exp(-lambda_0 t/2)"
 )
 def check_lemma_4_3_time_factor(e: Evidence) -> None:
     # one sample, H0 = l, H(t) = l/2, which Theorem 3.1 allows: u - uhat = r0 (exp(-l t/2) - exp(-l t))
@@ -121,12 +101,7 @@ def check_lemma_4_3_time_factor(e: Evidence) -> None:
     e.corrected("ratio to the corrected bound", worst, "<=", 1)
 
 
-@PAPER.finding(
-    "proof of Theorem 3.1",
-    "gamma_0 = gamma/M; >= -lambda_0‖u - y‖^2",
-    "typo",
-    corrected="gamma_0 = gamma M; <=",
-)
+@PAPER.finding("proof of Theorem 3.1", "gamma_0 = gamma/M; >= -lambda_0‖u - y‖^2", "typo", corrected="gamma_0 = gamma M; <=")
 def check_proof_of_3_1_signs(e: Evidence) -> None:
     # gamma0 = gamma M is the contraction factor (printed gamma/M), and d|r|^2/dt <= -l0 |r|^2 (printed >=)
     A = torch.randn(50, 50, generator=generator(0), dtype=F64)

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from wellposed.nn import ImplicitOnlyDEQ
-from wellposed_lab.papers._claim import Claim, Finding, decide
-from wellposed_lab.papers._experiment import Result
-from wellposed_lab.papers._widths import AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
+from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, decide
 from wellposed_lab.papers.gao2022.figure1 import last_test_loss
+from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
 
 __all__ = ["Figure1"]
 
@@ -23,7 +22,6 @@ ZERO = 0.01
 #: "consistently": between two looks a test loss may rise by this part of its start.
 WOBBLE = 0.01
 _SECTION = "[gao2023, Section 6]"
-_FALLS = "its mean falls from each width to the next, and for every seed from the narrowest to the widest"
 
 
 class Figure1(AbstractWidthStudy):
@@ -45,7 +43,7 @@ class Figure1(AbstractWidthStudy):
             _SECTION,
             "no training sample is misclassified at the end of any run",
         ),
-        Claim("faster", "Wider implicit layers converge faster.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"),
+        Claim("faster", "Wider implicit layers converge faster.", _SECTION, f"mean log10(loss) over the steps: {FALLS}"),
         Claim(
             "test",
             "Test loss and test error are reduced consistently.",
@@ -53,7 +51,7 @@ class Figure1(AbstractWidthStudy):
             f"in every run the test loss never rises by more than {WOBBLE:g} of its start between two looks and ends below it, "
             "and the test error does not end above its start",
         ),
-        Claim("test_wider", "A wider network has better test performance.", _SECTION, f"test loss at the end: {_FALLS}"),
+        Claim("test_wider", "A wider network has better test performance.", _SECTION, f"test loss at the end: {FALLS}"),
         Claim(
             "well_posed",
             "The equilibrium stays well-posed: gamma |A(t)| < 1.",
@@ -73,7 +71,7 @@ class Figure1(AbstractWidthStudy):
         policies: dict[str, Any] = {"on_ill_posed": "ignore", "on_failure": "ignore"}
         return ImplicitOnlyDEQ(features, width, gamma0=GAMMA0, generator=generator, **policies)
 
-    def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         of = WidthResults(results)
         return {
             "to_zero": _to_zero(of),
@@ -85,7 +83,7 @@ class Figure1(AbstractWidthStudy):
         }
 
 
-def _to_zero(of: WidthResults) -> Finding:
+def _to_zero(of: WidthResults) -> ClaimFinding:
     """Whether the loss falls all the way, and how much of it is left."""
     losses = [values["loss"] for data in of.data for m in of.widths for values in of.of(data, m)]
     rose = sum(any(later >= earlier for earlier, later in zip(loss, loss[1:], strict=False)) for loss in losses)

@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 
 from wellposed.certify import ling2022
-from wellposed.kernel import population_gram
+from wellposed.kernel import population_gram, tangent_kernel
 from wellposed.nn import GaussianDEQ
-from wellposed_lab.papers.audit._finding import Evidence, Paper, gap
-from wellposed_lab.papers.audit._problems import F64, eye, gaussian, generator, norm2, sphere, vec
+from wellposed_lab.papers.audit_problems import F64, eye, gaussian, generator, norm2, sphere, vec
+from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
 
-__all__ = ["PAPER"]
+__all__ = ["PAPER", "Q"]
 
-PAPER = Paper("ling2022")
+PAPER = PaperAudit(
+    "ling2022",
+    "global convergence of over-parameterized equilibrium models",
+    notation="m is the width, n the number of samples, C = (c_w^2 + c_u^2)‖X‖_F^2, E = C + c_a^2‖X‖_F^2.",
+    summary=(
+        "With 8, Theorem 1 and its step min(2/lambda_0, 2C/E^2) hold; `certify.ling2022` has the proof. Its rate is that of "
+        "the loss."
+    ),
+)
 
 
 @PAPER.finding(
@@ -34,12 +42,7 @@ def check_lemma_1_threshold_is_the_spectral_edge(e: Evidence) -> None:
     e.corrected("share within 1.1 times the threshold", (norms <= 1.1).double().mean(), "==", 1)
 
 
-@PAPER.finding(
-    "Lemma 2",
-    "R = (a kron I_n) J^(-1) D",
-    "typo",
-    corrected="R = (I_n kron a^T) J^(-1) D",
-)
+@PAPER.finding("Lemma 2", "R = (a kron I_n) J^(-1) D", "typo", corrected="R = (I_n kron a^T) J^(-1) D")
 def check_lemma_2_kronecker_order(e: Evidence) -> None:
     n, m, d = 3, 5, 2
     X, _ = sphere(n, d, 0)
@@ -77,12 +80,7 @@ def _recursion() -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
     return rho, cosines, printed, inner
 
 
-@PAPER.finding(
-    "Lemma 3",
-    "cosine with denominator sigma_w^2 K_ij + 1",
-    "typo",
-    corrected="sigma_w^2 K_ii + 1 = rho^(l)",
-)
+@PAPER.finding("Lemma 3", "cosine with denominator sigma_w^2 K_ij + 1", "typo", corrected="sigma_w^2 K_ii + 1 = rho^(l)")
 def check_lemma_3_index_of_rho(e: Evidence) -> None:
     rho, cosines, printed, inner = _recursion()
     off = [abs(float(a - b)) for a, b in zip(printed[2:], cosines[2:], strict=True)]
@@ -92,12 +90,7 @@ def check_lemma_3_index_of_rho(e: Evidence) -> None:
     e.corrected("largest |sigma_w^2 K_ii + 1 - rho^(l)|", worst, "<=", 1e-12)
 
 
-@PAPER.finding(
-    "(13)",
-    "1/rho^(l-1), so 1/0 at l = 1",
-    "typo",
-    corrected="1/rho^(l)",
-)
+@PAPER.finding("(13)", "1/rho^(l-1), so 1/0 at l = 1", "typo", corrected="1/rho^(l)")
 def check_13_index_of_rho(e: Evidence) -> None:
     rho, cosines, _, inner = _recursion()
     right, wrong = [], []
@@ -112,12 +105,7 @@ def check_13_index_of_rho(e: Evidence) -> None:
     e.corrected("largest error with rho^(l)", max(right), "<=", 1e-12)
 
 
-@PAPER.finding(
-    "Theorem 2",
-    "m = Omega(n^2/lambda_*^2 log)",
-    "asymptotic",
-    corrected="‖G/m - K‖_F falls like m^(-1/2)",
-)
+@PAPER.finding("Theorem 2", "m = Omega(n^2/lambda_*^2 log)", "asymptotic", corrected="‖G/m - K‖_F falls like m^(-1/2)")
 def check_theorem_2_is_an_order(e: Evidence) -> None:
     n, d, s = 4, 8, 0.05
     X, _ = sphere(n, d, 0, math.sqrt(d))
@@ -227,3 +215,63 @@ def _least_scale(suffices: Callable[[float], bool]) -> float:
 def check_one_radius_for_all_is_poorer(e: Evidence) -> None:
     single, separate = _least_scale(_one_radius_suffices), _least_scale(_separate_radii_suffice)
     e.corrected("least input scale with separate radii, over with one", separate / single, "<", 0.99)
+
+
+@PAPER.holds("tangent kernel", "H = H_1 + H_2 + H_3", corrected="H = G + (P P^T) o (G + X X^T)")
+def check_gaussian_kernel(e: Evidence) -> None:
+    X, _ = sphere(4, 3, 0)
+    model = GaussianDEQ(3, 8, generator=generator(0), dtype=F64)
+    rows = []
+    for output in model(X):
+        grads = torch.autograd.grad(output, list(model.parameters()), retain_graph=True)
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    J = torch.stack(rows)
+    e.corrected("relative distance of the closed form from autograd", gap(tangent_kernel(model, X), J @ J.t()), "<=", 1e-9)
+    with torch.no_grad():
+        Z = model.equilibrium(X)
+    e.corrected("least eigenvalue of H - G", torch.linalg.eigvalsh(J @ J.t() - Z @ Z.t())[0], ">=", -1e-10)
+
+
+@PAPER.holds("(14)", "K = Q(c)/(1 - s), c = s Q(c) + (1 - s) x_i . x_j/d, s = sigma_w^2")
+def check_population_gram(e: Evidence) -> None:
+    d, s = 6, 0.12
+    X, _ = sphere(3, d, 0, math.sqrt(d))
+    inner = X @ X.t() / d
+    K = torch.zeros_like(inner)
+    for _ in range(60):  # Definition 1, level after level
+        L = s * K + inner
+        scale = L.diagonal().sqrt()
+        K = scale.unsqueeze(0) * scale.unsqueeze(1) * Q(L / (scale.unsqueeze(0) * scale.unsqueeze(1)))
+    e.corrected("distance from 60 levels of Definition 1", gap(population_gram(X, s), K), "<=", 1e-6)
+
+
+@PAPER.holds("(8)", "the constant 4(2 + sqrt2)", corrected="8/(2 - sqrt2)")
+def check_constant_of_eight(e: Evidence) -> None:
+    e.corrected("|4(2 + sqrt2) - 8/(2 - sqrt2)|", abs(4 * (2 + math.sqrt(2)) - 8 / (2 - math.sqrt(2))), "<=", 1e-12)
+
+
+@PAPER.holds("Theorem 1", "the loss falls by 1 - eta lambda_0/2 in every step", corrected="with 8 in (9)")
+def check_descent_keeps_the_certified_rate(e: Evidence) -> None:
+    model, X, y = gaussian(10, 20, 50, 0, 2e4)
+    certificate = ling2022(model, X, y)
+    step, losses = certificate.step_size, []
+    assert isinstance(step, float)
+    with torch.no_grad():
+        Z = model.equilibrium(X)
+    promised = 1 - step * float(torch.linalg.eigvalsh(Z @ Z.t())[0]) / 2
+    for _ in range(10):
+        loss = (model(X) - y).square().sum() / 2
+        losses.append(float(loss.detach()))
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.sub_(step * gradient)
+    e.given(
+        "hypotheses that do not hold, a(0) = 0 and U scaled by 2e4",
+        sum(h.holds is not True for h in certificate.hypotheses),
+        "==",
+        0,
+    )
+    e.given("1 - the promised factor", 1 - promised, ">", 1e-9)  # above rounding
+    worst = max(after / before for before, after in zip(losses, losses[1:], strict=False))
+    e.corrected("worst factor of 10 steps, minus the promised one", worst - promised, "<=", 0)

@@ -8,16 +8,14 @@ from typing import Any
 import torch
 
 from wellposed.nn import GaussianDEQ
-from wellposed_lab.papers._claim import Claim, Finding
-from wellposed_lab.papers._experiment import Result, Task
-from wellposed_lab.papers._widths import AbstractWidthStudy, WidthConfig, WidthResults, speed
+from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, Task
+from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, WidthConfig, WidthResults, speed
 
 __all__ = ["Figure1"]
 
 #: sigma_w^2 of the paper's experiments.
 WEIGHT_VARIANCE = 0.08
 _SECTION = "[ling2022, Section 5]"
-_FALLS = "its mean falls from each width to the next, and for every seed from the narrowest to the widest"
 
 
 class Figure1(AbstractWidthStudy):
@@ -32,13 +30,13 @@ class Figure1(AbstractWidthStudy):
     paper = "ling2022"
     claims = (
         Claim(
-            "faster", "Convergence becomes faster as the width grows.", _SECTION, f"mean log10(loss) over the steps: {_FALLS}"
+            "faster", "Convergence becomes faster as the width grows.", _SECTION, f"mean log10(loss) over the steps: {FALLS}"
         ),
         Claim(
             "final",
             "The final training loss becomes smaller as the width grows.",
             _SECTION,
-            f"log10 of the last loss: {_FALLS}",
+            f"log10 of the last loss: {FALLS}",
         ),
         Claim(
             "norm",
@@ -46,12 +44,12 @@ class Figure1(AbstractWidthStudy):
             _SECTION,
             "an upper bound of |W| at every step of every run is below 1",
         ),
-        Claim("stable", "Gram matrices are more stable for wider networks.", _SECTION, f"|G(end) - G(0)|/|G(0)|: {_FALLS}"),
+        Claim("stable", "Gram matrices are more stable for wider networks.", _SECTION, f"|G(end) - G(0)|/|G(0)|: {FALLS}"),
         Claim(
             "own_step",
             "Wider is faster also when each width takes its own step 1/|H|.",
             "ours",
-            f"mean log10(loss) over the steps, every width with its own step: {_FALLS}",
+            f"mean log10(loss) over the steps, every width with its own step: {FALLS}",
         ),
     )
     departures = (
@@ -77,7 +75,7 @@ class Figure1(AbstractWidthStudy):
         shared = super().tasks(config)
         return shared + [{**task, "reference": task["width"]} for task in shared if task["width"] != task["reference"]]
 
-    def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         shared, own = WidthResults(_shared(config, results)), WidthResults(_own(results))
         return {
             "faster": shared.falls(speed),

@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 
-from wellposed_lab.papers._claim import Claim, Finding, decide, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    spread,
+    values_of,
+)
 from wellposed_lab.papers.ling2022.figure1 import WEIGHT_VARIANCE
 
 __all__ = ["Lemma1", "Lemma1Config"]
@@ -22,16 +30,11 @@ RARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lemma1Config(Config):
-    """Sizes.
+class Lemma1Config(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        widths: m.
-        draws: Matrices for each width and seed.
-    """
-
-    widths: tuple[int, ...] = (50, 100, 200, 400)
-    draws: int = 40
+    widths: tuple[int, ...] = (50, 100, 200, 400)  # m
+    draws: int = 40  # matrices for each width and seed
 
 
 class Lemma1(AbstractExperiment):
@@ -54,12 +57,9 @@ class Lemma1(AbstractExperiment):
         ),
     )
     departures = (f"sigma_w^2 = {WEIGHT_VARIANCE:g}, as in the paper's experiments; the bound is then {BOUND:.3f}.",)
+    varied = {"width": "widths"}
     quick = Lemma1Config()
     full = Lemma1Config(widths=(100, 200, 400, 800, 1600), draws=200)
-
-    def tasks(self, config: Lemma1Config) -> list[Task]:
-        widths = sorted(set(config.widths), reverse=True)
-        return [{"width": m, "seed": seed, "draws": config.draws} for m in widths for seed in config.seeds]
 
     def run(self, task: Task) -> dict[str, Any]:
         m, generator = task["width"], torch.Generator().manual_seed(task["seed"])
@@ -67,12 +67,13 @@ class Lemma1(AbstractExperiment):
         draws = (torch.randn(m, m, generator=generator, dtype=torch.float64) * scale for _ in range(task["draws"]))
         return {"norms": [float(torch.linalg.matrix_norm(W, ord=2)) for W in draws]}
 
-    def judge(self, config: Lemma1Config, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: Lemma1Config, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         widest = max(config.widths)
-        exceeding = {m: [_exceeding(values) for values in _of(results, m)] for m in sorted(set(config.widths))}
+        norms = {m: values_of(results, "norms", width=m) for m in sorted(config.widths)}
+        exceeding = {m: [_exceeding(values) for values in rows] for m, rows in norms.items()}
         text = ", ".join(f"m={m}: {spread(parts)}" for m, parts in exceeding.items())
         mean = sum(exceeding[widest]) / len(exceeding[widest])
-        greatest = [max(values) for values in _of(results, widest)]
+        greatest = [max(values) for values in norms[widest]]
         return {
             "bound": decide(
                 mean <= RARE, f"part of the draws above the bound: {text}", **{str(m): v for m, v in exceeding.items()}
@@ -87,10 +88,6 @@ class Lemma1(AbstractExperiment):
         curve = {"label": "measured", "x": widths, "y": y}
         labels = {"x_label": "width m", "y_label": "part of the draws above the bound", "x_scale": "log"}
         return [{"title": "Lemma 1", **labels, "curves": [curve], "lines": [{"y": RARE, "label": "what decides"}]}]
-
-
-def _of(results: Sequence[Result], width: int) -> list[list[float]]:
-    return [result.values["norms"] for result in results if result.task["width"] == width]
 
 
 def _exceeding(norms: Sequence[float]) -> float:

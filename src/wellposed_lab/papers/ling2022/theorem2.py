@@ -12,11 +12,20 @@ import torch
 from wellposed.certify import ling2022 as certificate
 from wellposed.kernel import population_gram
 from wellposed.nn import GaussianDEQ
-from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._samples import samples
-from wellposed_lab.papers._slope import slope
+from wellposed_lab.papers.datasets import samples
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    not_tested,
+    slope,
+    spread,
+    values_of,
+)
 from wellposed_lab.papers.ling2022.figure1 import WEIGHT_VARIANCE
 
 __all__ = ["Theorem2", "Theorem2Config"]
@@ -26,16 +35,11 @@ EXPONENT, ROOM = -0.5, 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Theorem2Config(Config):
-    """Sizes.
+class Theorem2Config(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        widths: m.
-        n: Samples, uniform on the sphere of R^n of radius sqrt(n).
-    """
-
-    widths: tuple[int, ...] = (100, 200, 400, 800)
-    n: int = 20
+    widths: tuple[int, ...] = (100, 200, 400, 800)  # m
+    n: int = 20  # samples, uniform on the sphere of R^n of radius sqrt(n)
 
 
 class Theorem2(AbstractExperiment):
@@ -63,13 +67,9 @@ class Theorem2(AbstractExperiment):
             "it is certified at the widest for every seed",
         ),
     )
+    varied = {"width": "widths"}
     quick = Theorem2Config()
     full = Theorem2Config(widths=(250, 500, 1000, 2000, 4000), n=200, seeds=(0, 1, 2, 3, 4))
-
-    def tasks(self, config: Theorem2Config) -> list[Task]:
-        return [
-            {"width": m, "seed": seed, "n": config.n} for m in sorted(set(config.widths), reverse=True) for seed in config.seeds
-        ]
 
     def run(self, task: Task) -> dict[str, Any]:
         data = samples("sphere", task["n"], 1, paper="ling2022", seed=task["seed"], dtype=torch.float64)
@@ -88,9 +88,9 @@ class Theorem2(AbstractExperiment):
             "readout_allowed": cert.measured.get("|a| that (9) allows at most"),
         }
 
-    def judge(self, config: Theorem2Config, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: Theorem2Config, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         widths = sorted(set(config.widths))
-        errors = {m: _of(results, m, "error") for m in widths}
+        errors = {m: values_of(results, "error", width=m) for m in widths}
         widest = [result.values for result in results if result.task["width"] == widths[-1]]
         parts = [values["least"] / values["least_limit"] for values in widest]
         certified = sum(values["verdict"] == "CERTIFIED" for values in widest)
@@ -123,32 +123,15 @@ class Theorem2(AbstractExperiment):
         start = statistics.fmean(row[0] for row in errors)
         half = [start * (m / widths[0]) ** EXPONENT for m in widths]
         log = {"x_label": "width m", "x_scale": "log"}
-        return [
-            {
-                **log,
-                "title": "distance to the limit",
-                "y_label": "|G/m - K|_F",
-                "y_scale": "log",
-                "curves": [
-                    {"label": "measured", "x": widths, "y": errors},
-                    {"label": "m^(-1/2)", "x": widths, "y": [half], "style": "--"},
-                ],
-            },
-            {
-                **log,
-                "title": "least eigenvalue",
-                "y_label": "lambda_min(G/m)/lambda_min(K)",
-                "curves": [{"label": "measured", "x": widths, "y": rows("least", "least_limit")}],
-                "lines": [{"y": 0.5, "label": "Theorem 2"}],
-            },
-        ]
+        measured = {"label": "measured", "x": widths}
+        distances = [{**measured, "y": errors}, {"label": "m^(-1/2)", "x": widths, "y": [half], "style": "--"}]
+        left = {"title": "distance to the limit", "y_label": "|G/m - K|_F", "y_scale": "log", "curves": distances}
+        right: dict[str, Any] = {"title": "least eigenvalue", "y_label": "lambda_min(G/m)/lambda_min(K)"}
+        right |= {"curves": [{**measured, "y": rows("least", "least_limit")}], "lines": [{"y": 0.5, "label": "Theorem 2"}]}
+        return [{**log, **left}, {**log, **right}]
 
 
-def _of(results: Sequence[Result], width: int, key: str) -> list[float]:
-    return [result.values[key] for result in results if result.task["width"] == width]
-
-
-def _rate(errors: Mapping[int, list[float]]) -> Finding:
+def _rate(errors: Mapping[int, list[float]]) -> ClaimFinding:
     if len(errors) < 2:
         return not_tested("it needs at least two widths")
     exponent = slope(list(errors), [statistics.fmean(values) for values in errors.values()])

@@ -3,27 +3,71 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from wellposed.certify import nguyen2022
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import MonotoneDEQ
 from wellposed.solve import PeacemanRachford
-from wellposed_lab.papers.audit._finding import Evidence, Paper, gap
-from wellposed_lab.papers.audit._monotone import Letters
-from wellposed_lab.papers.audit._problems import F64, commutation, eye, generator, norm2, sphere, vec
+from wellposed_lab.papers.audit_problems import F64, commutation, eye, generator, norm2, sphere, vec
+from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
 
-__all__ = ["PAPER"]
+__all__ = ["PAPER", "Letters"]
 
-PAPER = Paper("nguyen2022")
-
-
-@PAPER.finding(
-    "Lemma 2.3.2",
-    "strongly monotone if W + W^T >= m I",
-    "typo",
-    corrected="(W + W^T)/2 >= m I",
+PAPER = PaperAudit(
+    "nguyen2022",
+    "tangent kernels of monotone equilibrium networks",
+    notation="n is the width, N the number of samples, m the margin, l_A = ‖A‖ + R_A and so on.",
+    summary=(
+        "The flow, Theorem 3.3.1 with (3.8) and (3.9), holds once Lemma 3.3.2 has its mask. `certify.nguyen2022` implements "
+        "it, and the corrected descent."
+    ),
 )
+
+
+class Letters:
+    """Samples in columns, Kronecker matrices formed.
+
+    Args:
+        seed: Of data and network.
+        n: Width. N: Samples. d: Features.
+        margin: m.
+    """
+
+    def __init__(self, seed: int = 0, n: int = 4, N: int = 3, *, d: int = 2, margin: float = 0.5) -> None:
+        X, y = sphere(N, d, seed)
+        self.model = MonotoneDEQ(d, n, margin=margin, generator=generator(seed), dtype=F64)
+        self.n, self.N, self.X, self.y, self.rows = n, N, X.t(), y, X
+        with torch.no_grad():
+            self.model.u.copy_(torch.randn(n, generator=generator(seed + 9), dtype=F64))
+            self.A, self.u, self.W = self.model.A.clone(), self.model.u.clone(), self.model.recurrent().clone()
+            self.Z = self.model.equilibrium(X).t()
+            masks = (self.W @ self.Z + self.model.U @ self.X) > 0
+        self.D = torch.diag(vec(masks.to(F64)))
+        self.Q = eye(n * N) - self.D @ torch.kron(eye(N), self.W)
+        self.P_A = -(eye(n * n) + commutation(n, n)) @ torch.kron(eye(n), self.A.t().contiguous())
+        self.P_B = eye(n * n) - commutation(n, n)
+
+    def features(self) -> Tensor:
+        """Q^(-1) D (Z^T kron I_n): d vec(Z)/d vec(W)."""
+        return torch.linalg.solve(self.Q, self.D @ torch.kron(self.Z.t().contiguous(), eye(self.n)))
+
+    def readout(self) -> Tensor:
+        """I_N kron u^T."""
+        return torch.kron(eye(self.N), self.u.unsqueeze(0))
+
+    def jacobian(self, name: str) -> Tensor:
+        """(N, size) by autograd, parameters as vec."""
+        outputs = self.model(self.rows)
+        parameter: Any = getattr(self.model, name)
+        grads = [torch.autograd.grad(output, parameter, retain_graph=True)[0] for output in outputs]
+        return torch.stack([vec(g) if g.dim() == 2 else g for g in grads])
+
+
+@PAPER.finding("Lemma 2.3.2", "strongly monotone if W + W^T >= m I", "typo", corrected="(W + W^T)/2 >= m I")
 def check_lemma_2_3_2_needs_half_the_sum(e: Evidence) -> None:
     W, x = eye(3) / 2, torch.ones(3, dtype=F64)
     e.given("least eigenvalue of W + W^T, W = I/2, m = 1", torch.linalg.eigvalsh(W + W.t())[0], ">=", 1.0)
@@ -47,10 +91,7 @@ def check_2_6_2_8_norm_is_not_spectral_radius(e: Evidence) -> None:
 
 
 @PAPER.finding(
-    "Definition 2.5.2, third item",
-    "<x - y, grad diff> <= ‖grad diff‖^2/L",
-    "wrong",
-    corrected="convex and L-smooth: >=",
+    "Definition 2.5.2, third item", "<x - y, grad diff> <= ‖grad diff‖^2/L", "wrong", corrected="convex and L-smooth: >="
 )
 def check_definition_2_5_2_smoothness_bounds_from_below(e: Evidence) -> None:
     L, curvature = 10.0, torch.tensor([1.0, 10.0], dtype=F64)
@@ -83,10 +124,7 @@ def check_theorem_2_5_4_rate(e: Evidence) -> None:
 
 
 @PAPER.finding(
-    "linear regression",
-    "no 1/N for the loss with 1/(2N); d theta/dt = +grad",
-    "typo",
-    corrected="(1/N) Phi^T r, with a minus",
+    "linear regression", "no 1/N for the loss with 1/(2N); d theta/dt = +grad", "typo", corrected="(1/N) Phi^T r, with a minus"
 )
 def check_linear_regression_gradient(e: Evidence) -> None:
     Phi, y = torch.randn(5, 3, generator=generator(0), dtype=F64), torch.ones(5, dtype=F64)
@@ -100,12 +138,7 @@ def check_linear_regression_gradient(e: Evidence) -> None:
     e.corrected("distance of (1/N) Phi^T r from the gradient", gap(Phi.t() @ r / 5, gradient), "<=", 1e-12)
 
 
-@PAPER.finding(
-    "forward-backward steps",
-    "(0, 2m/L^2]",
-    "typo",
-    corrected="open interval; factor sqrt(1 - 2am + a^2 L^2)",
-)
+@PAPER.finding("forward-backward steps", "(0, 2m/L^2]", "typo", corrected="open interval; factor sqrt(1 - 2am + a^2 L^2)")
 def check_forward_backward_endpoint_does_not_contract(e: Evidence) -> None:
     m, w = 0.3, 2.0
     F = torch.tensor([[m, w], [-w, m]], dtype=F64)
@@ -139,12 +172,7 @@ def check_naive_iteration_diverges(e: Evidence) -> None:
     e.corrected("residual that Peaceman-Rachford reaches", solution.residual.max(), "<=", 1e-10)
 
 
-@PAPER.finding(
-    "Lemma 3.2.1",
-    "I_n + K",
-    "typo",
-    corrected="identity of size n^2",
-)
+@PAPER.finding("Lemma 3.2.1", "I_n + K", "typo", corrected="identity of size n^2")
 def check_lemma_3_2_1_identity_has_size_n_squared(e: Evidence) -> None:
     net = Letters()
     reference = torch.autograd.functional.jacobian(lambda A: net.model.parametrization(A, net.model.B), net.A)
@@ -154,12 +182,7 @@ def check_lemma_3_2_1_identity_has_size_n_squared(e: Evidence) -> None:
     e.corrected("distance of P_A from autograd", gap(net.P_A, torch.stack(columns, dim=1)), "<=", 1e-10)
 
 
-@PAPER.finding(
-    "Lemma C.0.2",
-    "P_A = +(...), all four signs flipped",
-    "wrong",
-    corrected="the main text's Lemma 3.2.2",
-)
+@PAPER.finding("Lemma C.0.2", "P_A = +(...), all four signs flipped", "wrong", corrected="the main text's Lemma 3.2.2")
 def check_lemma_c_0_2_has_the_wrong_sign(e: Evidence) -> None:
     net = Letters()
     J, truth = net.readout() @ net.features(), net.jacobian("A")
@@ -167,12 +190,7 @@ def check_lemma_c_0_2_has_the_wrong_sign(e: Evidence) -> None:
     e.corrected("relative error of the main text", gap(J @ net.P_A, truth), "<=", 1e-8)
 
 
-@PAPER.finding(
-    "Lemma 3.2.3, Proposition 4",
-    "u^T kron I_N",
-    "wrong",
-    corrected="I_N kron u^T, for samples in columns",
-)
+@PAPER.finding("Lemma 3.2.3, Proposition 4", "u^T kron I_N", "wrong", corrected="I_N kron u^T, for samples in columns")
 def check_lemma_3_2_3_kronecker_order(e: Evidence) -> None:
     net = Letters()
     dU = torch.linalg.solve(net.Q, net.D @ torch.kron(net.X.t().contiguous(), eye(net.n)))
@@ -183,10 +201,7 @@ def check_lemma_3_2_3_kronecker_order(e: Evidence) -> None:
 
 
 @PAPER.finding(
-    "Proposition 4, kernel",
-    "J_A^T J_A + ...",
-    "wrong (n^2 x n^2)",
-    corrected="J_A J_A^T + J_B J_B^T + J_U J_U^T + Z^T Z",
+    "Proposition 4, kernel", "J_A^T J_A + ...", "wrong (n^2 x n^2)", corrected="J_A J_A^T + J_B J_B^T + J_U J_U^T + Z^T Z"
 )
 def check_proposition_4_kernel_is_j_j_transposed(e: Evidence) -> None:
     net = Letters()
@@ -211,3 +226,60 @@ def check_products_of_p_a_and_p_b(e: Evidence) -> None:
     e.corrected("distance of P_B P_B^T", gap(net.P_B @ net.P_B.t(), 2 * (eye(n * n) - K)), "<=", 1e-10)
     e.corrected("|P_A P_A^T|, and 4|A|^2", norm2(net.P_A @ net.P_A.t()), "<=", 4 * norm2(net.A) ** 2 + 1e-12)
     e.corrected("||P_B P_B^T| - 4|", abs(norm2(net.P_B @ net.P_B.t()) - 4), "<=", 1e-9)
+
+
+@PAPER.holds("Proposition 1", "W = (1-m)I - A^T A + B - B^T if and only if I - W >= m I")
+def check_parametrization_is_monotone(e: Evidence) -> None:
+    least, off = math.inf, 0.0
+    for seed in range(20):
+        g, m = generator(seed), 0.3
+        A, B = (torch.randn(5, 5, generator=g, dtype=F64) for _ in range(2))
+        W = (1 - m) * eye(5) - A.t() @ A + B - B.t()
+        least = min(least, float(torch.linalg.eigvalsh(eye(5) - (W + W.t()) / 2)[0]))
+        values, vectors = torch.linalg.eigh((1 - m) * eye(5) - (W + W.t()) / 2)  # the way back
+        root = vectors * values.clamp(min=0).sqrt() @ vectors.t()
+        half = (W - W.t()) / 4
+        off = max(off, gap((1 - m) * eye(5) - root.t() @ root + half - half.t(), W))
+    e.corrected("least eigenvalue of sym(I - W), m = 0.3, 20 draws", least, ">=", 0.3 - 1e-12)
+    e.corrected("distance of W from its way there and back", off, "<=", 1e-12)
+
+
+@PAPER.holds("Peaceman-Rachford", "converges to the equilibrium for every step a > 0")
+def check_peaceman_rachford_converges_for_every_step(e: Evidence) -> None:
+    X, _ = sphere(4, 3, 0)
+    found = []
+    for a in (0.1, 1.0, 10.0):
+        model = MonotoneDEQ(
+            3, 10, margin=0.3, generator=generator(0), dtype=F64, solver=PeacemanRachford(step_size=a), max_steps=20_000
+        )
+        solution = model.solve(X)
+        e.corrected(f"residual at a = {a:g}", solution.residual.max(), "<=", 1e-10)
+        found.append(solution.value)
+    e.corrected("largest distance of the three answers", max(gap(z, found[0]) for z in found[1:]), "<=", 1e-8)
+
+
+@PAPER.holds("Lemma 3.3.3", "|Z|_F <= |X|_F |U|/m")
+def check_norm_of_equilibria(e: Evidence) -> None:
+    worst = 0.0
+    for seed in range(20):
+        net = Letters(seed, margin=0.2 + 0.04 * seed)
+        worst = max(worst, float(net.Z.norm() * net.model.margin / (net.X.norm() * norm2(net.model.U))))
+    e.corrected("largest ratio to the bound in 20 networks", worst, "<=", 1)
+
+
+@PAPER.holds(
+    "Condition 1 and Theorem 3.3.1",
+    "(3.8), (3.9): the flow has the rate exp(-l0^2 t/2)",
+    corrected="with the masked lemma",
+)
+def check_flow_condition_can_hold(e: Evidence) -> None:
+    X, y = sphere(3, 5, 0)
+    model = MonotoneDEQ(5, 60, margin=0.9, generator=generator(1), dtype=F64)
+    with torch.no_grad():
+        model.U.mul_(1e4)
+        model.u.zero_()
+    certificate = nguyen2022(model, X, y, dynamics="flow")
+    e.corrected(
+        "hypotheses that hold, u(0) = 0 and U scaled by 1e4", sum(h.holds is True for h in certificate.hypotheses), ">", 0
+    )
+    e.corrected("those that do not", sum(h.holds is not True for h in certificate.hypotheses), "==", 0)

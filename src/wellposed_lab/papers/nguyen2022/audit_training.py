@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from wellposed.nn import MonotoneDEQ
-from wellposed_lab.papers.audit._finding import Evidence, Paper, gap
-from wellposed_lab.papers.audit._monotone import Letters
-from wellposed_lab.papers.audit._problems import F64, eye, generator, literal_counterexample, norm2, sphere
+from wellposed.solve import PeacemanRachford
+from wellposed_lab.papers.audit_problems import F64, eye, generator, norm2, sphere
+from wellposed_lab.papers.findings import Evidence, gap
+from wellposed_lab.papers.nguyen2022.audit_kernel import PAPER, Letters
 
 __all__ = ["PAPER"]
 
-PAPER = Paper("nguyen2022")
+
+def literal_counterexample() -> tuple[Any, Tensor, Tensor, dict[str, float]]:
+    """A = B = 0, u = 0, two samples, margin 1e-5: meets [nguyen2022, (3.16)-(3.18)] as printed with these radii, and diverges.
+
+    W = (1 - m) I, so z = relu(U x)/m: the powers of 1/m that the thesis lost make sigma_min(Z) as large as one likes.
+    """
+    X = torch.eye(2, dtype=F64)
+    y = torch.tensor([0.8, -0.6], dtype=F64)
+    model = MonotoneDEQ(2, 3, margin=1e-5, solver=PeacemanRachford(step_size=1e5), dtype=F64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.U.copy_(torch.tensor([[1.0, 0.2], [0.2, 1.0], [0.3, 0.3]]))
+    return model, X, y, {"A": 1e-3, "B": 0.1, "U": 1e-3, "u": 1e-3}
 
 
 @PAPER.finding(
@@ -56,12 +72,7 @@ def check_lemma_3_3_6_sign(e: Evidence) -> None:
     e.corrected("|dW|, and its bound", norm2(change), "<=", bound)
 
 
-@PAPER.finding(
-    "Lemma 3.3.7",
-    "‖U(k+1) - U(k)‖ = ‖grad‖",
-    "typo",
-    corrected="eta ‖grad‖",
-)
+@PAPER.finding("Lemma 3.3.7", "‖U(k+1) - U(k)‖ = ‖grad‖", "typo", corrected="eta ‖grad‖")
 def check_lemma_3_3_7_has_the_step_size(e: Evidence) -> None:
     net = Letters()
     loss = (net.model(net.rows) - net.y).square().sum() / 2
@@ -74,12 +85,7 @@ def check_lemma_3_3_7_has_the_step_size(e: Evidence) -> None:
     e.corrected("relative error of eta |grad|", abs(moved / (eta * float(gradient.norm())) - 1), "<=", 1e-9)
 
 
-@PAPER.finding(
-    "flow proof",
-    "exp(-(l0/4) s); (3.13) with l_u; width O(N)",
-    "typo",
-    corrected="exp(-l0^2 s/4); l_U; width >= N",
-)
+@PAPER.finding("flow proof", "exp(-(l0/4) s); (3.13) with l_u; width O(N)", "typo", corrected="exp(-l0^2 s/4); l_U; width >= N")
 def check_flow_proof_exponent(e: Evidence) -> None:
     # all that is known is sigma_min(Z) >= l0/2: a residual may decay exactly like exp(-(l0/2)^2 s)
     l0, s = 0.5, 10.0
@@ -184,12 +190,7 @@ def check_square_of_the_step_bound(e: Evidence) -> None:
     e.corrected("with eta^4 l0^4 C_12^2", abs((common + eta**4 * l0**4 * C12**2) / square - 1), "<=", 1e-12)
 
 
-@PAPER.finding(
-    "Proposition 5",
-    "16 l_U l_u l_A/m^2 ...",
-    "typo",
-    corrected="divided by l0^2",
-)
+@PAPER.finding("Proposition 5", "16 l_U l_u l_A/m^2 ...", "typo", corrected="divided by l0^2")
 def check_proposition_5_divides_by_lambda_squared(e: Evidence) -> None:
     l0, eta = 0.1, 1.0
     path = sum(eta * (1 - eta * l0**2 / 4) ** (k / 2) for k in range(40_000))

@@ -10,9 +10,7 @@ import torch
 
 from wellposed.descent import descend
 from wellposed.kernel import tangent_kernel
-from wellposed_lab.papers._claim import Claim, Finding, decide
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
+from wellposed_lab.papers.experiment import AbstractExperiment, Claim, ClaimFinding, ExperimentConfig, Result, Task, decide
 from wellposed_lab.papers.nguyen2022.splitting import network
 
 __all__ = ["Chapter3", "Chapter3Config"]
@@ -24,21 +22,14 @@ SOLVED = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chapter3Config(Config):
-    """Sizes.
+class Chapter3Config(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        widths: Units; the theorems ask for at least n.
-        features, n: Of the inputs.
-        margin: m.
-        steps: Of descent, with the step 1/lambda_max(H) of the start.
-    """
-
-    widths: tuple[int, ...] = (40, 80)
-    features: int = 20
+    widths: tuple[int, ...] = (40, 80)  # units; the theorems ask for at least n
+    features: int = 20  # features, n: of the inputs
     n: int = 10
-    margin: float = 0.5
-    steps: int = 100
+    margin: float = 0.5  # m
+    steps: int = 100  # of descent, with the step 1/lambda_max(H) of the start
 
 
 class Chapter3(AbstractExperiment):
@@ -76,13 +67,9 @@ class Chapter3(AbstractExperiment):
         "The step is 1/lambda_max(H) of the start, as for practical training: the corrected conditions of Theorem 3.3.5 do not "
         "hold at these starts, and its steps would be too small to see a change.",
     )
+    varied = {"width": "widths"}
     quick = Chapter3Config()
     full = Chapter3Config(widths=(200, 400, 800), features=100, n=50, steps=2000, seeds=(0, 1, 2, 3, 4))
-
-    def tasks(self, config: Chapter3Config) -> list[Task]:
-        shared = {key: getattr(config, key) for key in ("features", "n", "margin", "steps")}
-        widths = sorted(set(config.widths), reverse=True)
-        return [{"width": width, "seed": seed, **shared} for width in widths for seed in config.seeds]
 
     def run(self, task: Task) -> dict[str, Any]:
         model, X = network(task)
@@ -105,7 +92,7 @@ class Chapter3(AbstractExperiment):
             "loss": history.loss.tolist(),
         }
 
-    def judge(self, config: Chapter3Config, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: Chapter3Config, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         of = [result.values for result in results]
         differences, ratios = [v["difference"] for v in of], [ratio for v in of for ratio in v["ratios"]]
         conditions = [v["eigenvalues"][0] / v["eigenvalues"][1] for v in of]

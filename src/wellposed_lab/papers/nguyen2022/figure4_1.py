@@ -13,37 +13,50 @@ from torch.nn.functional import conv2d, group_norm, relu
 
 from wellposed.data import load
 from wellposed.solve import Anderson, fixed_point
-from wellposed_lab.papers._claim import Claim, Finding, decide, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._samples import at_hand
+from wellposed_lab.papers.datasets import two_classes
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    spread,
+    values_of,
+)
 
 __all__ = ["Figure41", "Figure41Config"]
 
 #: Standard deviations of N(0, 1), and of N(0, 0.01) in its two readings.
-LARGE, VARIANCE, DEVIATION = 1.0, 0.1, 0.01
+LARGE, VARIANCE, DEVIATION = DEVIATIONS = (1.0, 0.1, 0.01)
 #: "stay quite steady after the first step": the relative residual after this many evaluations is below that.
 AFTER, STEADY = 5, 0.05
 #: "more chaos": residuals are greater by this factor.
 APART = 10.0
+_CLAIMS = (
+    (
+        "steady",
+        "With entries from N(0, 0.01) the iterates stay quite steady after the first step.",
+        f"the mean relative residual after {AFTER} evaluations is below {STEADY:g} for every seed",
+    ),
+    (
+        "chaos",
+        "With entries from N(0, 1) the iterates are more chaotic.",
+        f"the mean relative residual at the end is at least {APART:g} times that of N(0, 0.01), for every seed",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure41Config(Config):
-    """Sizes.
+class Figure41Config(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        data: Whose test images.
-        n: Images.
-        channels, groups: Of the state, and of its norms.
-        steps: Evaluations of the map.
-    """
-
-    data: str = "mnist"
-    n: int = 16
-    channels: int = 8
+    data: str = "mnist"  # whose test images
+    n: int = 16  # images
+    channels: int = 8  # channels, groups: of the state, and of its norms
     groups: int = 4
-    steps: int = 40
+    steps: int = 40  # evaluations of the map
 
 
 class Figure41(AbstractExperiment):
@@ -51,31 +64,10 @@ class Figure41(AbstractExperiment):
 
     name = "nguyen2022/figure4.1"
     title = "initialization and the convergence of iterates"
-    claims = (
-        Claim(
-            "steady",
-            "With entries from N(0, 0.01) the iterates stay quite steady after the first step.",
-            "[nguyen2022, Section 4.1.1], 0.01 read as variance",
-            f"the mean relative residual after {AFTER} evaluations is below {STEADY:g} for every seed",
-        ),
-        Claim(
-            "steady_deviation",
-            "With entries from N(0, 0.01) the iterates stay quite steady after the first step.",
-            "[nguyen2022, Section 4.1.1], 0.01 read as standard deviation",
-            f"the mean relative residual after {AFTER} evaluations is below {STEADY:g} for every seed",
-        ),
-        Claim(
-            "chaos",
-            "With entries from N(0, 1) the iterates are more chaotic.",
-            "[nguyen2022, Section 4.1.1], 0.01 read as variance",
-            f"the mean relative residual at the end is at least {APART:g} times that of N(0, 0.01), for every seed",
-        ),
-        Claim(
-            "chaos_deviation",
-            "With entries from N(0, 1) the iterates are more chaotic.",
-            "[nguyen2022, Section 4.1.1], 0.01 read as standard deviation",
-            f"the mean relative residual at the end is at least {APART:g} times that of N(0, 0.01), for every seed",
-        ),
+    claims = tuple(
+        Claim(key + suffix, text, f"[nguyen2022, Section 4.1.1], 0.01 read as {reading}", rule)
+        for key, text, rule in _CLAIMS
+        for suffix, reading in (("", "variance"), ("_deviation", "standard deviation"))
     )
     departures = (
         "The thesis does not print channels, groups or kernel sizes: 3 x 3 kernels, no biases; x is a convolution of the image "
@@ -85,16 +77,12 @@ class Figure41(AbstractExperiment):
     full = Figure41Config(n=100, channels=48, groups=8, steps=100, seeds=(0, 1, 2, 3, 4))
 
     def available(self, config: Figure41Config) -> tuple[Figure41Config, list[str]]:
-        (data,), _, n, notes = at_hand((config.data,), 2, config.n, paper="gao2022")
+        (data,), _, n, notes = two_classes((config.data,), 2, config.n, paper="gao2022")
         return dataclasses.replace(config, data=data, n=n), notes
 
     def tasks(self, config: Figure41Config) -> list[Task]:
-        shared = {key: getattr(config, key) for key in ("data", "n", "channels", "groups", "steps")}
-        return [
-            {"deviation": deviation, "seed": seed, **shared}
-            for deviation in (LARGE, VARIANCE, DEVIATION)
-            for seed in config.seeds
-        ]
+        shared = super().tasks(config)
+        return [{"deviation": deviation, **task} for deviation in DEVIATIONS for task in shared]
 
     def run(self, task: Task) -> dict[str, Any]:
         images = load(task["data"], 2, (0, 1), seed=task["seed"], n_test=task["n"], flatten=False, size=28, grey=True).X_test
@@ -120,8 +108,8 @@ class Figure41(AbstractExperiment):
         residuals = _filled(solution.history)
         return {"residuals": residuals.mean(dim=1).tolist(), "converged": int(solution.converged.sum())}
 
-    def judge(self, config: Figure41Config, results: Sequence[Result]) -> Mapping[str, Finding]:
-        residuals = {deviation: _of(results, deviation) for deviation in (LARGE, VARIANCE, DEVIATION)}
+    def judge(self, config: Figure41Config, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
+        residuals = {deviation: values_of(results, "residuals", deviation=deviation) for deviation in DEVIATIONS}
         early = {key: [values[min(AFTER, len(values)) - 1] for values in rows] for key, rows in residuals.items()}
         ends = {key: [values[-1] for values in rows] for key, rows in residuals.items()}
         return {
@@ -133,8 +121,8 @@ class Figure41(AbstractExperiment):
 
     def panels(self, config: Figure41Config, results: Sequence[Result]) -> list[dict[str, Any]]:
         curves = []
-        for deviation in (LARGE, VARIANCE, DEVIATION):
-            rows = _of(results, deviation)
+        for deviation in DEVIATIONS:
+            rows = values_of(results, "residuals", deviation=deviation)
             length = max(map(len, rows))
             y = [[*row, *[row[-1]] * (length - len(row))] for row in rows]
             curves.append({"label": f"deviation {deviation:g}", "x": list(range(1, length + 1)), "y": y})
@@ -142,16 +130,11 @@ class Figure41(AbstractExperiment):
         return [{"title": config.data, **labels, "curves": curves}]
 
 
-def _of(results: Sequence[Result], deviation: float) -> list[list[float]]:
-    chosen = sorted((r for r in results if r.task["deviation"] == deviation), key=lambda r: r.task["seed"])
-    return [result.values["residuals"] for result in chosen]
-
-
-def _steady(early: list[float]) -> Finding:
+def _steady(early: list[float]) -> ClaimFinding:
     return decide(max(early) < STEADY, f"residual after {AFTER} evaluations: {spread(early)}", early=early)
 
 
-def _apart(large: list[float], small: list[float]) -> Finding:
+def _apart(large: list[float], small: list[float]) -> ClaimFinding:
     factors = [a / b for a, b in zip(large, small, strict=True)]
     text = f"residual at the end {spread(large)} against {spread(small)}, factor {spread(factors)}"
     return decide(min(factors) >= APART, text, factors=factors)

@@ -6,14 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wellposed.landscape import project, trajectory
-from wellposed_lab.papers._claim import Claim, Finding, decide, spread
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._images import images, ten_classes
-from wellposed_lab.papers.nguyen2022._residual import residual, wander
-from wellposed_lab.papers.nguyen2022.figure4_1 import DEVIATION, LARGE, VARIANCE, Figure41Config
+import numpy as np
+import torch
 
-__all__ = ["Figure42"]
+from wellposed.landscape import project, trajectory
+from wellposed.nn import ResidualDEQ
+from wellposed.solve import Anderson
+from wellposed_lab.papers.datasets import images, ten_classes
+from wellposed_lab.papers.experiment import AbstractExperiment, Claim, ClaimFinding, Result, Task, decide, spread
+from wellposed_lab.papers.nguyen2022.figure4_1 import DEVIATIONS, Figure41Config
+
+__all__ = ["Figure42", "residual", "wander"]
 
 #: "steady after the first step": what follows is shorter than the first step.
 STEADY = 1.0
@@ -59,32 +62,27 @@ class Figure42(AbstractExperiment):
         data, _, n, notes = ten_classes(config.data, 30, config.n)
         return dataclasses.replace(config, data=data, n=n), notes
 
-    def tasks(self, config: Figure41Config) -> list[Task]:
-        shared = {key: getattr(config, key) for key in ("data", "n", "channels", "groups", "steps")}
-        return [{"seed": seed, **shared} for seed in config.seeds]
-
     def run(self, task: Task) -> dict[str, Any]:
         _, (X, _) = images(task["data"], 30, task["n"], size=14, seed=task["seed"])
-        deviations = (LARGE, VARIANCE, DEVIATION)
         made = {"groups": task["groups"], "max_steps": task["steps"]}
-        models = [residual(X.shape[1], task["channels"], task["seed"], init_std=deviation, **made) for deviation in deviations]
+        models = [residual(X.shape[1], task["channels"], task["seed"], init_std=deviation, **made) for deviation in DEVIATIONS]
         ways = [trajectory(model, X) for model in models]
         plane = project(ways)
         return {
-            "wander": {f"{d:g}": wander(points) for d, points in zip(deviations, plane.points, strict=True)},
-            "wander_everywhere": {f"{d:g}": wander(way.states) for d, way in zip(deviations, ways, strict=True)},
-            "converged": {f"{d:g}": int(way.converged.sum()) for d, way in zip(deviations, ways, strict=True)},
+            "wander": {f"{d:g}": wander(points) for d, points in zip(DEVIATIONS, plane.points, strict=True)},
+            "wander_everywhere": {f"{d:g}": wander(way.states) for d, way in zip(DEVIATIONS, ways, strict=True)},
+            "converged": {f"{d:g}": int(way.converged.sum()) for d, way in zip(DEVIATIONS, ways, strict=True)},
             "explained": float(plane.explained.sum()),
             "ways": {
                 f"{d:g}": [
                     part[: int(count)].tolist() for part, count in zip(points.transpose(1, 0, 2), way.num_steps, strict=True)
                 ][:SHOWN]
-                for d, points, way in zip(deviations, plane.points, ways, strict=True)
+                for d, points, way in zip(DEVIATIONS, plane.points, ways, strict=True)
             },
         }
 
-    def judge(self, config: Figure41Config, results: Sequence[Result]) -> Mapping[str, Finding]:
-        large, variance, deviation = ([r.values["wander"][f"{d:g}"] for r in results] for d in (LARGE, VARIANCE, DEVIATION))
+    def judge(self, config: Figure41Config, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
+        large, variance, deviation = ([r.values["wander"][f"{d:g}"] for r in results] for d in DEVIATIONS)
         factors = [a / max(b, c) for a, b, c in zip(large, variance, deviation, strict=True)]
         text = f"{spread(large)} first steps, against {spread(variance)} and {spread(deviation)}; factor {spread(factors)}"
         return {
@@ -96,10 +94,33 @@ class Figure42(AbstractExperiment):
     def panels(self, config: Figure41Config, results: Sequence[Result]) -> list[dict[str, Any]]:
         labels = {"x_label": "first component", "y_label": "second component"}
         panels = []
-        for deviation in (LARGE, VARIANCE, DEVIATION):
+        for deviation in DEVIATIONS:
             ways = results[0].values["ways"][f"{deviation:g}"]
             curves = [
                 {"label": f"image {i}", "x": [x for x, _ in way], "y": [[y for _, y in way]]} for i, way in enumerate(ways)
             ]
             panels.append({"title": f"deviation {deviation:g}", **labels, "curves": curves})
         return panels
+
+
+def residual(in_channels: int, channels: int, seed: int, **options: Any) -> ResidualDEQ:
+    """With Anderson's solver, tolerance 1e-3 and 100 evaluations, as in [nguyen2022, Fig. 4.3]; the head averages over 7 x 7
+    regions, because one average of few channels learns little.
+
+    Args:
+        in_channels, channels: Of images and of the state.
+        seed: Of the parameters.
+        options: As in `ResidualDEQ`.
+    """
+    chosen: dict[str, Any] = {"solver": Anderson(), "rtol": 1e-3, "max_steps": 100, "on_failure": "ignore", "grid": 7}
+    return ResidualDEQ(in_channels, channels, 10, generator=torch.Generator().manual_seed(seed), **{**chosen, **options})
+
+
+def wander(points: np.ndarray) -> float:
+    """The way after the first step in units of the first step, on average: 0 for a single leap.
+
+    Args:
+        points: (steps, batch, features), NaN after a sample's last one.
+    """
+    ways = np.linalg.norm(np.diff(points, axis=0), axis=2)
+    return float(np.mean(np.nansum(ways[1:], axis=0) / ways[0]))

@@ -11,35 +11,32 @@ import numpy as np
 import torch
 
 from wellposed.landscape import project, trajectory
-from wellposed_lab.papers._claim import Claim, Finding, decide, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._images import accuracy, fit, images, ten_classes
-from wellposed_lab.papers.nguyen2022._residual import residual, wander
-from wellposed_lab.papers.nguyen2022.figure4_2 import STEADY
+from wellposed_lab.papers.datasets import accuracy, fit, images, ten_classes
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    spread,
+)
+from wellposed_lab.papers.nguyen2022.figure4_2 import STEADY, residual, wander
 
 __all__ = ["Figure43", "Figure43Config"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure43Config(Config):
-    """Sizes.
+class Figure43Config(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        data: Name of a data set.
-        n: Images to train.
-        shown: How many of them are followed.
-        size: Of the images.
-        channels: Of the state.
-        epochs, batch, lr: Of Adam, its step falling along a cosine.
-    """
-
-    data: str = "mnist"
-    n: int = 200
-    shown: int = 100
-    size: int = 14
-    channels: int = 8
-    epochs: int = 4
+    data: str = "mnist"  # name of a data set
+    n: int = 200  # images to train
+    shown: int = 100  # how many of them are followed
+    size: int = 14  # of the images
+    channels: int = 8  # of the state
+    epochs: int = 4  # epochs, batch, lr: of Adam, its step falling along a cosine
     batch: int = 25
     lr: float = 5e-3
 
@@ -87,10 +84,6 @@ class Figure43(AbstractExperiment):
         data, n, _, notes = ten_classes(config.data, config.n, 100)
         return dataclasses.replace(config, data=data, n=n), notes
 
-    def tasks(self, config: Figure43Config) -> list[Task]:
-        shared = {key: value for key, value in config.to_dict().items() if key != "seeds"}
-        return [{"seed": seed, **shared} for seed in config.seeds]
-
     def run(self, task: Task) -> dict[str, Any]:
         (X, y), (X_test, y_test) = images(task["data"], task["n"], 100, size=task["size"], seed=task["seed"])
         model = residual(X.shape[1], task["channels"], task["seed"])
@@ -111,7 +104,7 @@ class Figure43(AbstractExperiment):
             "test_accuracy": accuracy(model, X_test, y_test),
         }
 
-    def judge(self, config: Figure43Config, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: Figure43Config, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         starts, firsts, ends = ([r.values["wander"][i] for r in results] for i in (0, 1, -1))
         before, after = ([r.values["nearest"][i] for r in results] for i in (0, 1))
         few, many = ([r.values["steps"][i] for r in results] for i in (0, -1))

@@ -14,11 +14,20 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wellposed.landscape import basin, surface
-from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._images import fit, images, ten_classes
-from wellposed_lab.papers.nguyen2022._residual import residual
+from wellposed_lab.papers.datasets import channels_of, fit, images, ten_classes
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    not_tested,
+    spread,
+    values_of,
+)
+from wellposed_lab.papers.nguyen2022.figure4_2 import residual
 
 __all__ = ["Figure44", "LandscapeConfig", "landscape"]
 
@@ -27,40 +36,26 @@ ABOVE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LandscapeConfig(Config):
-    """Sizes.
+class LandscapeConfig(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        data: Name of a data set.
-        n: Images to train.
-        n_seen: Of them, on which the surface is evaluated.
-        size: Of the images.
-        channels: Of the state.
-        epochs, batch, lr: Of Adam, its step falling along a cosine.
-        points, radius: Of the surface, along each of two filter-normalized directions.
-    """
-
-    data: str = "mnist"
-    n: int = 150
-    n_seen: int = 60
-    size: int = 14
-    channels: int = 8
-    epochs: int = 8
+    data: str = "mnist"  # name of a data set
+    n: int = 150  # images to train
+    n_seen: int = 60  # of them, on which the surface is evaluated
+    size: int = 14  # of the images
+    channels: int = 8  # of the state
+    epochs: int = 8  # epochs, batch, lr: of Adam, its step falling along a cosine
     batch: int = 25
     lr: float = 1e-2
-    points: int = 7
+    points: int = 7  # points, radius: of the surface, along each of two filter-normalized directions
     radius: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatConfig(LandscapeConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        repeats: How often the explicit networks apply the map.
-    """
-
-    repeats: tuple[int, ...] = (6, 11, 18)
+    repeats: tuple[int, ...] = (6, 11, 18)  # how often the explicit networks apply the map
 
 
 def landscape(model: nn.Module, task: Task) -> dict[str, Any]:
@@ -121,6 +116,7 @@ class Figure44(AbstractExperiment):
         "times smaller than encoders and heads, and the equilibrium network a Jacobian penalty: without, few points of its "
         "surface have an equilibrium. Points without one are never counted as low or as high.",
     )
+    varied = {"repeats": "repeats"}
     quick = RepeatConfig()
     full = RepeatConfig(
         data="cifar10", n=10000, n_seen=1000, size=28, channels=48, epochs=50, batch=100, lr=1e-3, points=51, radius=1.0
@@ -131,18 +127,16 @@ class Figure44(AbstractExperiment):
         return dataclasses.replace(config, data=data, n=n), notes
 
     def tasks(self, config: RepeatConfig) -> list[Task]:
-        shared = {key: value for key, value in config.to_dict().items() if key not in ("seeds", "repeats")}
-        depths = [0, *sorted(config.repeats, reverse=True)]  # 0 is the equilibrium, and takes longest
-        return [{"repeats": depth, "seed": seed, **shared} for depth in depths for seed in config.seeds]
+        equilibrium = dataclasses.replace(config, repeats=(0,))  # takes longest
+        return super().tasks(equilibrium) + super().tasks(config)
 
     def run(self, task: Task) -> dict[str, Any]:
-        images_in = 3 if task["data"] in ("cifar10", "svhn") else 1
-        model = residual(images_in, task["channels"], task["seed"])
+        model = residual(channels_of(task["data"]), task["channels"], task["seed"])
         return landscape(model.twin(task["repeats"]) if task["repeats"] else model, task)
 
-    def judge(self, config: RepeatConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: RepeatConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         depths = sorted(config.repeats)
-        areas = {depth: _of(results, depth, "area") for depth in (*depths, 0)}
+        areas = {depth: values_of(results, "area", repeats=depth) for depth in (*depths, 0)}
         lost = [depth for depth, found in areas.items() if any(area is None for area in found)]
         means = {depth: statistics.fmean(found) for depth, found in areas.items() if depth not in lost}
         texts = [f"{_title(depth)}: {spread(found)}" for depth, found in areas.items() if depth not in lost]
@@ -159,7 +153,7 @@ class Figure44(AbstractExperiment):
             findings["equilibrium"] = not_tested("some network has no equilibrium at the centre of its surface")
         else:
             most = [max(row) for row in zip(*(areas[depth] for depth in depths), strict=True)]
-            undecided = _of(results, 0, "undecided")
+            undecided = values_of(results, "undecided", repeats=0)
             text += f"; beside that of the equilibrium {spread(undecided)} is undecided"
             larger = all(own > other for own, other in zip(areas[0], most, strict=True))
             possible = all(own + more > other for own, more, other in zip(areas[0], undecided, most, strict=True))
@@ -170,7 +164,7 @@ class Figure44(AbstractExperiment):
         return findings
 
     def remarks(self, results: Sequence[Result]) -> list[str]:
-        losses = {_title(depth): [loss[-1] for loss in _of(results, depth, "loss")] for depth in _depths(results)}
+        losses = {_title(depth): [loss[-1] for loss in values_of(results, "loss", repeats=depth)] for depth in _depths(results)}
         learned = "loss of the last epoch: " + ", ".join(f"{name} {spread(values)}" for name, values in losses.items())
         bad = sum(count for r in results for status, count in r.values["counts"].items() if status != "VALID")
         points = sum(sum(r.values["counts"].values()) for r in results)
@@ -180,14 +174,10 @@ class Figure44(AbstractExperiment):
         middle = config.points // 2
         curves = []
         for depth in _depths(results):
-            rows = [values[middle] for values in _of(results, depth, "values")]
+            rows = [values[middle] for values in values_of(results, "values", repeats=depth)]
             x = next(r.values["coordinates"] for r in results)
             curves.append({"label": _title(depth), "x": x, "y": rows})
         return [{"title": "through the centre", "x_label": "first direction", "y_label": "loss", "curves": curves}]
-
-
-def _of(results: Sequence[Result], depth: int, key: str) -> list[Any]:
-    return [r.values[key] for r in sorted(results, key=lambda r: r.task["seed"]) if r.task["repeats"] == depth]
 
 
 def _depths(results: Sequence[Result]) -> list[int]:

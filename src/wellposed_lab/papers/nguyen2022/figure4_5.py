@@ -11,9 +11,8 @@ import torch
 
 from wellposed.nn import MultiscaleDEQ
 from wellposed.solve import Anderson
-from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested, spread
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._images import ten_classes
+from wellposed_lab.papers.datasets import channels_of, ten_classes
+from wellposed_lab.papers.experiment import AbstractExperiment, Claim, ClaimFinding, Result, Task, decide, not_tested, spread
 from wellposed_lab.papers.nguyen2022.figure4_4 import LandscapeConfig, landscape
 
 __all__ = ["Figure45"]
@@ -55,19 +54,14 @@ class Figure45(AbstractExperiment):
         data, n, _, notes = ten_classes(config.data, config.n, 10)
         return dataclasses.replace(config, data=data, n=n), notes
 
-    def tasks(self, config: LandscapeConfig) -> list[Task]:
-        shared = {key: value for key, value in config.to_dict().items() if key != "seeds"}
-        return [{"seed": seed, **shared} for seed in config.seeds]
-
     def run(self, task: Task) -> dict[str, Any]:
         options: dict[str, Any] = {"solver": Anderson(), "rtol": 1e-3, "max_steps": 100, "on_failure": "ignore", "grid": 7}
         channels, generator = task["channels"], torch.Generator().manual_seed(task["seed"])
-        images_in = 3 if task["data"] in ("cifar10", "svhn") else 1
-        model = MultiscaleDEQ.classifier(images_in, (channels, channels), 10, generator=generator, **options)
+        model = MultiscaleDEQ.classifier(channels_of(task["data"]), (channels, channels), 10, generator=generator, **options)
         found = landscape(model, task)
         return {**found, "minima": minima(found["values"])}
 
-    def judge(self, config: LandscapeConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: LandscapeConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         known = [r.values["counts"].get("VALID", 0) / config.points**2 for r in results]
         counts = [r.values["minima"] for r in results]
         text = f"minima {spread(counts)}; part of the points with a loss {spread(known)}"

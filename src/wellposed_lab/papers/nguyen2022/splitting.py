@@ -12,9 +12,16 @@ from torch import Tensor
 
 from wellposed.nn import MonotoneDEQ
 from wellposed.solve import PeacemanRachford
-from wellposed_lab.papers._claim import Claim, Finding, decide, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    spread,
+)
 
 __all__ = ["Splitting", "SplittingConfig"]
 
@@ -29,22 +36,15 @@ SLACK = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplittingConfig(Config):
-    """Sizes.
+class SplittingConfig(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        width, features, n: Of the network and its inputs.
-        margin: m.
-        skews: B is multiplied by these: |W| grows, the margin stays.
-        steps: Of every iteration at most.
-    """
-
-    width: int = 40
+    width: int = 40  # width, features, n: of the network and its inputs
     features: int = 20
     n: int = 10
-    margin: float = 0.2
-    skews: tuple[float, ...] = (0.5, 4.0)
-    steps: int = 2000
+    margin: float = 0.2  # m
+    skews: tuple[float, ...] = (0.5, 4.0)  # B is multiplied by these: |W| grows, the margin stays
+    steps: int = 2000  # of every iteration at most
 
 
 class Splitting(AbstractExperiment):
@@ -75,12 +75,9 @@ class Splitting(AbstractExperiment):
     departures = (
         "The thesis leaves the initialization open; A and B are Gaussian with entries of variance 1/(4 width), B scaled.",
     )
+    varied = {"skew": "skews"}
     quick = SplittingConfig()
     full = SplittingConfig(width=200, features=100, n=50, seeds=(0, 1, 2, 3, 4), skews=(0.5, 1.0, 2.0, 4.0), steps=20000)
-
-    def tasks(self, config: SplittingConfig) -> list[Task]:
-        shared = {key: getattr(config, key) for key in ("width", "features", "n", "margin", "steps")}
-        return [{"skew": skew, "seed": seed, **shared} for skew in config.skews for seed in config.seeds]
 
     def run(self, task: Task) -> dict[str, Any]:
         model, X = network(task)
@@ -112,7 +109,7 @@ class Splitting(AbstractExperiment):
             "plain": plain,
         }
 
-    def judge(self, config: SplittingConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: SplittingConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         pairs = [(f["worst"], f["bound"]) for r in results for f in r.values["forward"].values()]
         excess = [worst - bound for worst, bound in pairs]
         distances = [value for r in results for value in r.values["reflected"].values()]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from wellposed.convex import OptEq
+from wellposed.convex import OptEq, objective
 from wellposed.nn import Sigmoid
-from wellposed_lab.papers.audit._finding import Evidence, Paper, gap
-from wellposed_lab.papers.audit._problems import F64, commutation, eye, generator, norm2, vec
+from wellposed_lab.papers.audit_problems import F64, commutation, eye, generator, norm2, vec
+from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
 
 __all__ = ["PAPER"]
 
-PAPER = Paper("xie2021")
+PAPER = PaperAudit(
+    "xie2021",
+    "optimization induced equilibrium networks",
+)
 
 
 @PAPER.finding(
@@ -133,10 +138,7 @@ def check_lemma_2_with_w_1_zero_outputs_zero(e: Evidence) -> None:
 
 
 @PAPER.finding(
-    "Section 4.1",
-    "prox_R after T minimises Phi + R",
-    "wrong",
-    corrected="a new block: phi(z1) + R(z0) + ‖z1 - z0‖^2/2",
+    "Section 4.1", "prox_R after T minimises Phi + R", "wrong", corrected="a new block: phi(z1) + R(z0) + ‖z1 - z0‖^2/2"
 )
 def check_appended_prox_is_a_new_block(e: Evidence) -> None:
     # phi = (z - 2)^2/2, R = z^2/2: prox_phi(v) = (v + 2)/2, prox_R(v) = v/2
@@ -171,12 +173,7 @@ def unit(W: Tensor, U: Tensor, b: Tensor, *, Z: Tensor, X: Tensor, alpha: float)
     return alpha * W.t() @ torch.sigmoid(W @ Z + U @ X + b.unsqueeze(1)) + (1 - alpha) * Z
 
 
-@PAPER.finding(
-    "Lemma 11, (16)",
-    "no 1 - beta",
-    "wrong",
-    corrected="multiply by 1 - beta_(k+1)",
-)
+@PAPER.finding("Lemma 11, (16)", "no 1 - beta", "wrong", corrected="multiply by 1 - beta_(k+1)")
 def check_lemma_11_lost_one_minus_beta(e: Evidence) -> None:
     g = generator(0)
     W, U, X, Z = (torch.randn(*s, generator=g, dtype=F64) for s in ((3, 2), (3, 2), (2, 4), (2, 4)))
@@ -189,12 +186,7 @@ def check_lemma_11_lost_one_minus_beta(e: Evidence) -> None:
     e.corrected("with 1 - beta", gap((1 - beta) * inner, whole), "<=", 1e-12)
 
 
-@PAPER.finding(
-    "(17)",
-    "I_m twice; D 1_N",
-    "typo",
-    corrected="Z^T kron I_(n_l); D (1_N kron I_(n_l))",
-)
+@PAPER.finding("(17)", "I_m twice; D 1_N", "typo", corrected="Z^T kron I_(n_l); D (1_N kron I_(n_l))")
 def check_17_identities_have_other_sizes(e: Evidence) -> None:
     g = generator(0)
     rows, m, N, d, alpha = 3, 2, 4, 2, 0.7
@@ -234,10 +226,7 @@ def check_lemma_16_bias_gradients_can_vanish(e: Evidence) -> None:
 
 
 @PAPER.finding(
-    "Theorem 5",
-    "global convergence, easier for large N",
-    "wrong (rests on Lemma 16)",
-    corrected="no certificate is offered",
+    "Theorem 5", "global convergence, easier for large N", "wrong (rests on Lemma 16)", corrected="no certificate is offered"
 )
 def check_theorem_5_cannot_hold_for_equal_inputs(e: Evidence) -> None:
     g = generator(0)
@@ -249,3 +238,27 @@ def check_theorem_5_cannot_hold_for_equal_inputs(e: Evidence) -> None:
         with torch.no_grad():
             losses.append(float((model(X) - y).square().sum() / 2))
     e.printed("least loss of 20 networks, equal inputs and labels +1, -1", min(losses), ">=", 1 - 1e-12)
+
+
+@PAPER.holds("Theorem 1", "the equilibrium minimises phi = psi* - |z|^2/2")
+def check_equilibrium_minimises_the_objective(e: Evidence) -> None:
+    g = generator(0)
+    X = torch.randn(1, 3, generator=g, dtype=F64)
+    model = OptEq(3, 4, norm_bound=None, generator=g, dtype=F64)
+    with torch.no_grad():
+        model.W.mul_(0.9 / norm2(model.W))
+        z = model.equilibrium(X)
+        w = torch.relu(z @ model.W.t() + X @ model.U.t() + model.b)
+        near = (w + 0.2 * torch.randn(200, 4, generator=g, dtype=F64)).clamp(min=0) @ model.W  # where phi is finite
+        above = objective(model, X.expand(200, 3))(near) - objective(model, X)(z)
+    e.given("points where phi is finite, of 200", int(above.isfinite().sum()), ">=", 150)
+    e.corrected("least of phi there, minus at the equilibrium", above.min(), ">=", -1e-9)
+
+
+@PAPER.holds("regularizers", "the proximal operator of lam |z|_1 shrinks by lam")
+def check_soft_threshold_is_a_prox(e: Evidence) -> None:
+    grid, lam, worst = torch.linspace(-3, 3, 60_001, dtype=F64), 0.4, 0.0
+    for v in (-2.0, -0.3, 0.1, 1.5):
+        best = float(grid[(lam * grid.abs() + (grid - v).square() / 2).argmin()])
+        worst = max(worst, abs(best - math.copysign(max(abs(v) - lam, 0.0), v)))
+    e.corrected("largest distance of the minimiser on a grid", worst, "<=", 2e-4)

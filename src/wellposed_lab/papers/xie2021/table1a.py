@@ -9,45 +9,62 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from wellposed.convex import L1, OptEq, ProxStep, SquaredL2
+from wellposed.convex import L1, ConvOptEq, OptEq, ProxStep, SquaredL2
 from wellposed.descent import descend
 from wellposed.kernel import tangent_kernel
-from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested, spread
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._images import ten_classes
-from wellposed_lab.papers._samples import at_hand, samples
-from wellposed_lab.papers.xie2021._conv import KEYS, ConvConfig, conv_opteq, learned
+from wellposed_lab.papers.datasets import accuracy, channels_of, fit, images, samples, ten_classes, two_classes
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    not_tested,
+    spread,
+)
 
-__all__ = ["Table1a", "Table1aConfig"]
+__all__ = ["ENOUGH", "KEYS", "ConvConfig", "Table1a", "Table1aConfig", "conv_opteq", "learned"]
 
 #: From here on alpha is "a safe choice".
 LARGE = 0.4
 #: "far outperformed": in the table it is more than a quarter of the images.
 FAR = 0.1
+#: Test images from which on a difference of one percent is more than chance: its standard error is then 0.5%.
+ENOUGH = 10000
+KEYS = ("data", "images", "test_images", "size", "channels", "state_channels", "epochs", "batch", "lr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvConfig(ExperimentConfig):
+    """Sizes."""
+
+    data: str = "mnist"  # name of a data set
+    images: int = 300  # images, test_images: how many, of ten classes
+    test_images: int = 400
+    size: int = 8  # of the images
+    channels: tuple[int, ...] = (6, 8, 10, 12, 16)  # of the layers of the deep OptEq
+    state_channels: int = 8  # of its state and of its features
+    epochs: int = 4  # epochs, batch, lr: of SGD with momentum, the step falling along a cosine
+    batch: int = 20
+    lr: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table1aConfig(ConvConfig):
-    """Sizes: of the convolutional networks, and
+    """The sizes of the convolutional networks, and of the dense ones."""
 
-    Attributes:
-        alphas: Of the convolutional networks.
-        n, n_test: Samples of two classes for the norms.
-        width: Of the state of the network whose norms are looked at.
-        l1, l2: Weights lambda of R = lambda |.|_1 and R = lambda |.|^2; those of the table.
-        steps: Of descent.
-        step: Its size in units of 1/lambda_max of the tangent kernel at the start, without a regularizer.
-    """
-
-    alphas: tuple[float, ...] = (0.01, 0.1, 0.4, 0.8, 1.0)
-    n: int = 60
+    alphas: tuple[float, ...] = (0.01, 0.1, 0.4, 0.8, 1.0)  # of the convolutional networks
+    n: int = 60  # n, n_test: samples of two classes for the norms
     n_test: int = 60
-    width: int = 32
-    l1: tuple[float, ...] = (0.01, 0.15, 0.5)
-    l2: tuple[float, ...] = (0.01, 1.0, 10.0)
-    steps: int = 40
-    step: float = 0.5
+    width: int = 32  # of the state of the network whose norms are looked at
+    l1: tuple[float, ...] = (0.01, 0.15, 0.5)  # weights lambda of R = lambda |.|_1, those of the table
+    l2: tuple[float, ...] = (0.01, 1.0, 10.0)  # and of R = lambda |.|^2
+    steps: int = 40  # of descent
+    step: float = 0.5  # its size in units of 1/lambda_max of the tangent kernel at the start, without a regularizer
 
 
 class Table1a(AbstractExperiment):
@@ -103,26 +120,25 @@ class Table1a(AbstractExperiment):
     )
 
     def available(self, config: Table1aConfig) -> tuple[Table1aConfig, list[str]]:
-        (data,), n, n_test, notes = at_hand((config.data,), config.n, config.n_test, paper="gao2022")
+        (data,), n, n_test, notes = two_classes((config.data,), config.n, config.n_test, paper="gao2022")
         _, images, test_images, more = ten_classes(data, config.images, config.test_images)
         config = dataclasses.replace(config, data=data, n=n, n_test=n_test, images=images, test_images=test_images)
         return config, [*notes, *more]
 
     def tasks(self, config: Table1aConfig) -> list[Task]:
-        plain = config.to_dict()
         conv = [
-            {"alpha": alpha, "seed": seed, **{key: plain[key] for key in KEYS}}
+            {"alpha": alpha, "seed": seed, **config.part(*KEYS)}
             for alpha in sorted(config.alphas)  # the small ones take longest
             for seed in config.seeds
         ]
-        shared = {key: getattr(config, key) for key in ("data", "n", "n_test", "width", "steps", "step")}
+        shared = config.part("data", "n", "n_test", "width", "steps", "step")
         weights = [("l1", weight) for weight in config.l1] + [("l2", weight) for weight in config.l2]
         dense = [{"norm": norm, "weight": weight, "seed": seed, **shared} for norm, weight in weights for seed in config.seeds]
         return conv + dense
 
     def run(self, task: Task) -> dict[str, Any]:
         if "alpha" in task:
-            return learned(conv_opteq(3 if task["data"] in ("cifar10", "svhn") else 1, task, alpha=task["alpha"]), task)
+            return learned(conv_opteq(channels_of(task["data"]), task, alpha=task["alpha"]), task)
         data = samples(task["data"], task["n"], task["n_test"], paper="ling2022", seed=task["seed"])
         generator = torch.Generator().manual_seed(task["seed"])
         regularizer = L1(task["weight"]) if task["norm"] == "l1" else SquaredL2(task["weight"])
@@ -140,7 +156,7 @@ class Table1a(AbstractExperiment):
         norm = Z.abs().mean() if task["norm"] == "l1" else Z.square().mean()
         return {"norm": float(norm), "loss": [float(history.loss[0]), float(history.loss[-1])], "test_accuracy": accuracy}
 
-    def judge(self, config: Table1aConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: Table1aConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         reason = "it needs the convolutional network, CIFAR-10 and 200 epochs of the table"
         findings = {key: _falls(results, key, sorted(getattr(config, key)), config.seeds) for key in ("l1", "l2")}
         return {**findings, "alpha": _alpha(results, config), "accuracy": not_tested(reason)}
@@ -166,7 +182,7 @@ def _scores(results: Sequence[Result], alphas: Sequence[float]) -> dict[float, l
     return {alpha: [r.values["test_accuracy"] for r in ordered if r.task["alpha"] == alpha] for alpha in alphas}
 
 
-def _alpha(results: Sequence[Result], config: Table1aConfig) -> Finding:
+def _alpha(results: Sequence[Result], config: Table1aConfig) -> ClaimFinding:
     scores = _scores(results, sorted(config.alphas))
     means = {alpha: statistics.fmean(found) for alpha, found in scores.items()}
     small, large = ([mean for alpha, mean in means.items() if (alpha >= LARGE) is side] for side in (False, True))
@@ -182,7 +198,7 @@ def _norms(results: Sequence[Result], key: str, weights: Sequence[float], seeds:
     return [[by[weight, seed] for weight in weights] for seed in seeds]
 
 
-def _falls(results: Sequence[Result], key: str, weights: Sequence[float], seeds: Sequence[int]) -> Finding:
+def _falls(results: Sequence[Result], key: str, weights: Sequence[float], seeds: Sequence[int]) -> ClaimFinding:
     if len(weights) < 2:
         return not_tested("it needs at least two values of lambda")
     rows = _norms(results, key, weights, seeds)
@@ -190,3 +206,28 @@ def _falls(results: Sequence[Result], key: str, weights: Sequence[float], seeds:
     columns = list(zip(*rows, strict=True))
     text = ", ".join(f"lambda={w:g}: {spread(column)}" for w, column in zip(weights, columns, strict=True))
     return decide(holds, text, means={f"{w:g}": statistics.fmean(c) for w, c in zip(weights, columns, strict=True)})
+
+
+def conv_opteq(in_channels: int, task: Task, **options: Any) -> ConvOptEq:
+    """The deep OptEq of a task.
+
+    Args:
+        in_channels: Of the images.
+        task: With `channels`, `state_channels` and `seed`.
+        options: As in `ConvOptEq`.
+    """
+    solving: dict[str, Any] = {"rtol": 1e-3, "max_steps": 100, "on_failure": "ignore"}
+    width = task["state_channels"]
+    made = {"state_channels": width, "feature_channels": width, "generator": torch.Generator().manual_seed(task["seed"])}
+    with torch.random.fork_rng():  # extractor and head draw from the global generator
+        torch.manual_seed(task["seed"])
+        return ConvOptEq(in_channels, tuple(task["channels"]), **made, **solving, **options)
+
+
+def learned(model: nn.Module, task: Task) -> dict[str, Any]:
+    """Trains a network of ten outputs, and says what it knows of test images."""
+    (X, y), (X_test, y_test) = images(task["data"], task["images"], task["test_images"], size=task["size"], seed=task["seed"])
+    options = {key: task[key] for key in ("epochs", "batch", "lr")}
+    losses = fit(model, X, y, **options, generator=torch.Generator().manual_seed(task["seed"]), sgd=True)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return {"loss": losses, "test_accuracy": accuracy(model, X_test, y_test), "parameters": size}

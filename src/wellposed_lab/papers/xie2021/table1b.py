@@ -10,10 +10,19 @@ from typing import Any
 import torch
 
 from wellposed.nn import MonotoneClassifier
-from wellposed_lab.papers._claim import Claim, Finding, decide, not_tested, spread
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._images import ten_classes
-from wellposed_lab.papers.xie2021._conv import ENOUGH, KEYS, ConvConfig, conv_opteq, learned
+from wellposed_lab.papers.datasets import channels_of, ten_classes
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    Result,
+    Task,
+    decide,
+    not_tested,
+    spread,
+    values_of,
+)
+from wellposed_lab.papers.xie2021.table1a import ENOUGH, KEYS, ConvConfig, conv_opteq, learned
 
 __all__ = ["Table1b", "Table1bConfig"]
 
@@ -83,20 +92,19 @@ class Table1b(AbstractExperiment):
         return dataclasses.replace(config, data=data, images=n, test_images=n_test), notes
 
     def tasks(self, config: Table1bConfig) -> list[Task]:
-        plain = config.to_dict()
-        shared = {key: plain[key] for key in KEYS}
+        shared = config.part(*KEYS)
         return [{"network": network, "seed": seed, **shared} for network in PRINTED for seed in config.seeds]
 
     def run(self, task: Task) -> dict[str, Any]:
-        channels = 3 if task["data"] in ("cifar10", "svhn") else 1
+        channels = channels_of(task["data"])
         opteq = conv_opteq(channels, task, alpha=ALPHA)
         if task["network"] == "opteq":
             return learned(opteq, task)
         return learned(_monotone(channels, task, sum(parameter.numel() for parameter in opteq.parameters())), task)
 
-    def judge(self, config: Table1bConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
-        scores = {network: _of(results, network, "test_accuracy") for network in PRINTED}
-        sizes = {network: _of(results, network, "parameters")[0] for network in PRINTED}
+    def judge(self, config: Table1bConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
+        scores = {network: values_of(results, "test_accuracy", network=network) for network in PRINTED}
+        sizes = {network: values_of(results, "parameters", network=network)[0] for network in PRINTED}
         text = ", ".join(f"{network} ({sizes[network]} parameters): {spread(scores[network])}" for network in PRINTED)
         better = all(a > b for a, b in zip(scores["opteq"], scores["monotone"], strict=True))
         findings = {
@@ -114,7 +122,7 @@ class Table1b(AbstractExperiment):
 
     def panels(self, config: Table1bConfig, results: Sequence[Result]) -> list[dict[str, Any]]:
         x = list(range(1, config.epochs + 1))
-        curves = [{"label": network, "x": x, "y": _of(results, network, "loss")} for network in PRINTED]
+        curves = [{"label": network, "x": x, "y": values_of(results, "loss", network=network)} for network in PRINTED]
         return [{"title": config.data, "x_label": "epoch", "y_label": "training loss", "y_scale": "log", "curves": curves}]
 
 
@@ -140,7 +148,3 @@ def _monotone(in_channels: int, task: Task, most: int) -> MonotoneClassifier:
             width += step
         step //= 2
     return made(width)
-
-
-def _of(results: Sequence[Result], network: str, key: str) -> list[Any]:
-    return [r.values[key] for r in sorted(results, key=lambda r: r.task["seed"]) if r.task["network"] == network]

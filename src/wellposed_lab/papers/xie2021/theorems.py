@@ -9,10 +9,17 @@ from typing import Any
 import torch
 
 from wellposed.convex import DeepOptEq, OptEq, inclusion_residual, objective, wide_limit
-from wellposed_lab.papers._claim import Claim, Finding, decide, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._slope import slope
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    Claim,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    slope,
+    spread,
+)
 
 __all__ = ["Theorems", "TheoremsConfig"]
 
@@ -25,20 +32,14 @@ ROOM = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TheoremsConfig(Config):
-    """Sizes.
+class TheoremsConfig(ExperimentConfig):
+    """Sizes."""
 
-    Attributes:
-        width, features, n: Of the networks and their inputs.
-        directions: Perturbations of each equilibrium, each in several sizes.
-        alphas: For the limit.
-    """
-
-    width: int = 12
+    width: int = 12  # width, features, n: of the networks and their inputs
     features: int = 6
     n: int = 10
-    directions: int = 200
-    alphas: tuple[float, ...] = (0.1, 0.03, 0.01)
+    directions: int = 200  # perturbations of each equilibrium, each in several sizes
+    alphas: tuple[float, ...] = (0.1, 0.03, 0.01)  # for the limit
 
 
 class Theorems(AbstractExperiment):
@@ -75,10 +76,6 @@ class Theorems(AbstractExperiment):
     quick = TheoremsConfig()
     full = TheoremsConfig(width=60, features=30, n=50, directions=2000, alphas=(0.1, 0.03, 0.01, 0.003), seeds=(0, 1, 2, 3, 4))
 
-    def tasks(self, config: TheoremsConfig) -> list[Task]:
-        shared = {key: getattr(config, key) for key in ("width", "features", "n", "directions")}
-        return [{"seed": seed, **shared, "alphas": list(config.alphas)} for seed in config.seeds]
-
     def run(self, task: Task) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(task["seed"])
         d, m = task["features"], task["width"]
@@ -104,7 +101,7 @@ class Theorems(AbstractExperiment):
             errors.append(float(torch.linalg.norm(Z - limit) / torch.linalg.norm(limit)))
         return {"least_rise": least, "residual": residual, "errors": errors}
 
-    def judge(self, config: TheoremsConfig, results: Sequence[Result]) -> Mapping[str, Finding]:
+    def judge(self, config: TheoremsConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
         residuals = [result.values["residual"] for result in results]
         slopes = [slope(config.alphas, result.values["errors"]) for result in results]
         findings = {}

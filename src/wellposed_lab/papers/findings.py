@@ -1,4 +1,4 @@
-"""A claim of a paper, what we found about it, and the numbers that a run of the check gives."""
+"""A finding about a claim of a paper, and the numbers that its check computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["ROLES", "Evidence", "Fact", "Finding", "Paper", "Row", "gap"]
+__all__ = ["ROLES", "AuditFinding", "AuditRow", "Evidence", "Fact", "PaperAudit", "gap"]
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -80,8 +80,12 @@ class Evidence:
         return "; ".join(f"{ROLES[fact.role]}: {fact}" for fact in self.facts)
 
 
+#: Fills in the evidence.
+Check = Callable[[Evidence], None]
+
+
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """A row of the audit before it is run.
 
     Attributes:
@@ -96,24 +100,24 @@ class Finding:
     printed: str
     verdict: str
     corrected: str
-    check: Callable[[Evidence], None] | None
+    check: Check | None
     by: str = ""
 
     @property
     def name(self) -> str:
-        """What the page and the tests call the check: `test_...`, or how it was found."""
-        return self.by if self.check is None else self.check.__name__.replace("check_", "test_", 1)
+        """The name of the check, or how it was found."""
+        return self.by if self.check is None else self.check.__name__
 
-    def run(self) -> Row:
+    def run(self) -> AuditRow:
         """Computes the evidence now."""
         began, evidence = time.perf_counter(), Evidence()
         if self.check is not None:
             self.check(evidence)
-        return Row(self, evidence, time.perf_counter() - began)
+        return AuditRow(self, evidence, time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
-class Row:
+class AuditRow:
     """A row of the audit, run.
 
     Attributes:
@@ -122,7 +126,7 @@ class Row:
         seconds: Of the check.
     """
 
-    finding: Finding
+    finding: AuditFinding
     evidence: Evidence
     seconds: float
 
@@ -134,54 +138,51 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Plain Python, for JSON."""
         finding = self.finding
-        return {
-            "paper": finding.paper,
-            "claim": finding.claim,
-            "printed": finding.printed,
-            "verdict": finding.verdict,
-            "corrected": finding.corrected,
-            "check": finding.name,
-            "confirmed": self.confirmed,
-            "seconds": self.seconds,
-            "evidence": [
-                {
-                    "role": fact.role,
-                    "what": fact.what,
-                    "value": fact.value if math.isfinite(fact.value) else str(fact.value),
-                    "relation": fact.relation,
-                    "bound": fact.bound if math.isfinite(fact.bound) else str(fact.bound),
-                    "holds": fact.holds,
-                }
-                for fact in self.evidence.facts
-            ],
-        }
+        texts = {key: getattr(finding, key) for key in ("paper", "claim", "printed", "verdict", "corrected")}
+        facts = [{**vars(fact), "holds": fact.holds} for fact in self.evidence.facts]
+        evidence = [{key: _finite(value) for key, value in fact.items()} for fact in facts]
+        run = {"check": finding.name, "confirmed": self.confirmed, "seconds": self.seconds}
+        return {**texts, **run, "evidence": evidence}
 
 
-class Paper:
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinities: they become text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass
+class PaperAudit:
     """The findings about one paper, in order.
 
-    Args:
+    Attributes:
         key: Of docs/references.bib.
+        title: Heads its section on the page of findings.
+        notation: The paper's letters, for readers of the table.
+        summary: What follows, below the table.
     """
 
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.findings: list[Finding] = []
+    key: str
+    title: str
+    notation: str = ""
+    summary: str = ""
+    findings: list[AuditFinding] = field(default_factory=list)
 
-    def finding(
-        self, claim: str, printed: str, verdict: str, *, corrected: str
-    ) -> Callable[[Callable[[Evidence], None]], Callable[[Evidence], None]]:
+    def finding(self, claim: str, printed: str, verdict: str, *, corrected: str) -> Callable[[Check], Check]:
         """A decorator that makes a check the evidence of a row."""
 
-        def register(check: Callable[[Evidence], None]) -> Callable[[Evidence], None]:
-            self.findings.append(Finding(self.key, claim, printed, verdict, corrected, check))
+        def register(check: Check) -> Check:
+            self.findings.append(AuditFinding(self.key, claim, printed, verdict, corrected, check))
             return check
 
         return register
 
+    def holds(self, claim: str, printed: str, *, corrected: str = "the same") -> Callable[[Check], Check]:
+        """The same for a claim that holds as it is printed."""
+        return self.finding(claim, printed, "holds", corrected=corrected)
+
     def remark(self, claim: str, printed: str, verdict: str, *, corrected: str, by: str) -> None:
         """A row without numbers."""
-        self.findings.append(Finding(self.key, claim, printed, verdict, corrected, None, by))
+        self.findings.append(AuditFinding(self.key, claim, printed, verdict, corrected, None, by))
 
 
 def gap(a: Tensor, b: Tensor) -> float:

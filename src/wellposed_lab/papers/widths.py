@@ -1,4 +1,4 @@
-"""What the figures of [ling2022], [gao2022] and [gao2023] have in common: the same training at several widths."""
+"""What the figures of [ling2022], [gao2022] and [gao2023] share: full-batch training of one network at several widths."""
 
 from __future__ import annotations
 
@@ -6,44 +6,50 @@ import abc
 import dataclasses
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from wellposed.data import Dataset
+from wellposed.descent import State, Stop, descend
+from wellposed.errors import DivergedWarning
+from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractContraction
-from wellposed_lab.papers._claim import Finding, decide, not_tested, spread
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers._full_batch import train
-from wellposed_lab.papers._samples import at_hand, samples
+from wellposed.nn.families import NormBound
+from wellposed_lab.papers.datasets import samples, two_classes
+from wellposed_lab.papers.experiment import (
+    AbstractExperiment,
+    ClaimFinding,
+    ExperimentConfig,
+    Result,
+    Task,
+    decide,
+    not_tested,
+    spread,
+)
 
-__all__ = ["AbstractWidthStudy", "WidthConfig", "WidthResults"]
+__all__ = ["FALLS", "AbstractWidthStudy", "WidthConfig", "WidthResults", "largest_eigenvalue", "speed", "train"]
 
 Values = Mapping[str, Any]
+#: How a measure that falls with the width is decided, in words.
+FALLS = "its mean falls from each width to the next, and for every seed from the narrowest to the widest"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WidthConfig(Config):
-    """Sizes of a study of widths.
+class WidthConfig(ExperimentConfig):
+    """Sizes of a study of widths."""
 
-    Attributes:
-        data: Names of data sets.
-        widths: m.
-        n, n_test: Samples to train and to test.
-        steps: Of descent.
-        points: About how often to look at test loss and norm.
-        step: The step size in units of 1/lambda_max of the tangent kernel of the widest network at its start.
-    """
-
-    data: tuple[str, ...] = ("mnist",)
-    widths: tuple[int, ...] = (50, 150, 450)
-    n: int = 100
+    data: tuple[str, ...] = ("mnist",)  # names of data sets
+    widths: tuple[int, ...] = (50, 150, 450)  # m
+    n: int = 100  # n, n_test: samples to train and to test
     n_test: int = 200
-    steps: int = 300
-    points: int = 30
-    step: float = 1.0
+    steps: int = 300  # of descent
+    points: int = 30  # about how often to look at test loss and norm
+    step: float = 1.0  # the step size in units of 1/lambda_max of the tangent kernel of the widest network at its start
 
 
 class WidthResults:
@@ -58,7 +64,7 @@ class WidthResults:
         """One for each seed."""
         return [r.values for r in self.results if r.task["data"] == data and r.task["width"] == width]
 
-    def falls(self, measure: Callable[[Values], float], form: str = ".3g", *, rises: bool = False) -> Finding:
+    def falls(self, measure: Callable[[Values], float], form: str = ".3g", *, rises: bool = False) -> ClaimFinding:
         """Whether a measure falls with the width: its mean from each width to the next, and for every seed from the narrowest
         to the widest, on every data set.
 
@@ -81,7 +87,7 @@ class WidthResults:
             numbers[data] = {str(m): values for m, values in by_width.items()}
         return decide(holds, "; ".join(texts), **numbers)
 
-    def everywhere(self, measure: Callable[[Values], float | None], limit: float, form: str = ".4g") -> Finding:
+    def everywhere(self, measure: Callable[[Values], float | None], limit: float, form: str = ".4g") -> ClaimFinding:
         """Whether a measure is below a limit in every run; None is not."""
         found = {data: [measure(values) for m in self.widths for values in self.of(data, m)] for data in self.data}
         failed = sum(value is None for values in found.values() for value in values)
@@ -92,7 +98,7 @@ class WidthResults:
         text = ", ".join(f"{data}: at most {value:{form}}" for data, value in worst.items())
         return decide(holds, f"{text} (over {runs} runs){lost}", **worst)
 
-    def contracts(self) -> Finding:
+    def contracts(self) -> ClaimFinding:
         """Whether the contraction factor was proved to be below 1 at every step of every run."""
         runs = [values for data in self.data for m in self.widths for values in self.of(data, m)]
         proved = sum(values["norm_throughout"] is not None and values["norm_throughout"] < 1 for values in runs)
@@ -120,7 +126,7 @@ class AbstractWidthStudy(AbstractExperiment):
         """The network at its start. Its policies must be to go on, so that what happens is measured and not prevented."""
 
     def available(self, config: WidthConfig) -> tuple[WidthConfig, list[str]]:
-        data, n, n_test, notes = at_hand(config.data, config.n, config.n_test, paper=self.paper)
+        data, n, n_test, notes = two_classes(config.data, config.n, config.n_test, paper=self.paper)
         return dataclasses.replace(config, data=data, n=n, n_test=n_test), notes
 
     def tasks(self, config: WidthConfig) -> list[Task]:
@@ -177,3 +183,107 @@ def speed(values: Values) -> float:
     Not in parts of the loss at the start: that is the accident of a draw, and most of it is gone after a step.
     """
     return statistics.fmean(math.log10(max(loss, 1e-300)) for loss in values["loss"][1:])
+
+
+def largest_eigenvalue(model: AbstractContraction, X: Tensor) -> float:
+    """Of the tangent kernel: descent with steps below 2 over this is stable at first order."""
+    return float(torch.linalg.eigvalsh(tangent_kernel(model, X).double())[-1])
+
+
+class TrainingRecorder:
+    """Losses, errors and the contraction factor every so many steps, and at the last.
+
+    Args:
+        data: With its test part.
+        every: How many steps.
+        last: The last step.
+    """
+
+    def __init__(self, data: Dataset, every: int, last: int) -> None:
+        self.data, self.every, self.last = data, every, last
+        self.unsolved, self.norm_throughout, self._bound = 0, 0.0, NormBound()
+        self.columns: dict[str, list[Any]] = {
+            name: [] for name in ("step", "loss", "train_error", "test_loss", "test_error", "norm")
+        }
+
+    def on_step(self, state: State) -> None:
+        """Called at every point of the descent."""
+        assert state.at is not None
+        solved = state.at.solution.converged & state.at.adjoint_solution.converged
+        self.unsolved += int((~solved).sum())
+        assert isinstance(state.model, AbstractContraction)
+        # cheap while it is below 1, and sharp as soon as it would not be: so 1 or more is no fault of the bound
+        self.norm_throughout = max(self.norm_throughout, self._bound(state.model.recurrent(), below=1.0))
+        if state.step % self.every and state.step != self.last:
+            return
+        assert self.data.X_test is not None and self.data.y_test is not None
+        prediction = state.model(self.data.X_test)
+        row = {
+            "step": state.step,
+            "loss": state.loss / len(state.y),
+            "train_error": _error(state.r + state.y, state.y),
+            "test_loss": float(((prediction - self.data.y_test) ** 2).double().mean()) / 2,
+            "test_error": _error(prediction, self.data.y_test),
+            "norm": state.model.contraction_upper(),
+        }
+        for name, value in row.items():
+            self.columns[name].append(value)
+
+
+def train(
+    make: Callable[[int], AbstractContraction],
+    data: Dataset,
+    *,
+    width: int,
+    reference: int,
+    step: float,
+    steps: int,
+    points: int,
+) -> dict[str, Any]:
+    """Full-batch descent with one fixed step.
+
+    Args:
+        make: (width) -> a network, the same one each time.
+        data: To train and to test.
+        width: Of the network that is trained.
+        reference: The step is `step`/lambda_max of the tangent kernel of a network of this width, at its start.
+        step: In units of 1/lambda_max.
+        steps: How many.
+        points: About how many times to look.
+
+    Returns:
+        Columns `step`, `loss` (|r|^2/(2n)), `train_error`, `test_loss` (|r|^2/(2 n_test)), `test_error`, `norm` (upper bounds
+        of the contraction factor); `norm_throughout`, an upper bound over *all* steps, None if it did not go to its end;
+        `unsolved`, equilibria and adjoints that did not converge; `gram_change`, |G(end) - G(0)|_F/|G(0)|_F of G = Z Z^T;
+        `step_size`, `eigenvalue`, `stop`.
+    """
+    largest = largest_eigenvalue(make(reference), data.X)
+    model = make(width)
+    recorder = TrainingRecorder(data, max(1, steps // points), steps)
+    size = step / largest
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)  # it is in the record as `stop`
+        before = _gram(model, data.X)
+        history = descend(model, data.X, data.y, step_size=size, steps=steps, callbacks=[recorder])
+    return {
+        **recorder.columns,
+        "norm_throughout": recorder.norm_throughout if history.stop is Stop.STEPS else None,
+        "gram_change": float(torch.linalg.norm(_gram(model, data.X) - before) / torch.linalg.norm(before)),
+        "unsolved": recorder.unsolved,
+        "step_size": size,
+        "eigenvalue": largest,
+        "stop": None if history.stop is None else history.stop.value,
+        "data": list(data.steps),
+    }
+
+
+def _gram(model: AbstractContraction, X: Tensor) -> Tensor:
+    Z = model.solve(X).value.double()
+    return Z @ Z.t()
+
+
+def _error(prediction: Tensor, y: Tensor) -> float | None:
+    """The part of wrong signs, if the targets are signs."""
+    if bool((y.abs() != 1).any()):
+        return None
+    return float((torch.sign(prediction) != y).double().mean())

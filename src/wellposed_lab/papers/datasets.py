@@ -1,8 +1,12 @@
-"""Images of several classes, and networks trained on them in minibatches."""
+"""The data of the papers, what replaces data that are not available, and networks trained on images."""
 
 from __future__ import annotations
 
+import functools
+import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,21 +14,66 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wellposed.data import load
-from wellposed.data.files import digits, read
-from wellposed_lab.papers._samples import at_hand
+from wellposed.data import Dataset, load
+from wellposed.data.files import FILES, digits, read
+from wellposed.errors import InvalidArgument
 
-__all__ = ["accuracy", "fit", "images", "ten_classes"]
+__all__ = ["accuracy", "channels_of", "fit", "images", "samples", "ten_classes", "two_classes"]
+
+CLASSES = (0, 1)
+
+
+@functools.lru_cache(maxsize=8)
+def samples(name: str, n: int, n_test: int, *, paper: str, seed: int, dtype: torch.dtype = torch.float32) -> Dataset:
+    """Classes 0 and 1 with targets -1 and +1, as the paper prepares them.
+
+    "sphere" is the synthetic data of [ling2022, Section 5]: uniform on the sphere of radius sqrt(d), d = n, with standard
+    normal labels.
+    """
+    if name == "sphere":
+        data = load("sphere", n, seed=seed, n_test=n_test, features=n, dtype=dtype)
+        scale = math.sqrt(n)
+        assert data.X_test is not None
+        steps = (*data.steps, "every sample scaled to norm sqrt(d)")
+        return Dataset(data.name, data.X * scale, data.y, data.X_test * scale, data.y_test, steps)
+    return load(name, n, CLASSES, seed=seed, n_test=n_test, paper=paper, dtype=dtype)
+
+
+def two_classes(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> tuple[tuple[str, ...], int, int, list[str]]:
+    """The data sets, digits in the place of those that are not available; sizes that all of them have; and notes."""
+    found, notes = [], []
+    for name in names:
+        try:
+            samples(name, 2, 2, paper=paper, seed=0)
+        except InvalidArgument as error:
+            folder = os.environ.get("WELLPOSED_DATA")
+            if name not in FILES or (folder and Path(folder, f"{name}.npz").is_file()):
+                raise  # an unknown name, or a file that exists and is wrong
+            notes.append(f"scikit-learn's digits take the place of {name}: {error}")
+            name = "digits"
+        if name not in found:
+            found.append(name)
+    if "digits" in found:
+        data = load("digits", None, CLASSES)
+        parts = (data.y, data.y_test)
+        most, most_test = (2 * min(int((y < 0).sum()), int((y > 0).sum())) for y in parts if y is not None)
+        if n > most or n_test > most_test:
+            notes.append(
+                f"digits has {most} samples to train and {most_test} to test, the same number of both classes; "
+                f"{n} and {n_test} were asked for"
+            )
+        n, n_test = min(n, most), min(n_test, most_test)
+    return tuple(found), n, n_test, notes
 
 
 def ten_classes(name: str, n: int, n_test: int) -> tuple[str, int, int, list[str]]:
-    """The data set, or digits if it is not at hand; sizes that it has, the same number of each class; and notes.
+    """The data set, or digits if it is not available; sizes that it has, the same number of each class; and notes.
 
     Args:
         name: Of the data set.
         n, n_test: What is asked for.
     """
-    (found,), _, _, notes = at_hand((name,), 2, 2, paper="gao2022")
+    (found,), _, _, notes = two_classes((name,), 2, 2, paper="gao2022")
     parts, _ = digits() if found == "digits" else read(found)
     most, most_test = (10 * int(np.bincount(parts[key], minlength=10).min()) for key in ("y_train", "y_test"))
     if n > most or n_test > most_test:
@@ -33,6 +82,11 @@ def ten_classes(name: str, n: int, n_test: int) -> tuple[str, int, int, list[str
             "asked for"
         )
     return found, min(n, most), min(n_test, most_test), notes
+
+
+def channels_of(name: str) -> int:
+    """Channels of the images of a data set."""
+    return 3 if name in ("cifar10", "svhn") else 1
 
 
 def images(

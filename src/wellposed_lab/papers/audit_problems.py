@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.nn import GaussianDEQ, MonotoneDEQ
-from wellposed.solve import PeacemanRachford
+from wellposed.nn import GaussianDEQ
 
-__all__ = ["F64", "commutation", "eye", "gaussian", "generator", "literal_counterexample", "norm2", "sphere", "vec"]
+__all__ = ["F64", "commutation", "eye", "gaussian", "generator", "norm2", "sphere", "vec"]
 
 F64 = torch.float64
 
@@ -37,21 +35,6 @@ def gaussian(n: int, d: int, m: int, seed: int, scale: float) -> tuple[GaussianD
         model.U.mul_(scale)
         model.a.zero_()
     return model, X, y
-
-
-def literal_counterexample() -> tuple[Any, Tensor, Tensor, dict[str, float]]:
-    """A = B = 0, u = 0, two samples, margin 1e-5: meets [nguyen2022, (3.16)-(3.18)] as printed with these radii, and diverges.
-
-    W = (1 - m) I, so z = relu(U x)/m: the powers of 1/m that the thesis lost make sigma_min(Z) as large as one likes.
-    """
-    X = torch.eye(2, dtype=F64)
-    y = torch.tensor([0.8, -0.6], dtype=F64)
-    model = MonotoneDEQ(2, 3, margin=1e-5, solver=PeacemanRachford(step_size=1e5), dtype=F64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.U.copy_(torch.tensor([[1.0, 0.2], [0.2, 1.0], [0.3, 0.3]]))
-    return model, X, y, {"A": 1e-3, "B": 0.1, "U": 1e-3, "u": 1e-3}
 
 
 def vec(M: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""reproduce: run an experiment of a paper, and say which of its claims hold."""
+"""reproduce: run an experiment of a paper, in one process, in several, or on a Dask cluster, and judge its claims."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean
+from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean, how_to_install
 from wellposed.plot._figure import new_figure
 from wellposed.plot.experiments import experiment as picture_of
-from wellposed_lab.papers._cache import TaskCache, program, write
-from wellposed_lab.papers._config import Config
-from wellposed_lab.papers._experiment import AbstractExperiment, Record, Result, Task
-from wellposed_lab.papers._parallel import run_tasks
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
+from wellposed_lab.papers.record import Record, TaskCache, program, write
 from wellposed_lab.papers.registry import find
+from wellposed_lab.runs._threads import on_threads
 
-__all__ = ["SIZES", "draw", "reproduce", "why_no_figure"]
+__all__ = ["reproduce", "run_tasks", "why_no_figure"]
 
 SIZES = ("quick", "full")
-#: Is told of every result: how many are done, how many there are, and the latest.
+#: Called after every result with the number done, the total, and the result.
 Listener = Callable[[int, int, Result | None], None]
 
 
@@ -42,12 +42,12 @@ def reproduce(
     """Runs an experiment and judges the claims of its paper.
 
     Args:
-        name: Such as "ling2022/figure1"; `EXPERIMENTS` has them all.
+        name: For example "ling2022/figure1"; `EXPERIMENTS` has them all.
         size: "quick" (minutes) or "full" (the sizes of the paper).
-        changes: Other values for keys of its configuration, such as {"widths": (50, 100)}.
-        out: A folder. In `out/name` go one file a task (in `tasks`), `record.json` and `figure.png`; started again after
+        changes: Other values for keys of its configuration, for example {"widths": (50, 100)}.
+        out: A folder. `out/name` receives one file per task (in `tasks`), `record.json` and `figure.png`; started again after
             an interruption, only what is missing is measured. None keeps nothing.
-        jobs: Processes on this machine; -1 for one a core.
+        jobs: Processes on this machine; -1 for one per core.
         dask: The address of a Dask scheduler to use instead.
         fresh: Measure everything again.
         figure: Whether to draw `figure.png`; without matplotlib a warning comes first, and everything else is done.
@@ -83,11 +83,13 @@ def reproduce(
     if folder is not None:
         write(folder / "record.json", record.to_json().encode())
         if figure and missing is None:
-            draw(record, folder / "figure.png")
+            content = io.BytesIO()
+            picture_of(record).savefig(content, format="png", dpi=130)
+            write(folder / "figure.png", content.getvalue())
     return record
 
 
-def _about_sizes(config: Config, experiment: AbstractExperiment) -> list[str]:
+def _about_sizes(config: ExperimentConfig, experiment: AbstractExperiment) -> list[str]:
     """Verdicts are about the sizes that were run."""
     full = experiment.full.to_dict()
     other = [f"{key} {full[key]}" for key, value in config.to_dict().items() if value != full[key]]
@@ -101,13 +103,6 @@ def why_no_figure() -> str | None:
     except MissingPackage as error:
         return f"No figure.png will be drawn: {error} Verdicts and numbers do not depend on it."
     return None
-
-
-def draw(record: Record, path: Path) -> None:
-    """The figure of a record, as a file."""
-    content = io.BytesIO()
-    picture_of(record).savefig(content, format="png", dpi=130)
-    write(path, content.getvalue())
 
 
 def _results(
@@ -135,3 +130,58 @@ def _results(
         if listener is not None:
             listener(done, len(tasks), result)
     return [result for result in found if result is not None]
+
+
+def execute(experiment: str, task: Task) -> Result:
+    """One task, on one thread, so that its numbers do not depend on how many run beside it."""
+    started = time.perf_counter()
+    with on_threads(1):
+        values = find(experiment).run(task)
+    return Result(task, values, time.perf_counter() - started)
+
+
+def run_tasks(experiment: str, tasks: Sequence[Task], *, jobs: int = 1, dask: str | None = None) -> Iterator[Result]:
+    """The results, each as soon as it is there, in any order.
+
+    Args:
+        experiment: Its name; processes look it up themselves.
+        tasks: What is to be done.
+        jobs: Processes on this machine; -1 for one per core. 1 needs no joblib.
+        dask: The address of a scheduler, for example "tcp://127.0.0.1:8786"; its workers need the same packages and data.
+    """
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or (jobs < 1 and jobs != -1):
+        raise InvalidArgument(f"jobs must be an integer of at least 1, or -1 for one per core; got {jobs!r}.")
+    if not tasks:
+        return
+    if dask is None and (jobs == 1 or len(tasks) == 1):
+        for task in tasks:
+            yield execute(experiment, task)
+        return
+    try:
+        import joblib
+    except ImportError as error:
+        raise MissingPackage(
+            f"Several processes need joblib; take jobs=1, or install it with: {how_to_install('experiments')}."
+        ) from error
+    with ExitStack() as stack:
+        if dask is not None:
+            stack.enter_context(_client(dask))
+            stack.enter_context(joblib.parallel_config(backend="dask"))
+        workers = joblib.Parallel(n_jobs=-1 if dask is not None else jobs, return_as="generator_unordered", batch_size=1)
+        yield from workers(joblib.delayed(execute)(experiment, task) for task in tasks)
+
+
+def _client(address: str) -> Any:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingPackage(
+            f"A Dask cluster needs dask.distributed; install it with: {how_to_install('experiments')}."
+        ) from error
+    try:
+        return Client(address, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise InvalidArgument(
+            f"No Dask scheduler answers at {address!r} ({type(error).__name__}). Start one with `dask scheduler` and workers "
+            "with `dask worker ADDRESS`, or omit the address to use processes of this machine."
+        ) from error

@@ -1,0 +1,292 @@
+"""What an experiment is: claims with the rules that decide them, sizes, tasks, results, verdicts, and the record of a run."""
+
+from __future__ import annotations
+
+import abc
+import ast
+import dataclasses
+import enum
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from wellposed.errors import InvalidArgument, did_you_mean
+
+__all__ = [
+    "AbstractExperiment",
+    "Check",
+    "Claim",
+    "ClaimFinding",
+    "ClaimOutcome",
+    "ExperimentConfig",
+    "Result",
+    "Task",
+    "changes_of",
+    "decide",
+    "not_tested",
+    "slope",
+    "spread",
+    "values_of",
+]
+
+#: What one process works on: plain Python that JSON can write, so that it can be hashed and sent.
+Task = dict[str, Any]
+Self = TypeVar("Self", bound="ExperimentConfig")
+
+
+class ClaimOutcome(enum.Enum):
+    """The verdict about a claim. The values are the words that are printed."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, with the rule that decides it, written down before anything is measured.
+
+    Attributes:
+        key: A short name.
+        text: The statement.
+        source: Where it stands, for example "[ling2022, Section 5]"; "ours" for a question that the paper does not ask.
+        decided_by: The threshold, in words and numbers.
+    """
+
+    key: str
+    text: str
+    source: str
+    decided_by: str
+
+    @property
+    def ours(self) -> bool:
+        """Whether the question is ours; then the answer says nothing about the paper."""
+        return self.source == "ours"
+
+
+@dataclass(frozen=True)
+class ClaimFinding:
+    """What was measured about a claim.
+
+    Attributes:
+        outcome: The verdict.
+        measured: One sentence with the numbers, and their spread over the seeds.
+        numbers: The same as plain Python, for machines.
+    """
+
+    outcome: ClaimOutcome
+    measured: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim together with its finding."""
+
+    claim: Claim
+    finding: ClaimFinding
+
+    @property
+    def outcome(self) -> ClaimOutcome:
+        """The verdict."""
+        return self.finding.outcome
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python that JSON can write."""
+        claim = dataclasses.asdict(self.claim)
+        return {"claim": claim.pop("key"), **claim, **vars(self.finding), "outcome": self.outcome.value}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Check:
+        """The check that `to_dict` wrote."""
+        claim = Claim(plain["claim"], plain["text"], plain["source"], plain["decided_by"])
+        return cls(claim, ClaimFinding(ClaimOutcome(plain["outcome"]), plain["measured"], plain["numbers"]))
+
+
+def decide(holds: bool, measured: str, **numbers: Any) -> ClaimFinding:
+    """REPRODUCED if it holds, else NOT_REPRODUCED."""
+    return ClaimFinding(ClaimOutcome.REPRODUCED if holds else ClaimOutcome.NOT_REPRODUCED, measured, numbers)
+
+
+def not_tested(reason: str) -> ClaimFinding:
+    """NOT_TESTED, and why."""
+    return ClaimFinding(ClaimOutcome.NOT_TESTED, reason)
+
+
+def spread(values: Sequence[float], form: str = ".3g") -> str:
+    """`mean (least to greatest, n seeds)`.
+
+    >>> spread([1.0, 2.0, 3.0])
+    '2 (1 to 3, 3 seeds)'
+    """
+    if not values:
+        return "nothing"
+    mean = statistics.fmean(values) if all(map(math.isfinite, values)) else math.nan
+    if len(values) == 1:
+        return f"{mean:{form}} (1 seed)"
+    return f"{mean:{form}} ({min(values):{form}} to {max(values):{form}}, {len(values)} seeds)"
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """The exponent p of y = c x^p, by least squares in logarithms.
+
+    >>> round(slope([1, 2, 4], [3, 12, 48]), 12)
+    2.0
+    """
+    return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """Sizes that every experiment has; each adds its own. Values are numbers, words, or tuples of one kind of them.
+
+    Attributes:
+        seeds: Each is a draw of everything that is random: data, start, labels.
+    """
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python that JSON can write."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()}
+
+    def part(self, *keys: str) -> dict[str, Any]:
+        """The values of some keys, as `to_dict` has them: what the tasks of an experiment share."""
+        plain = self.to_dict()
+        return {key: plain[key] for key in keys}
+
+    def changed(self: Self, changes: Mapping[str, Any]) -> Self:
+        """A copy with other values; raises on unknown keys and on values of another kind.
+
+        Args:
+            changes: By name. A single value for a tuple means a tuple of one.
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for key in changes:
+            if key not in known:
+                raise InvalidArgument(
+                    f"Unknown key {key!r} of the experiment; known are {', '.join(known)}.{did_you_mean(key, known)}"
+                )
+        return dataclasses.replace(self, **{key: _like(key, getattr(self, key), value) for key, value in changes.items()})
+
+
+def changes_of(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["widths=50,100", "data=digits"]` as a dictionary."""
+    changes = {}
+    for text in assignments:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise InvalidArgument(f"Changes are written key=value, for example widths=50,100; got {text!r}.")
+        try:
+            changes[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            words = tuple(word.strip() for word in value.split(","))
+            changes[key.strip()] = words[0] if len(words) == 1 else words
+    return changes
+
+
+def _like(key: str, default: Any, value: Any) -> Any:
+    """The value, if it is of the kind of the default."""
+    if isinstance(default, tuple):
+        parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        if not parts:
+            raise InvalidArgument(f"{key} must not be empty.")
+        if len(set(parts)) != len(parts):
+            raise InvalidArgument(f"{key} must not have a value twice; got {parts!r}.")
+        return tuple(_like(key, default[0], part) for part in parts)
+    kind = type(default)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise InvalidArgument(f"{key} must be of type {kind.__name__}, for example {default!r}; got {value!r}.")
+    if kind in (int, float) and not (0 < value < math.inf or key == "seeds" and value == 0):
+        raise InvalidArgument(f"{key} must be positive and finite; got {value!r}.")
+    return value
+
+
+@dataclass(frozen=True)
+class Result:
+    """A task and what was measured.
+
+    Attributes:
+        task: What was asked for.
+        values: The measurements, plain Python.
+        seconds: How long it took, wherever it ran.
+        cached: Whether it was read from an earlier run.
+    """
+
+    task: Task
+    values: dict[str, Any]
+    seconds: float
+    cached: bool = False
+
+
+def values_of(results: Sequence[Result], key: str, **task: Any) -> list[Any]:
+    """The measurement `key` of every result whose task has these entries, in the order of their seeds."""
+    chosen = [r for r in results if all(r.task.get(name) == value for name, value in task.items())]
+    return [result.values[key] for result in sorted(chosen, key=lambda result: result.task["seed"])]
+
+
+class AbstractExperiment(abc.ABC):
+    """One figure, table or statement of a paper.
+
+    `tasks` lists what is to be measured, `run` measures one task in any process, `judge` decides from all results.
+
+    Attributes:
+        name: "paper/place".
+        title: In a few words.
+        claims: The statements of the paper.
+        departures: Where we differ from the paper, or had to choose, one sentence each.
+        varied: Key of a task -> key of the configuration with its values, for example {"width": "widths"}.
+        quick: Sizes that take minutes at most.
+        full: The sizes of the paper.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    claims: ClassVar[tuple[Claim, ...]]
+    departures: ClassVar[tuple[str, ...]] = ()
+    varied: ClassVar[Mapping[str, str]] = {}
+    quick: ClassVar[ExperimentConfig]
+    full: ClassVar[ExperimentConfig]
+
+    def available(self, config: Any) -> tuple[Any, list[str]]:
+        """The configuration with unavailable data replaced, and a sentence for each replacement."""
+        return config, []
+
+    def tasks(self, config: Any) -> list[Task]:
+        """What is to be measured: one task for each seed and each value of what is `varied`, the largest first because they
+        take longest; the other keys of the configuration are in every task."""
+        shared = config.to_dict()
+        seeds = shared.pop("seeds")
+        values = [sorted(shared.pop(key), reverse=True) for key in self.varied.values()]
+        chosen = itertools.product(*values, seeds)
+        return [{**dict(zip([*self.varied, "seed"], one, strict=True)), **shared} for one in chosen]
+
+    @abc.abstractmethod
+    def run(self, task: Task) -> dict[str, Any]:
+        """Measures one task. Depends on nothing but the task."""
+
+    @abc.abstractmethod
+    def judge(self, config: Any, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
+        """Findings by the key of the claim; a claim without one is not tested."""
+
+    @abc.abstractmethod
+    def panels(self, config: Any, results: Sequence[Result]) -> list[dict[str, Any]]:
+        """What `wellposed.plot.panels` draws."""
+
+    def remarks(self, results: Sequence[Result]) -> list[str]:
+        """What a reader of the verdicts must know about the runs, one sentence each."""
+        return []
+
+    def checks(self, config: Any, results: Sequence[Result]) -> list[Check]:
+        """Every claim with its finding, in order."""
+        findings = dict(self.judge(config, results))
+        nothing = not_tested("this size measures nothing about it")
+        checks = [Check(claim, findings.pop(claim.key, nothing)) for claim in self.claims]
+        if findings:
+            raise AssertionError(f"{self.name} judges claims that it does not state: {', '.join(findings)}.")
+        return checks
