@@ -1,4 +1,4 @@
-"""The table "what none of the others has" of the README, checked: every cell is the outcome of a computation here.
+"""The table of docs/comparison.md: every cell is the outcome of a computation here.
 
     .venv/bin/python benchmarks/claims.py --also .venv-peers/bin/python .venv-kernel-peers/bin/python
 

@@ -2,8 +2,9 @@
 
     python examples/digits.py --epochs 20 --width 64
 
-The features of an image x are the solution of z = relu(W z + U x + b); |W| <= 0.9 by parametrization, so that there is exactly
-one. Every solve, forward and backward, is checked sample by sample: `on_failure="raise"` stops at the first that fails.
+The features of an image x are the solution of z = relu(W z + U x + b); |W| <= 0.9 by
+parametrization, so that there is exactly one. Every solve, forward and backward, is checked sample
+by sample: `on_failure="raise"` stops at the first that fails.
 """
 
 from __future__ import annotations

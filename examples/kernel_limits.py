@@ -1,10 +1,12 @@
-"""How fast do kernels of wide equilibrium networks reach their infinite-width limits? Prints the errors and draws them.
+"""How fast do kernels of wide equilibrium networks reach their infinite-width limits? Prints the
+errors and draws them.
 
     python examples/kernel_limits.py --widths 64 128 256 512 1024 --draws 8 --out kernel_limits.png
 
-For each width m several networks are drawn, and the root mean square of |K_m - K|_F/|K|_F is taken over them: for the Gram
-matrix of equilibria (`population_gram`), the whole tangent kernel (`deq_ntk`) and a layer that starts diagonal
-(`diagonal_limit`). Theory says m^(-1/2). Without --out nothing is drawn, and matplotlib is not needed.
+For each width m several networks are drawn, and the root mean square of |K_m - K|_F/|K|_F is taken
+over them: for the Gram matrix of equilibria (`population_gram`), the whole tangent kernel
+(`deq_ntk`) and a layer that starts diagonal (`diagonal_limit`). Theory says m^(-1/2). Without --out
+nothing is drawn, and matplotlib is not needed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ Draw = Callable[[int], Tensor]
 
 
 def gaussian(X: Tensor, m: int, s: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Z Z^T/m and the tangent kernel over m of one network z = relu(W z + U x), y = a . z [ling2022]."""
+    """Z Z^T/m and the tangent kernel over m of one network z = relu(W z + U x), y = a . z
+    [ling2022]."""
     d = X.shape[1]
     W = torch.randn(m, m, generator=generator, dtype=X.dtype) * math.sqrt(2 * s / m)
     C = X @ (torch.randn(m, d, generator=generator, dtype=X.dtype) * math.sqrt(2 / d)).T
@@ -38,7 +41,8 @@ def gaussian(X: Tensor, m: int, s: float, generator: torch.Generator) -> tuple[T
 
 
 def diagonal(X: Tensor, m: int, gamma0: float, generator: torch.Generator) -> Tensor:
-    """The tangent kernel of one network z = relu(gamma A z + relu(W x)) with A diagonal, of which A is trained [gao2023]."""
+    """The tangent kernel of one network z = relu(gamma A z + relu(W x)) with A diagonal, of which A
+    is trained [gao2023]."""
     decay = 1 - gamma0 / math.sqrt(m) * torch.randn(m, generator=generator, dtype=X.dtype)
     Phi = torch.relu(X @ torch.randn(X.shape[1], m, generator=generator, dtype=X.dtype))
     Z, P = Phi / decay, (Phi > 0) / decay  # the signs of the read-out cancel in P P^T

@@ -1,10 +1,12 @@
-"""Trains a monotone equilibrium classifier, certifies how far its test images may be moved, and prints both.
+"""Trains a monotone equilibrium classifier, certifies how far its test images may be moved, and
+prints both.
 
     python examples/monotone_digits.py --form conv --epochs 10
     WELLPOSED_DATA=... python examples/monotone_digits.py --data mnist --samples 6000 --form dense
 
-`digits` comes with scikit-learn; `mnist`, `fashion_mnist`, `cifar10` and `svhn` are read from <name>.npz in $WELLPOSED_DATA.
-Every solve, forward and backward, is checked sample by sample: `on_failure="raise"` stops at the first that fails.
+`digits` comes with scikit-learn; `mnist`, `fashion_mnist`, `cifar10` and `svhn` are read from
+<name>.npz in $WELLPOSED_DATA. Every solve, forward and backward, is checked sample by sample:
+`on_failure="raise"` stops at the first that fails.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import wellposed as wp
 
 
 def load(name: str, samples: int | None, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training and test images (n, C, H, W) in [0, 1], and labels; `samples` of the training part, drawn at random."""
+    """Training and test images (n, C, H, W) in [0, 1], and labels; `samples` of the training part,
+    drawn at random."""
     if name == "digits":
         from sklearn.datasets import load_digits
 

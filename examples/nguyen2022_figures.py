@@ -1,11 +1,13 @@
 """Figures 4.1 to 4.5 of [nguyen2022] at a size for one CPU core, on scikit-learn's 8 x 8 digits.
 
-    python examples/nguyen2022_figures.py 4.1 4.2          # residuals and trajectories, small against unit initialization
-    python examples/nguyen2022_figures.py 4.3 --epochs 4   # trajectories over training, coloured by class
-    python examples/nguyen2022_figures.py 4.4 --num 15     # landscapes of repeat-6/11/18 and of the equilibrium
-    python examples/nguyen2022_figures.py 4.5 --num 15     # landscape of a multiscale equilibrium
+    python examples/nguyen2022_figures.py 4.1 4.2          # residuals and trajectories, small
+    against unit initialization python examples/nguyen2022_figures.py 4.3 --epochs 4   #
+    trajectories over training, coloured by class python examples/nguyen2022_figures.py 4.4 --num 15
+    # landscapes of repeat-6/11/18 and of the equilibrium python examples/nguyen2022_figures.py 4.5
+    --num 15     # landscape of a multiscale equilibrium
 
-The thesis uses MNIST and ImageNet; here the pictures have its kind, not its numbers. Records and PNG files go to `--folder`.
+The thesis uses MNIST and ImageNet; here the pictures have its kind, not its numbers. Records and
+PNG files go to `--folder`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def digits(n: int) -> tuple[Tensor, Tensor]:
 
 
 def residual(init_std: float = 0.01) -> wp.nn.ResidualDEQ:
-    """The network of the thesis, narrower; its solver is Anderson's with tolerance 1e-3 and 100 evaluations."""
+    """The network of the thesis, narrower; its solver is Anderson's with tolerance 1e-3 and 100
+    evaluations."""
     generator = torch.Generator().manual_seed(0)
     return wp.nn.ResidualDEQ(
         1,
@@ -54,9 +57,11 @@ def residual(init_std: float = 0.01) -> wp.nn.ResidualDEQ:
 
 
 def injected(model: Any, gain: float = 3.0) -> Any:
-    """The model with more weight on its input: x then outweighs z in the sum that is normalized, and the cell contracts.
+    """The model with more weight on its input: x then outweighs z in the sum that is normalized,
+    and the cell contracts.
 
-    With the gain of 1 that norms have at first, training loses the equilibria of some images within a few epochs.
+    With the gain of 1 that norms have at first, training loses the equilibria of some images within
+    a few epochs.
     """
     for module in model.cell.modules():
         if isinstance(module, wp.nn.ResidualCell):
@@ -67,8 +72,9 @@ def injected(model: Any, gain: float = 3.0) -> Any:
 def train(model: Any, X: Tensor, y: Tensor, epochs: int) -> Iterator[float]:
     """Adam on minibatches of 32 with a falling step; after every epoch the loss of all images.
 
-    Equilibrium networks get a Jacobian penalty, and all cells a smaller step than encoder and head: a cell that moves fast
-    soon loses the equilibria of some images, and then there is no landscape to draw.
+    Equilibrium networks get a Jacobian penalty, and all cells a smaller step than encoder and head:
+    a cell that moves fast soon loses the equilibria of some images, and then there is no landscape
+    to draw.
     """
     slow = list(model.cell.parameters())
     fast = [*model.encoder.parameters(), *model.head.parameters()]
@@ -92,9 +98,11 @@ def train(model: Any, X: Tensor, y: Tensor, epochs: int) -> Iterator[float]:
 
 
 def train_to_best(model: Any, X: Tensor, y: Tensor, epochs: int) -> None:
-    """Trains, and goes back to the epoch of the least loss among those where every image has one equilibrium, from all starts.
+    """Trains, and goes back to the epoch of the least loss among those where every image has one
+    equilibrium, from all starts.
 
-    Convergence from zero is not enough: after long training it is found from there, and from other starts for most images only.
+    Convergence from zero is not enough: after long training it is found from there, and from other
+    starts for most images only.
     """
     best, kept = math.inf, None
     for value in train(model, X, y, epochs):
@@ -121,7 +129,8 @@ def initializations(folder: Path, figures: list[str]) -> None:
 
 
 def training(folder: Path, n: int, epochs: int) -> None:
-    """Fig. 4.3: trajectories of the same images at initialization and after the first, middle and last epoch."""
+    """Fig. 4.3: trajectories of the same images at initialization and after the first, middle and
+    last epoch."""
     X, y = digits(n)
     model = injected(residual())
     shown = y < 4  # few enough classes to tell the colours apart

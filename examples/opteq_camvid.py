@@ -1,9 +1,11 @@
-"""Segmentation of road scenes: a deep OptEq as backbone, next to a fully convolutional network of the same size.
+"""Segmentation of road scenes: a deep OptEq as backbone, next to a fully convolutional network of
+the same size.
 
     WELLPOSED_DATA=folder python examples/opteq_camvid.py --images 367 --epochs 6
 
-Table 2 of Xie et al. (2021), on CamVid instead of Cityscapes and sized for a CPU. Three weighted layers as there; the
-paper's channels are `--channels 256 512 512 --state-channels 256`, for who has a GPU (`--device cuda`).
+Table 2 of Xie et al. (2021), on CamVid instead of Cityscapes and sized for a CPU. Three weighted
+layers as there; the paper's channels are `--channels 256 512 512 --state-channels 256`, for who has
+a GPU (`--device cuda`).
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def opteq(options: argparse.Namespace) -> nn.Module:
 
 
 def fcn(options: argparse.Namespace) -> nn.Module:
-    """Three 3x3 convolutions between the same extractor and head, as wide as the parameters of the OptEq allow."""
+    """Three 3x3 convolutions between the same extractor and head, as wide as the parameters of the
+    OptEq allow."""
 
     def make(width: int) -> nn.Module:
         c, layers = options.state_channels, []
@@ -81,7 +84,8 @@ def loss(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def scores(X: Tensor, y: Tensor) -> Evaluate:
-    """Mean intersection over union, mean accuracy of the classes that occur, accuracy of all pixels."""
+    """Mean intersection over union, mean accuracy of the classes that occur, accuracy of all
+    pixels."""
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         confusion, solved = torch.zeros(CLASSES, CLASSES, dtype=torch.float64), Solves(model)

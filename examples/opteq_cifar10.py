@@ -2,9 +2,11 @@
 
     WELLPOSED_DATA=folder python examples/opteq_cifar10.py --images 10000 --epochs 2 --alphas 0.4 1.0
 
-Table 1a of Xie et al. (2021), sized for a CPU: a quarter of its channels, equilibria on 8 x 8. The paper's network is
-`--channels 16 32 64 128 128 --state-channels 32 --feature-channels 26 --reduce 1`, on all images and for 200 epochs: for who
-has a GPU (`--device cuda`). Finished runs go to `--out`; `benchmarks/opteq_tables.py` makes tables of them.
+Table 1a of Xie et al. (2021), sized for a CPU: a quarter of its channels, equilibria on 8 x 8. The
+paper's network is
+`--channels 16 32 64 128 128 --state-channels 32 --feature-channels 26 --reduce 1`, on all images
+and for 200 epochs: for who has a GPU (`--device cuda`). Finished runs go to `--out`;
+`benchmarks/opteq_tables.py` makes tables of them.
 """
 
 from __future__ import annotations

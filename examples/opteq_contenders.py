@@ -1,11 +1,15 @@
-"""The convolutional OptEq next to other implicit networks, with equal parameters, images, epochs, stem and head.
+"""The convolutional OptEq next to other implicit networks, with equal parameters, images, epochs,
+stem and head.
 
     WELLPOSED_DATA=folder python examples/opteq_contenders.py --images 10000 --epochs 2
 
-Table 1b of Xie et al. (2021), sized for a CPU: a deep OptEq, a monotone network with one convolution, a Neural ODE and an
-augmented one (both through torchdiffeq). Widths are the largest within the parameters of the OptEq. Learning rates are
-chosen by `--tune` (on part of the training images) and given by `--lr`. The paper's sizes are `--channels 16 32 64 64 128
---state-channels 32 --feature-channels 26 --reduce 1 --images 50000 --test-images 10000 --epochs 200`, for who has a GPU.
+Table 1b of Xie et al. (2021), sized for a CPU: a deep OptEq, a monotone network with one
+convolution, a Neural ODE and an augmented one (both through torchdiffeq). Widths are the largest
+within the parameters of the OptEq. Learning rates are chosen by `--tune` (on part of the training
+images) and given by `--lr`. The paper's sizes, for a GPU:
+
+    --channels 16 32 64 64 128 --state-channels 32 --feature-channels 26 --reduce 1
+    --images 50000 --test-images 10000 --epochs 200
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ Make = Callable[[int, argparse.Namespace], nn.Module]
 
 
 class Field(nn.Module):
-    """dz/dt = conv1(relu(conv3(relu(conv1(z, t))))), the field of Dupont et al. (2019) for images."""
+    """dz/dt = conv1(relu(conv3(relu(conv1(z, t))))), the field of Dupont et al. (2019) for
+    images."""
 
     def __init__(self, channels: int, filters: int) -> None:
         super().__init__()
@@ -101,7 +106,8 @@ CONTENDERS: dict[str, Make] = {
 
 
 def within(budget: int, make: Make, options: argparse.Namespace) -> int:
-    """The largest width whose network has at most `budget` parameters; any for the deep OptEq, which sets the budget."""
+    """The largest width whose network has at most `budget` parameters; any for the deep OptEq,
+    which sets the budget."""
     if make is deep_opteq:
         return 0
     width = 1

@@ -2,8 +2,9 @@
 
     python examples/opteq_selection.py [--steps 30000]
 
-The layer has |W| = 1 and a whole segment of equilibria; all of them minimise its objective. Plain iteration ends wherever it
-began; the modified sequential averaging of Xie et al. (2021, Theorem 4) ends at the point of least norm, slowly.
+The layer has |W| = 1 and a whole segment of equilibria; all of them minimise its objective. Plain
+iteration ends wherever it began; the modified sequential averaging of Xie et al. (2021, Theorem 4)
+ends at the point of least norm, slowly.
 """
 
 from __future__ import annotations

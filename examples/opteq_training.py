@@ -1,7 +1,9 @@
-"""What the experiments with convolutional OptEq networks share: stem and head, one training loop, a ledger of finished runs.
+"""What the experiments with convolutional OptEq networks share: stem and head, one training loop, a
+ledger of finished runs.
 
-Every network of a comparison has the same stem and the same head around its implicit part, sees the same images in the same
-order and is trained by AdamW with a cosine schedule, so that what differs is the implicit part.
+Every network of a comparison has the same stem and the same head around its implicit part, sees the
+same images in the same order and is trained by AdamW with a cosine schedule, so that what differs
+is the implicit part.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 
 
 def stem(channels: int, reduce: int) -> nn.Sequential:
-    """One 3x3 convolution with stride 2 and, for reduce = 4, an average over 2 x 2: images to features of 1/reduce the size."""
+    """One 3x3 convolution with stride 2 and, for reduce = 4, an average over 2 x 2: images to
+    features of 1/reduce the size."""
     layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, stride=min(reduce, 2), padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
     return nn.Sequential(*layers, *([nn.AvgPool2d(reduce // 2)] if reduce > 2 else []))
 
@@ -40,14 +43,16 @@ def count(model: nn.Module) -> int:
 
 
 def standardized(data: Any, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training and test images (n, 3, height, width) with the mean and spread of the training images removed; their labels."""
+    """Training and test images (n, 3, height, width) with the mean and spread of the training
+    images removed; their labels."""
     mean, spread = data.X.mean(dim=(0, 2, 3), keepdim=True), data.X.std(dim=(0, 2, 3), keepdim=True)
     X, X_test = (((images - mean) / spread).to(device) for images in (data.X, data.X_test))
     return X, data.y.long().to(device), X_test, data.y_test.long().to(device)
 
 
 def cifar10(options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The images of a run; with `--tune` the test images are a fifth of the training images, and no test image is touched."""
+    """The images of a run; with `--tune` the test images are a fifth of the training images, and no
+    test image is touched."""
     data = wp.data.load("cifar10", options.images, n_test=options.test_images, flatten=False, seed=options.seed)
     X, y, X_test, y_test = standardized(data, options.device)
     if options.tune:
@@ -58,7 +63,8 @@ def cifar10(options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def accuracy(X: Tensor, y: Tensor) -> Evaluate:
-    """The share of images that are classified rightly, and the share whose equilibrium converged."""
+    """The share of images that are classified rightly, and the share whose equilibrium
+    converged."""
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         right, solved = 0, Solves(model)
@@ -71,7 +77,8 @@ def accuracy(X: Tensor, y: Tensor) -> Evaluate:
 
 
 class Solves:
-    """How the equilibrium layer of a model fared, batch by batch; empty for a model without one."""
+    """The solves of the equilibrium layer of a model, batch by batch; empty for a model without
+    one."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layer = next((part for part in model.modules() if isinstance(part, EquilibriumLayer)), None)
@@ -96,7 +103,8 @@ class Solves:
 def fit(
     model: nn.Module, X: Tensor, y: Tensor, loss: Loss, evaluate: Evaluate, options: argparse.Namespace, *, lr: float
 ) -> dict[str, Any]:
-    """Trains; what it took and what came of it, epoch by epoch. CPU seconds are those of this process, training only."""
+    """Trains; what it took and what came of it, epoch by epoch. CPU seconds are those of this
+    process, training only."""
     per_epoch = -(-len(X) // options.batch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=options.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * per_epoch)
@@ -125,7 +133,8 @@ def fit(
 
 
 class Ledger:
-    """Finished runs as lines of JSON. A run that is there already is not made again, so an interruption loses only one run."""
+    """Finished runs as lines of JSON. A run that is there already is not made again, so an
+    interruption loses only one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,9 +1,11 @@
-"""The picture of the README: the loss of a certified descent, measured, against what was proved before its first step.
+"""The picture of the README: the loss of a certified descent, measured, against what was proved
+before its first step.
 
     python examples/readme_picture.py [--out docs/images/measured_against_certified.png]
 
-A `GaussianDEQ` with 200 units fits 10 random points. The certificate at the start licenses step sizes and a rate; the descent
-takes just these steps. The picture has a background of its own, so that it looks the same on light and dark pages.
+A `GaussianDEQ` with 200 units fits 10 random points. The certificate at the start licenses step
+sizes and a rate; the descent takes exactly these steps. The picture has its own background, so that
+it looks the same on light and dark pages.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Trains a transformer equilibrium on the small WikiText-2 text and compares it with a bigram model.
+"""Trains a transformer equilibrium on the small WikiText-2 text and compares it with a bigram
+model.
 
     WELLPOSED_DATA=data python examples/wikitext.py --steps 600
 
-Reads `wikitext2/valid.txt` (trained on, but for its last tenth, which chooses the bigram's smoothing) and `wikitext2/test.txt`
-from the folder $WELLPOSED_DATA. Tokens are characters unless `--words` asks for the most frequent words. Both models give
-the mean of -log p(next token) on the same test tokens; exp of it is the perplexity. Sequences whose equilibrium did not
-converge are counted and printed.
+Reads `wikitext2/valid.txt` (trained on, but for its last tenth, which chooses the bigram's
+smoothing) and `wikitext2/test.txt` from the folder $WELLPOSED_DATA. Tokens are characters unless
+`--words` asks for the most frequent words. Both models give the mean of -log p(next token) on the
+same test tokens; exp of it is the perplexity. Sequences whose equilibrium did not converge are
+counted and printed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ import wellposed as wp
 
 
 def read(folder: Path, words: int | None) -> tuple[Tensor, Tensor, int]:
-    """Token numbers of the two files and the size of the vocabulary; rare tokens share the number 0."""
+    """Token numbers of the two files and the size of the vocabulary; rare tokens share the number
+    0."""
     texts = [(folder / "wikitext2" / name).read_text(encoding="utf-8") for name in ("valid.txt", "test.txt")]
     parts = [text.replace("\n", " <eos> ").split() if words else list(text) for text in texts]
     kept = [token for token, _ in Counter(parts[0]).most_common((words or 97) - 1)]
@@ -37,7 +40,8 @@ def read(folder: Path, words: int | None) -> tuple[Tensor, Tensor, int]:
 
 
 class Bigram:
-    """p(b | a) = (count(a, b) + k p(b)) / (count(a) + k), p(b) the smoothed frequency; k is chosen on held-out tokens."""
+    """p(b | a) = (count(a, b) + k p(b)) / (count(a) + k), p(b) the smoothed frequency; k is chosen
+    on held-out tokens."""
 
     def __init__(self, tokens: Tensor, held_out: Tensor, vocabulary: int) -> None:
         pairs = tokens[:-1] * vocabulary + tokens[1:]
@@ -77,7 +81,8 @@ def evaluate(model: wp.nn.TransformerDEQ, tokens: Tensor, length: int, size: int
 
 
 def train(model: wp.nn.TransformerDEQ, tokens: Tensor, options: argparse.Namespace) -> float:
-    """Adam with a warm-up and a cosine; returns the part of sequences whose equilibrium converged."""
+    """Adam with a warm-up and a cosine; returns the part of sequences whose equilibrium
+    converged."""
     generator = torch.Generator().manual_seed(options.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)
     steps = options.steps
@@ -96,7 +101,7 @@ def train(model: wp.nn.TransformerDEQ, tokens: Tensor, options: argparse.Namespa
             solution = model.layer.last_solution
             assert solution is not None
             loss = nn.functional.cross_entropy((z @ model.E.mT + model.b).flatten(0, 1), rows[:, 1:].flatten())
-            # keeps the Jacobian small, so that equilibria go on being found while the weights grow
+            # keeps the Jacobian small, so that equilibria are still found while the weights grow
             penalty = wp.nn.jacobian_penalty(model.layer.cell, solution.value, x, generator=generator)
             optimizer.zero_grad()
             (loss + options.penalty * penalty).backward()

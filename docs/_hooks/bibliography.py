@@ -1,4 +1,5 @@
-"""`references.bib` as a Markdown page: one heading a key, in the order and the groups of the file."""
+"""`references.bib` as a Markdown page: one heading a key, in the order and the groups of the
+file."""
 
 from __future__ import annotations
 

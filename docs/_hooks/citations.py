@@ -1,7 +1,8 @@
-"""mkdocs hook: `[ling2022]` and `[ling2022, eq. 14]` lead to the page of sources, which is made of `references.bib`.
+"""mkdocs hook: `[ling2022]` and `[ling2022, eq. 14]` lead to the page of sources, which is made of
+`references.bib`.
 
-The links also work in the docstrings of the reference, because autorefs resolves them when all pages are there. And `<x, y>` is
-an inner product: nothing within a line is taken for an HTML tag.
+The links also work in the docstrings of the reference, because autorefs resolves them when all
+pages are there. And `<x, y>` is an inner product: nothing within a line is taken for an HTML tag.
 """
 
 from __future__ import annotations

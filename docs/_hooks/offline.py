@@ -1,6 +1,7 @@
 """mkdocs hook: a page of the site loads nothing from elsewhere, or the build fails.
 
-Links that a reader may follow are allowed; scripts, styles, fonts, pictures and frames must be files of the site.
+Links that a reader may follow are allowed; scripts, styles, fonts, pictures and frames must be
+files of the site.
 """
 
 from __future__ import annotations

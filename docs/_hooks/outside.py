@@ -16,7 +16,8 @@ LINK = re.compile(r"\[([^\]]+)\]\(((?!https?:|mailto:|#)[^)#\s]+)(#[^)]*)?\)")
 
 
 def without_outside_links(markdown: str, folder: str) -> str:
-    """`markdown` of a page in `folder` (relative to docs/), links that lead above docs/ replaced by their text."""
+    """`markdown` of a page in `folder` (relative to docs/), links that lead above docs/ replaced by
+    their text."""
 
     def replacement(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[2]))

@@ -1,8 +1,9 @@
 """Run a script in percent format and write down what it printed and drew, as a Markdown page.
 
-`# %% [markdown]` opens a cell of text (comment lines), `# %%` a cell of code. All code cells share one namespace, as they
-do when the script is run as it is; an exception or a warning in a cell ends the run. The text printed by a cell follows it,
-then its figures: those open in pyplot, the figures newly bound to a name, and the figure its last expression is.
+`# %% [markdown]` opens a cell of text (comment lines), `# %%` a cell of code. All code cells share
+one namespace, as they do when the script is run as it is; an exception or a warning in a cell ends
+the run. The text printed by a cell follows it, then its figures: those open in pyplot, the figures
+newly bound to a name, and the figure its last expression is.
 
     python percent.py SCRIPT FOLDER     # writes FOLDER/page.md and FOLDER/NAME-1.png, ...
 """
@@ -35,7 +36,8 @@ class Cell:
 
 
 def cells_of(source: str) -> list[Cell]:
-    """Cells of a script, in order. Empty ones are left out, and so are comments above the first mark."""
+    """Cells of a script, in order. Empty ones are left out, and so are comments above the first
+    mark."""
     cells: list[Cell] = []
     lines: list[str] = []
     is_markdown, first_line = False, 1
@@ -67,7 +69,8 @@ def _uncomment(line: str, number: int) -> str:
 
 
 def run(script: Path, folder: Path) -> str:
-    """Execute `script`; save its figures as `folder/NAME-1.png`, ... and return the page that shows them."""
+    """Execute `script`; save its figures as `folder/NAME-1.png`, ... and return the page that shows
+    them."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,10 +1,13 @@
-"""mkdocs hook: every `docs/tutorials/NN_name.py` becomes a page by being executed, in a process of its own.
+"""mkdocs hook: every `docs/tutorials/NN_name.py` becomes a page by being executed, in a process of
+its own.
 
-An exception in a tutorial fails the build. The time of each is printed; above a minute a line says so (it is no error: the
-machine may be slow). While `mkdocs serve` runs, a tutorial is executed again only if its text has changed. The list of
-tutorials, and their place in the navigation, are made of the files that are there.
+An exception in a tutorial fails the build. The time of each is printed; above a minute a line says
+so (it is no error: the machine may be slow). While `mkdocs serve` runs, a tutorial is executed
+again only if its text has changed. The list of tutorials, and their place in the navigation, are
+made of the files that are there.
 
-With WELLPOSED_DOCS_FAST=1 (`make docs-fast`) nothing is executed: the pages show text and code, and say so.
+With WELLPOSED_DOCS_FAST=1 (`make docs-fast`) nothing is executed: the pages show text and code, and
+say so.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 # %% [markdown]
 # # An equilibrium layer in your own model
 #
-# A usual layer applies a map once. An equilibrium layer applies one map `f(z, x)` *until nothing changes any more*: its
-# output is the `z` with `z = f(z, x)`. That is a network of unlimited depth with the parameters of one layer, and its
-# gradient needs no stored steps. The price is that `z` has to be found, and that it might not be there to find. In this
-# tutorial you put such a layer between two ordinary ones, train it, look at what it costs, and then break it on purpose.
+# A usual layer applies a map once. An equilibrium layer applies one map `f(z, x)` *until nothing
+# changes any more*: its output is the `z` with `z = f(z, x)`. That is a network of unlimited depth
+# with the parameters of one layer, and its gradient needs no stored steps. The price is that `z`
+# has to be found, and that it might not be there to find. In this tutorial you put such a layer
+# between two ordinary ones, train it, look at what it costs, and then break it on purpose.
 #
-# You need `pip install -c constraints.txt '.[plot]'`. The data are made up, and everything runs in seconds on one core.
+# You need `pip install -c constraints.txt '.[plot]'`. The data are made up, and everything runs in
+# seconds on one core.
 
 # %%
 import numpy as np
@@ -24,9 +26,10 @@ print(X.shape, y.shape)
 # %% [markdown]
 # ## The code
 #
-# The map may be any module or function of `(z, x)` that keeps the rows apart. This one is yours: nothing in it comes from
-# `wellposed`. The layer has to be told the shape of `z` once, because the cell does not say it. `on_failure="raise"` stops
-# the training if an equilibrium, or the linear solve behind a gradient, is not found.
+# The map may be any module or function of `(z, x)` that keeps the rows apart. This one is yours:
+# nothing in it comes from `wellposed`. The layer has to be told the shape of `z` once, because the
+# cell does not say it. `on_failure="raise"` stops the training if an equilibrium, or the linear
+# solve behind a gradient, is not found.
 
 
 # %%
@@ -52,13 +55,14 @@ def network(cell, **options):
 
 
 # %% [markdown]
-# Training is what it always is. After each step the layer tells how its solves went: `last_solution` for the equilibria,
-# `last_adjoint` for the linear equations of backward, one number for each sample.
+# Training is as usual. After each step the layer reports how its solves went: `last_solution` for
+# the equilibria, `last_adjoint` for the linear equations of backward, one number for each sample.
 
 
 # %%
 def train(model, steps):
-    """Losses, evaluations of the map and the norm of its weights at every step; ends early if an equilibrium is not found."""
+    """Losses, evaluations of the map and the norm of its weights at every step; ends early if an
+    equilibrium is not found."""
     layer, losses, evaluations, norms = model[0], [], [], []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(steps):
@@ -82,14 +86,15 @@ free_run = train(free, 100)
 print(f"loss {free_run[0][0]:.3f} -> {free_run[0][-1]:.3f}")
 
 # %% [markdown]
-# It went well for a while, and then it stopped, with the number of the sample, its residual, and what to try. This is the
-# first thing to learn about equilibrium layers: **the optimizer wants a map that reacts strongly, and a map that reacts
-# strongly has no equilibrium that an iteration finds.** A library that returned its last iterate here would have gone on
-# training a network that is not defined.
+# It went well for a while, and then it stopped, with the number of the sample, its residual, and
+# what to try. This is the first thing to learn about equilibrium layers: **the optimizer wants a
+# map that reacts strongly, and a map that reacts strongly has no equilibrium that an iteration
+# finds.** A library that returned its last iterate here would have gone on training a network that
+# is not defined.
 #
-# So do not leave it to the optimizer. A `DenseCell` is the same map `tanh(W z + U x + b)`, and its `weight=` says how W is
-# made of free parameters: `Spectral(bound=0.95)` keeps the norm of W at 0.95 or less whatever the optimizer does, so there is
-# always exactly one equilibrium.
+# So do not leave it to the optimizer. A `DenseCell` is the same map `tanh(W z + U x + b)`, and its
+# `weight=` says how W is made of free parameters: `Spectral(bound=0.95)` keeps the norm of W at
+# 0.95 or less whatever the optimizer does, so there is always exactly one equilibrium.
 
 # %%
 cell = wp.nn.DenseCell(
@@ -128,12 +133,13 @@ panels[2].set(ylabel="spectral norm", title="The recurrent weights", ylim=(0, No
 panels[0].legend(fontsize=8)
 
 # %% [markdown]
-# **What to notice.** The cross marks where the free network lost an equilibrium. Its loss gave no hint: it fell faster than
-# that of the bounded network up to the last step. The norm of its weights and the cost of its hardest sample (the upper edge
-# of the band) did. If you train without a bound, watch these two.
+# **What to notice.** The cross marks where the free network lost an equilibrium. Its loss gave no
+# hint: it fell faster than that of the bounded network up to the last step. The norm of its weights
+# and the cost of its hardest sample (the upper edge of the band) did. If you train without a bound,
+# watch these two.
 #
-# The cost also depends on the input. A sample that has converged leaves the computation, so an easy sample never pays for a
-# hard one:
+# The cost also depends on the input. A sample that has converged leaves the computation, so an easy
+# sample never pays for a hard one:
 
 # %%
 horizontal, vertical = np.linspace(-1.8, 2.8, 90), np.linspace(-1.3, 1.8, 70)
@@ -159,9 +165,9 @@ panels[0].legend(fontsize=7, loc="lower left")
 # %% [markdown]
 # ## Is the gradient right?
 #
-# `ImplicitGradient`, the default, solves one linear equation for each sample and is exact at the equilibrium. The same
-# derivative by going back through every step of the iteration (`UnrolledGradient`) needs memory for all of them and gets
-# there in the end:
+# `ImplicitGradient`, the default, solves one linear equation for each sample and is exact at the
+# equilibrium. The same derivative by going back through every step of the iteration
+# (`UnrolledGradient`) needs memory for all of them and gets there in the end:
 
 # %%
 raw = next(layer.cell.parameters())
@@ -180,8 +186,9 @@ for k in (2, 5, 10, 20, 40, 80):
 # %% [markdown]
 # ## What else can go wrong
 #
-# The failure above was loud. There is a silent one: a solve that converges, to one of *several* equilibria. Take the free
-# cell with weights six times as large as at our start, one input, and forty places to begin:
+# The failure above was loud. There is a silent one: a solve that converges, to one of *several*
+# equilibria. Take the free cell with weights six times as large as at our start, one input, and
+# forty places to begin:
 
 # %%
 wild = wp.EquilibriumLayer(Cell(20, 3.0), state_shape=(20,), on_failure="ignore", rtol=1e-8, max_steps=2000)
@@ -192,8 +199,8 @@ different = {tuple(round(v, 3) for v in row.tolist()) for row in values}
 print(f"one input, 40 starts: {len(values)} converged, to {len(different)} different equilibria")
 
 # %% [markdown]
-# No residual can tell you that; all of them are tiny. Only a property of the map can, and that is what the parametrizations
-# are for. `Monotone` keeps uniqueness for weights of any norm:
+# No residual can tell you that; all of them are tiny. Only a property of the map can, and that is
+# what the parametrizations are for. `Monotone` keeps uniqueness for weights of any norm:
 
 # %%
 for weight in (wp.nn.Spectral(bound=0.95), wp.nn.Monotone(margin=0.1)):
@@ -212,6 +219,8 @@ for weight in (wp.nn.Spectral(bound=0.95), wp.nn.Monotone(margin=0.1)):
 # ## Where to read on
 #
 # - [Solving](../solving.md): which solver to take, and what is promised about it.
-# - [Gradients](../gradients.md): exact, phantom, Jacobian-free and unrolled, and what they compose with.
+# - [Gradients](../gradients.md): exact, phantom, Jacobian-free and unrolled, and what they compose
+#   with.
 # - [Monotone networks](../monotone.md): one equilibrium by construction, also for convolutions.
-# - [The next tutorial](02_certified_training.md): a network that proves that its own training will succeed.
+# - [The next tutorial](02_certified_training.md): a network that proves that its own training will
+#   succeed.

@@ -2,10 +2,11 @@
 # %% [markdown]
 # # A network that certifies itself while it trains
 #
-# Training curves are watched in hope. For some equilibrium networks one can do better: at the present parameters, with the
-# present data, a short computation *proves* that gradient descent from here ends at zero training loss, and how fast.
-# `wp.certify` does that computation, with bounds that are on the safe side of every rounding error. In this tutorial a
-# network is trained under such a proof, the promise is compared with what happens, and you see where the proof ends.
+# Training curves are watched in hope. For some equilibrium networks one can do better: at the
+# present parameters, with the present data, a short computation *proves* that gradient descent from
+# here ends at zero training loss, and how fast. `wp.certify` does that computation, with bounds
+# that are on the safe side of every rounding error. In this tutorial a network is trained under
+# such a proof, the promise is compared with what happens, and you see where the proof ends.
 #
 # You need `pip install -c constraints.txt '.[plot,flow]'`. The data are random.
 
@@ -28,19 +29,20 @@ def network(seed=0):
 # %% [markdown]
 # ## What is known at the start
 #
-# A certificate lists the hypotheses of its theorem as numbers, and ends in one of three verdicts: CERTIFIED, VIOLATED (a
-# hypothesis is false) or UNDECIDED. The theorem is sufficient and not necessary, so the last two do *not* mean that training
-# will fail.
+# A certificate lists the hypotheses of its theorem as numbers, and ends in one of three verdicts:
+# CERTIFIED, VIOLATED (a hypothesis is false) or UNDECIDED. The theorem is sufficient and not
+# necessary, so the last two do *not* mean that training will fail.
 
 # %%
 net = network()
 print(wp.certify(net, X, y, theorem="radius"))
 
 # %% [markdown]
-# Nothing is proved yet about plain gradient flow, where all parameters move at one speed: the residual is so large that the
-# parameters might travel far, and far away anything might be true. But the theorem has a dial. If the hidden parameters W and
-# U move more slowly than the read-out a, the features change less, and there is always a ratio of speeds that can be proved.
-# Ask for it with `dynamics="descent"`:
+# Nothing is proved yet about plain gradient flow, where all parameters move at one speed: the
+# residual is so large that the parameters might travel far, and far away anything might be true.
+# But the theorem has a dial. If the hidden parameters W and U move more slowly than the read-out a,
+# the features change less, and there is always a ratio of speeds that can be proved. Ask for it
+# with `dynamics="descent"`:
 
 # %%
 licence = wp.certify(net, X, y, theorem="radius", dynamics="descent")
@@ -48,8 +50,9 @@ print(licence)
 assert licence.certified
 
 # %% [markdown]
-# It licenses step sizes, one for each parameter, and promises a factor by which the residual shrinks in every step.
-# `step_size="certified"` takes just these steps, and would refuse to start without a certificate.
+# It licenses step sizes, one for each parameter, and promises a factor by which the residual
+# shrinks in every step. `step_size="certified"` takes just these steps, and would refuse to start
+# without a certificate.
 
 # %%
 history = wp.descend(net, X, y, step_size="certified", steps=150)
@@ -65,16 +68,17 @@ figure = wp.plot.losses({"certified steps": history})
 figure.axes[0].set_title("The dashed line was known before the first step", fontsize=10)
 
 # %% [markdown]
-# **What to notice.** The dashed line is not a fit. It was printed above, before training began, and the solid line has to
-# stay below it. It stays far below, because a proof covers the worst case. The price of the early proof is a slow hidden
-# layer: look at the step sizes of W and U.
+# **What to notice.** The dashed line is not a fit. It was printed above, before training began, and
+# the solid line has to stay below it. It stays far below, because a proof covers the worst case.
+# The price of the early proof is a slow hidden layer: look at the step sizes of W and U.
 #
 # ## A proof that arrives on the way
 #
-# With one step size for everything there is no certificate at the start. But while the loss falls, the distance that the
-# parameters may still travel falls too, and at some point the proof closes. `CertificateMonitor` tries every few steps and
-# tells you when. From that point we follow the exact gradient *flow*, because that is what this certificate speaks about, and
-# renew the certificate along the way.
+# With one step size for everything there is no certificate at the start. But while the loss falls,
+# the distance that the parameters may still travel falls too, and at some point the proof closes.
+# `CertificateMonitor` tries every few steps and records when. From that point we follow the exact
+# gradient *flow*, because this certificate is about the flow, and renew the certificate along the
+# way.
 
 # %%
 net = network()
@@ -111,13 +115,14 @@ for ax in (left, right):
     ax.grid(alpha=0.3)
 
 # %% [markdown]
-# **What to notice.** Every dashed line starts at a certificate and stays above the measured loss for ever; that is the
-# theorem. Later certificates are steeper, because less of the way remains in which something could go wrong.
+# **What to notice.** Every dashed line starts at a certificate and stays above the measured loss
+# for ever; that is the theorem. Later certificates are steeper, because less of the way remains in
+# which something could go wrong.
 #
 # ## What can go wrong
 #
-# **Data that contradict themselves.** Give the first two inputs the same values and different labels. Zero loss is
-# impossible, and no certificate may say otherwise:
+# **Data that contradict themselves.** Give the first two inputs the same values and different
+# labels. Zero loss is impossible, and no certificate may say otherwise:
 
 # %%
 X_bad, y_bad = X.clone(), y.clone()
@@ -131,9 +136,10 @@ print(f"loss at the end {stuck.loss[-1]:.6f}; the least that any function can re
 print(f"least eigenvalue of the tangent kernel, proved to be at least {wp.least_eigenvalue(net, X_bad).lower:.1e}")
 
 # %% [markdown]
-# **Steps that are too large.** A certificate for the flow is not a licence for steps of any size. Steps twenty times as large
-# throw W out of the region where it contracts. The network notices before it uses an equilibrium that nothing vouches for;
-# the parameters go back to the last good point, and the error carries the history.
+# **Steps that are too large.** A certificate for the flow is not a licence for steps of any size.
+# Steps twenty times as large throw W out of the region where it contracts. The network notices
+# before it uses an equilibrium that nothing vouches for; the parameters go back to the last good
+# point, and the error carries the history.
 
 # %%
 net = network()
@@ -171,13 +177,15 @@ ax.grid(alpha=0.3)
 ax.legend(fontsize=8)
 
 # %% [markdown]
-# **And the limits.** The theorem speaks about full-batch descent and flow on the sum of squares, about the training loss
-# only, and about small numbers of samples: on 100 images of MNIST it closes only when the loss is tiny. Adam, minibatches and
-# cross entropy are not covered; there a certificate still proves that the equilibria exist and are unique.
+# **And the limits.** The theorem speaks about full-batch descent and flow on the sum of squares,
+# about the training loss only, and about small numbers of samples: on 100 images of MNIST it closes
+# only when the loss is tiny. Adam, minibatches and cross entropy are not covered; there a
+# certificate still proves that the equilibria exist and are unique.
 #
 # ## Where to read on
 #
-# - [What is proved, when](../certificates.md): the theorems with their proofs, and measured records.
+# - [What is proved, when](../certificates.md): the theorems with their proofs, and measured
+#   records.
 # - [Training](../training.md): `descend`, `flow`, histories and callbacks.
 # - [Findings](../findings.md): what the published theorems get wrong, and how it was checked.
 # - [The next tutorial](03_kernels.md): the kernel whose least eigenvalue is the rate.

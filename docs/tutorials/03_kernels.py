@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Kernels, from finite to infinite width
 #
-# Near its start, a wide network trains almost like a linear model whose features are the gradients of its predictions. The
-# inner products of these gradients are the *tangent kernel* K. Gradient flow moves the predictions f on the training set by
-# f' = -K (f - y), so the eigenvalues of K are the rates at which errors die, and the least one is the rate of the slowest. As
-# the width grows, K (divided by the width) becomes a fixed matrix that can be computed without drawing any network. In this
-# tutorial you compute both, see one become the other, and train with either.
+# Near its start, a wide network trains almost like a linear model whose features are the gradients
+# of its predictions. The inner products of these gradients are the *tangent kernel* K. Gradient
+# flow moves the predictions f on the training set by f' = -K (f - y), so the eigenvalues of K are
+# the rates at which errors die, and the least one is the rate of the slowest. As the width grows, K
+# (divided by the width) becomes a fixed matrix that can be computed without drawing any network. In
+# this tutorial you compute both, see one become the other, and train with either.
 #
 # You need `pip install -c constraints.txt '.[plot]'`.
 
@@ -37,8 +38,9 @@ y = torch.sign(torch.sin(angles + 0.3)) * 0.8 + 0.3 * torch.cos(3 * angles)
 # %% [markdown]
 # ## The kernel of one network
 #
-# `tangent_kernel` is exact at the present parameters. For the networks of this library it is a sum of products of Gram
-# matrices, one for each parameter; a Jacobian is never formed. `deq_ntk` is its limit.
+# `tangent_kernel` is exact at the present parameters. For the networks of this library it is a sum
+# of products of Gram matrices, one for each parameter; a Jacobian is never formed. `deq_ntk` is its
+# limit.
 
 
 # %%
@@ -81,7 +83,8 @@ panels[0].set_ylabel("angle, degrees")
 figure.colorbar(drawn, ax=panels, label="kernel / width", shrink=0.9, extend="max")
 
 # %% [markdown]
-# How fast? Theory says that the distance falls like one over the root of the width. Every dot is one random network:
+# How fast? Theory says that the distance falls like one over the root of the width. Every dot is
+# one random network:
 
 # %%
 figure = Figure(figsize=(8, 3.3), layout="constrained")
@@ -107,11 +110,12 @@ for ax in (left, right):
     ax.grid(alpha=0.3)
 
 # %% [markdown]
-# **What to notice.** On the right, width 64 has the large eigenvalues nearly right. It is the small ones, the patterns that
-# are learned last, for which narrow networks are wrong, and these decide how long training takes.
+# **What to notice.** On the right, width 64 has the large eigenvalues nearly right. It is the small
+# ones, the patterns that are learned last, for which narrow networks are wrong, and these decide
+# how long training takes.
 #
-# The least eigenvalue decides about certificates, so it comes with a proof: `value` is an approximation, `lower` a bound that
-# holds in spite of rounding.
+# The least eigenvalue decides about certificates, so it comes with a proof: `value` is an
+# approximation, `lower` a bound that holds in spite of rounding.
 
 # %%
 for m in widths:
@@ -121,8 +125,9 @@ for m in widths:
 # %% [markdown]
 # ## Train with either
 #
-# `KernelMachine` solves the linear dynamics at any time in closed form, t = infinity included. Beside it we train real
-# networks with the same small steps. Both start at their own predictions, so we compare how far the *loss* has come.
+# `KernelMachine` solves the linear dynamics at any time in closed form, t = infinity included.
+# Beside it we train real networks with the same small steps. Both start at their own predictions,
+# so we compare how far the *loss* has come.
 
 # %%
 steps = 100
@@ -163,13 +168,13 @@ for ax in (left, right):
     ax.grid(alpha=0.3)
 
 # %% [markdown]
-# **What to notice.** The dashed lines come from the kernel at the start alone. The wide network follows its linear model more
-# closely than the narrow one, because its kernel moves less.
+# **What to notice.** The dashed lines come from the kernel at the start alone. The wide network
+# follows its linear model more closely than the narrow one, because its kernel moves less.
 #
 # ## What can go wrong
 #
-# **Equal samples.** Two equal inputs make two equal rows, the least eigenvalue is zero, and no width repairs that. The bound
-# says 0 and not a small positive number that rounding made up:
+# **Equal samples.** Two equal inputs make two equal rows, the least eigenvalue is zero, and no
+# width repairs that. The bound says 0 and not a small positive number that rounding made up:
 
 # %%
 doubled = torch.cat([X, X[:1]])
@@ -177,8 +182,9 @@ least = wp.least_eigenvalue(draw(256, 0), doubled)
 print(f"value {least.value:.1e}, proved to be at least {least.lower}")
 
 # %% [markdown]
-# **Modules that mix samples.** A kernel entry belongs to two samples. If a module lets samples see each other, as batch
-# normalization does in training mode, there is no such number, and you are told so:
+# **Modules that mix samples.** A kernel entry belongs to two samples. If a module lets samples see
+# each other, as batch normalization does in training mode, there is no such number, and you are
+# told so:
 
 # %%
 mixing = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1)).double()
@@ -188,12 +194,14 @@ except wp.WellposedError as error:
     print(type(error).__name__, "|", error)
 
 # %% [markdown]
-# **The limit is no oracle.** It describes wide networks of this initialization that are trained a little. The narrow network
-# above already left it.
+# **The limit does not predict everything.** It describes wide networks of this initialization that
+# are trained a little. The narrow network above already left it.
 #
 # ## Where to read on
 #
-# - [Tangent kernels](../kernels.md): closed forms, your own modules, memory, kernels that are never stored.
-# - [Their limits](../kernels_limit.md): other activations, other conventions, digits near equal and opposite samples.
+# - [Tangent kernels](../kernels.md): closed forms, your own modules, memory, kernels that are never
+#   stored.
+# - [Their limits](../kernels_limit.md): other activations, other conventions, digits near equal and
+#   opposite samples.
 # - [What is proved, when](../certificates.md): what the least eigenvalue is needed for.
 # - [The next tutorial](04_opteq_prior.md): choosing an equilibrium by a prior.

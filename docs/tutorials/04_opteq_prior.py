@@ -2,11 +2,12 @@
 # %% [markdown]
 # # Choosing an equilibrium by a prior
 #
-# Most equilibrium networks have no meaning beyond "the point where nothing changes". An *OptEq* network [xie2021] has one:
-# its equilibrium minimises a convex function phi that can be written down, because W stands on both sides of the activation,
-# z = W^T s(W z + U x + b). Once you know what is minimised you can say what you would *like*: a sparse equilibrium, a small
-# one, one inside a box. In this tutorial you look at phi, pick one of many equilibria by a prior, build a prior into a
-# network, and see what neither of these does.
+# Most equilibrium networks have no meaning beyond "the point where nothing changes". An *OptEq*
+# network [xie2021] has one: its equilibrium minimises a convex function phi that can be written
+# down, because W stands on both sides of the activation, z = W^T s(W z + U x + b). Once you know
+# what is minimised you can say what you would *like*: a sparse equilibrium, a small one, one inside
+# a box. In this tutorial you look at phi, pick one of many equilibria by a prior, build a prior
+# into a network, and see what neither of these does.
 #
 # You need `pip install -c constraints.txt '.[plot]'`.
 
@@ -25,8 +26,9 @@ BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"  # distinct also for most col
 # %% [markdown]
 # ## Many equilibria
 #
-# Usually `norm_bound=0.95` keeps |W| below 1, and there is exactly one equilibrium. Here is a network of two units made for
-# the occasion, with |W| = 1: every point of a segment is an equilibrium.
+# Usually `norm_bound=0.95` keeps |W| below 1, and there is exactly one equilibrium. Here is a
+# network of two units made for the occasion, with |W| = 1: every point of a segment is an
+# equilibrium.
 
 # %%
 many, first, last = wp.convex.line_of_equilibria()
@@ -39,9 +41,10 @@ print("residual on the segment:", (T(on_segment) - on_segment).norm(dim=1).max()
 print("phi on the segment:     ", [round(v, 9) for v in wp.convex.objective(many, x)(on_segment).tolist()])
 
 # %% [markdown]
-# phi is the same along the whole segment: it cannot tell these points apart, and neither can an iteration. The plain one ends
-# wherever it happens to arrive. The *sequential averaging* of Theorem 4 of the paper adds a pull towards smaller R, which
-# fades: slowly enough that the pull decides along the segment, and fast enough that the limit is an equilibrium.
+# phi is the same along the whole segment: it cannot tell these points apart, and neither can an
+# iteration. The plain one ends wherever it happens to arrive. The *sequential averaging* of Theorem
+# 4 of the paper adds a pull towards smaller R, which fades: slowly enough that the pull decides
+# along the segment, and fast enough that the limit is an equilibrium.
 
 # %%
 starts = torch.tensor([[3.2, -0.5], [3.0, 1.5], [1.8, 2.1], [-0.2, 1.9], [2.4, -0.2], [0.4, 2.3]], dtype=torch.float64)
@@ -90,8 +93,8 @@ panels[0].legend(fontsize=7, loc="upper right", facecolor="0.75")
 figure.colorbar(drawn, ax=panels, label="phi, grey: infinite")
 
 # %% [markdown]
-# **What to notice.** On the left every start keeps its own equilibrium. On the right all of them come to the star, the point
-# of the segment that is nearest to the origin (the cross).
+# **What to notice.** On the left every start keeps its own equilibrium. On the right all of them
+# come to the star, the point of the segment that is nearest to the origin (the cross).
 #
 # How near, after how many steps? This is a theorem about *where*, not a fast method:
 
@@ -111,9 +114,9 @@ ax.legend(fontsize=8)
 # %% [markdown]
 # ## A prior in the architecture
 #
-# Where there is one equilibrium, nothing can be selected; then the prior becomes part of the map. `prior=L1(weight)` puts the
-# proximal operator of weight |z|_1 behind the layer, and training goes through it. The task: a function of two out of ten
-# inputs.
+# Where there is one equilibrium, nothing can be selected; then the prior becomes part of the map.
+# `prior=L1(weight)` puts the proximal operator of weight |z|_1 behind the layer, and training goes
+# through it. The task: a function of two out of ten inputs.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -156,15 +159,16 @@ for ax in (left, right):
     ax.grid(alpha=0.3, axis="y")
 
 # %% [markdown]
-# **What to notice.** The features become sparse exactly, not approximately: a proximal operator sets them to zero. Here the
-# sparse networks also fit better after the same number of steps, on the training samples too. So it is not only restraint
-# that helps: the threshold bends a map that is otherwise close to linear. This is one task and one seed; do not expect it
-# everywhere.
+# **What to notice.** The features become sparse exactly, not approximately: a proximal operator
+# sets them to zero. Here the sparse networks also fit better after the same number of steps, on the
+# training samples too. So it is not only restraint that helps: the threshold bends a map that is
+# otherwise close to linear. This is one task and one seed; do not expect it everywhere.
 #
 # ## What can go wrong
 #
-# **The equilibrium of a prior does not minimise phi + R.** The paper reads as if it did. What is minimised has a block more,
-# phi(z1) + R(z) + |z1 - z|^2/2, and `objective` gives that one. Compare at the equilibrium of a small network:
+# **The equilibrium of a prior does not minimise phi + R.** The paper reads as if it did. What is
+# minimised has a block more, phi(z1) + R(z) + |z1 - z|^2/2, and `objective` gives that one. Compare
+# at the equilibrium of a small network:
 
 # %%
 small = wp.OptEq(3, 8, prior=SquaredL2(0.2), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -180,7 +184,8 @@ total = [float(phi_bare(point)) + 0.2 * float(point.square().sum()) for point in
 print(f"phi + R at the equilibrium {total[0]:.6f}, at its minimiser {total[1]:.6f}; they are {(z - best).norm():.3f} apart")
 
 # %% [markdown]
-# **A prior that is not convex** is allowed, with a warning: nothing says any more which equilibrium is found.
+# **A prior that is not convex** is allowed, with a warning: nothing says any more which equilibrium
+# is found.
 
 # %%
 with warnings.catch_warnings(record=True) as caught:
@@ -191,8 +196,8 @@ print([str(warning.message) for warning in caught])
 print("ends at", [round(v, 2) for v in away.value[0].tolist()], "| proved:", away.is_proved)
 
 # %% [markdown]
-# **At |W| = 1 there may also be none.** z = relu(z + c) has no equilibrium if some c is positive. The layer reports it; one
-# bound below 1 excludes it.
+# **At |W| = 1 there may also be none.** z = relu(z + c) has no equilibrium if some c is positive.
+# The layer reports it; one bound below 1 excludes it.
 
 # %%
 none = wp.OptEq(1, 2, norm_bound=None, dtype=torch.float64, on_failure="ignore")
@@ -205,6 +210,7 @@ print(none.solve(x[:, :1]))
 # %% [markdown]
 # ## Where to read on
 #
-# - [OptEq](../opteq.md): deep and convolutional networks, objectives, priors, and what the paper prints wrongly.
+# - [OptEq](../opteq.md): deep and convolutional networks, objectives, priors, and what the paper
+#   prints wrongly.
 # - [Findings](../findings.md): the corrected statements, each with the check that computes it.
 # - [The next tutorial](05_landscape.md): the loss around a network, and its holes.

@@ -2,10 +2,11 @@
 # %% [markdown]
 # # A loss landscape where equilibria fail
 #
-# Pictures of loss landscapes show the loss on a plane through the parameters. For an equilibrium network such a picture has a
-# trap: at some of these parameters the equilibrium does not exist, is not found, or is not the only one. A solver returns
-# *something* there all the same, and the something is drawn. In this tutorial you draw the same landscape twice, once as a
-# careless program would and once with every point checked, and then look at what the solver does in the holes.
+# Pictures of loss landscapes show the loss on a plane through the parameters. For an equilibrium
+# network such a picture has a trap: at some of these parameters the equilibrium does not exist, is
+# not found, or is not the only one. A solver returns *something* there all the same, and the
+# something is drawn. In this tutorial you draw the same landscape twice, once as a careless program
+# would and once with every point checked, and then look at what the solver does in the holes.
 #
 # You need `pip install -c constraints.txt '.[plot]'`.
 
@@ -63,9 +64,10 @@ print(f"loss {value.item():.3f}, {int(net.layer.last_solution.converged.sum())} 
 # %% [markdown]
 # ## Two landscapes
 #
-# The careless way: move the parameters, call the network, take the loss. The careful way: `wp.landscape.surface`. It solves
-# every point from its neighbour's equilibria, tries another start as well, and writes down a status for each point. Only a
-# VALID point has a number; the rest are NaN, with the reason.
+# The careless way: move the parameters, call the network, take the loss. The careful way:
+# `wp.landscape.surface`. It solves every point from its neighbour's equilibria, tries another start
+# as well, and writes down a status for each point. Only a VALID point has a number; the rest are
+# NaN, with the reason.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -105,14 +107,16 @@ figure.colorbar(drawn, label="'loss'")
 figure = wp.plot.contour(careful, names=["Careful: only what is known"])
 
 # %% [markdown]
-# **What to notice.** The first picture looks like a landscape everywhere. The second says how much of it is real. Hatching
-# says why a point is missing: *failed to converge* is about the solve of some sample, *several equilibria* means that another
-# start led it to another equilibrium, so that the loss has more than one value. The careless picture depends there on the start
-# and on the number of steps, and does not show it.
+# **What to notice.** The first picture looks like a landscape everywhere. The second says how much
+# of it is real. Hatching says why a point is missing: *failed to converge* is about the solve of
+# some sample, *several equilibria* means that another start led it to another equilibrium, so that
+# the loss has more than one value. The careless picture depends there on the start and on the
+# number of steps, and does not show it.
 #
 # ## What happens in a hole?
 #
-# Stand on one point of each kind and follow the solver. Where equilibria are not unique, take one sample and forty starts.
+# Stand on one point of each kind and follow the solver. Where equilibria are not unique, take one
+# sample and forty starts.
 
 
 # %%
@@ -145,14 +149,16 @@ figure = wp.plot.residuals(plane, samples=40)
 figure.axes[0].set_title("Residuals: thin lines are samples, thick ones medians", fontsize=10)
 
 # %% [markdown]
-# **What to notice.** At the point in the middle samples jump back and forth for ever, while one converges as if nothing were
-# wrong. That is why the status belongs to samples and not to batches. At the point that is not unique the same sample ends in
-# different places, and its residuals are as small as they should be: from one start nothing looks wrong.
+# **What to notice.** At the point in the middle samples jump back and forth for ever, while one
+# converges as if nothing were wrong. That is why the status belongs to samples and not to batches.
+# At the point that is not unique the same sample ends in different places, and its residuals are as
+# small as they should be: from one start nothing looks wrong.
 #
 # ## The remedy
 #
-# Put the parameters back. The same network with |W| <= 0.95 by parametrization, trained the same way, over the same range. It
-# proves its uniqueness, so no second start is needed and every point is valid.
+# Put the parameters back. The same network with |W| <= 0.95 by parametrization, trained the same
+# way, over the same range. It proves its uniqueness, so no second start is needed and every point
+# is valid.
 
 # %%
 with torch.no_grad():
@@ -182,11 +188,13 @@ figure = wp.plot.contour(whole, names=["|W| <= 0.95: no holes"])
 # %% [markdown]
 # ## What can go wrong
 #
-# **A picture is a plane.** Two random directions out of many show little of the whole space; holes may lie elsewhere.
-# `path_directions` and `hessian_directions` choose planes that training has visited or that curve the most.
+# **A picture is a plane.** Two random directions out of many show little of the whole space; holes
+# may lie elsewhere. `path_directions` and `hessian_directions` choose planes that training has
+# visited or that curve the most.
 #
-# **Uniqueness is refuted, not proved, by starts.** VALID means "by proof" for networks that have one and "all starts agreed"
-# for others. With one start less, some of the holes would have been overlooked:
+# **Uniqueness is refuted, not proved, by starts.** VALID means "by proof" for networks that have
+# one and "all starts agreed" for others. With one start less, some of the holes would have been
+# overlooked:
 
 # %%
 for starts in (0, 1, 2):
@@ -194,8 +202,9 @@ for starts in (0, 1, 2):
     print(f"num_starts={starts}: {counted}")
 
 # %% [markdown]
-# **Holes are not always a fault of the network.** NOT_CONVERGED depends on the solver: a stronger one finds equilibria that
-# plain iteration circles around. Whether they are unique is still another question.
+# **Holes are not always a fault of the network.** NOT_CONVERGED depends on the solver: a stronger
+# one finds equilibria that plain iteration circles around. Whether they are unique is still another
+# question.
 
 # %%
 net.layer.solver = wp.Auto()
@@ -205,6 +214,8 @@ print("Auto:  ", stronger.counts())
 # %% [markdown]
 # ## Where to read on
 #
-# - [Landscapes](../landscapes.md): directions, sharpness, basins, files that survive an interruption.
+# - [Landscapes](../landscapes.md): directions, sharpness, basins, files that survive an
+#   interruption.
 # - [Solving](../solving.md): which solver finds what.
-# - [An equilibrium layer in your own model](01_equilibrium_layer.md): how training itself runs into a hole.
+# - [An equilibrium layer in your own model](01_equilibrium_layer.md): how training itself runs into
+#   a hole.

@@ -1,6 +1,7 @@
-"""The papers: one folder each, with its figures and tables as experiments, its claims, and its audit.
+"""One folder per paper: its figures and tables as experiments, its claims, and its audit.
 
-`experiment.py` defines an experiment, `run.py` runs one, `audit.py` runs the checks of all findings about the papers.
+`experiment.py` defines an experiment, `run.py` runs one, `audit.py` runs the checks of all findings
+about the papers.
 """
 
 from wellposed_lab.papers.experiment import (

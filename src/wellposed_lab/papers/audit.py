@@ -1,4 +1,4 @@
-"""The audit: every finding about the papers, checked with numbers now, as rows, JSON, HTML, and the page docs/findings.md.
+"""The audit: checks every finding about the papers now; as JSON, HTML, and docs/findings.md.
 
 `python -m wellposed_lab.papers.audit docs/findings.md` writes the tables of that page anew.
 """
@@ -115,7 +115,7 @@ def _line(row: AuditRow) -> str:
 
 
 def to_markdown() -> str:
-    """The sections of docs/findings.md: what differs from the print, paper by paper. Runs no check."""
+    """The sections of docs/findings.md: what differs from the print. Runs no check."""
     sections = []
     for paper in AUDITS.values():
         differing = [finding for finding in paper.findings if finding.verdict != "holds"]

@@ -1,4 +1,4 @@
-"""The data of the papers, what replaces data that are not available, and networks trained on images."""
+"""The data of the papers, and networks trained on images."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CLASSES = (0, 1)
 def samples(name: str, n: int, n_test: int, *, paper: str, seed: int, dtype: torch.dtype = torch.float32) -> Dataset:
     """Classes 0 and 1 with targets -1 and +1, as the paper prepares them.
 
-    "sphere" is the synthetic data of [ling2022, Section 5]: uniform on the sphere of radius sqrt(d), d = n, with standard
-    normal labels.
+    "sphere" is the synthetic data of [ling2022, Section 5]: uniform on the sphere of radius
+    sqrt(d), d = n, with standard normal labels.
     """
     if name == "sphere":
         data = load("sphere", n, seed=seed, n_test=n_test, features=n, dtype=dtype)
@@ -40,7 +40,8 @@ def samples(name: str, n: int, n_test: int, *, paper: str, seed: int, dtype: tor
 
 
 def two_classes(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> tuple[tuple[str, ...], int, int, list[str]]:
-    """The data sets, digits in the place of those that are not available; sizes that all of them have; and notes."""
+    """The data sets, digits in the place of those that are not available; sizes that all of them
+    have; and notes."""
     found, notes = [], []
     for name in names:
         try:
@@ -67,7 +68,8 @@ def two_classes(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> t
 
 
 def ten_classes(name: str, n: int, n_test: int) -> tuple[str, int, int, list[str]]:
-    """The data set, or digits if it is not available; sizes that it has, the same number of each class; and notes.
+    """The data set, or digits if it is not available; sizes that it has, the same number of each
+    class; and notes.
 
     Args:
         name: Of the data set.
@@ -92,7 +94,7 @@ def channels_of(name: str) -> int:
 def images(
     name: str, n: int, n_test: int, *, size: int, seed: int, classes: int = 10
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(X, y) to train and to test: (n, channels, size, size), every channel standardised, and class indices.
+    """(X, y) to train and to test: (n, channels, size, size), standardised; class indices.
 
     Args:
         name: Of the data set.
@@ -128,8 +130,9 @@ def fit(
         lr: The step at the start.
         generator: Of the order.
         sgd: SGD with momentum 0.9 in the place of Adam.
-        steady: For networks with a `cell`: it takes steps 30 times smaller than the rest, and a Jacobian penalty is added where
-            the network has one. A cell that moves fast soon loses the equilibria of some images.
+        steady: For networks with a `cell`: it takes steps 30 times smaller than the rest, and a
+            Jacobian penalty is added where the network has one. A cell that moves fast soon loses
+            the equilibria of some images.
         each: Called with the number of epochs after each of them.
     """
     parameters = list(model.parameters())

@@ -1,4 +1,4 @@
-"""What an experiment is: claims with the rules that decide them, sizes, tasks, results, verdicts, and the record of a run."""
+"""An experiment: claims with the rules that decide them, sizes, tasks, results, verdicts."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ class ClaimOutcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, with the rule that decides it, written down before anything is measured.
+    """A statement of a paper, and the rule that decides it, written before measuring.
 
     Attributes:
         key: A short name.
         text: The statement.
-        source: Where it stands, for example "[ling2022, Section 5]"; "ours" for a question that the paper does not ask.
+        source: Where it stands, for example "[ling2022, Section 5]"; "ours" for a question that the
+            paper does not ask.
         decided_by: The threshold, in words and numbers.
     """
 
@@ -141,7 +142,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """Sizes that every experiment has; each adds its own. Values are numbers, words, or tuples of one kind of them.
+    """Sizes. Values are numbers, words, or tuples of one kind of them.
 
     Attributes:
         seeds: Each is a draw of everything that is random: data, start, labels.
@@ -225,7 +226,7 @@ class Result:
 
 
 def values_of(results: Sequence[Result], key: str, **task: Any) -> list[Any]:
-    """The measurement `key` of every result whose task has these entries, in the order of their seeds."""
+    """The measurement `key` of the results whose task has these entries, by seed."""
     chosen = [r for r in results if all(r.task.get(name) == value for name, value in task.items())]
     return [result.values[key] for result in sorted(chosen, key=lambda result: result.task["seed"])]
 
@@ -233,14 +234,16 @@ def values_of(results: Sequence[Result], key: str, **task: Any) -> list[Any]:
 class AbstractExperiment(abc.ABC):
     """One figure, table or statement of a paper.
 
-    `tasks` lists what is to be measured, `run` measures one task in any process, `judge` decides from all results.
+    `tasks` lists what is to be measured, `run` measures one task in any process, `judge` decides
+    from all results.
 
     Attributes:
         name: "paper/place".
         title: In a few words.
         claims: The statements of the paper.
         departures: Where we differ from the paper, or had to choose, one sentence each.
-        varied: Key of a task -> key of the configuration with its values, for example {"width": "widths"}.
+        varied: Key of a task -> key of the configuration with its values, for example {"width":
+            "widths"}.
         quick: Sizes that take minutes at most.
         full: The sizes of the paper.
     """
@@ -258,8 +261,8 @@ class AbstractExperiment(abc.ABC):
         return config, []
 
     def tasks(self, config: Any) -> list[Task]:
-        """What is to be measured: one task for each seed and each value of what is `varied`, the largest first because they
-        take longest; the other keys of the configuration are in every task."""
+        """One task for each seed and each value of what is `varied`, the largest (longest) first;
+        with all other keys of the configuration."""
         shared = config.to_dict()
         seeds = shared.pop("seeds")
         values = [sorted(shared.pop(key), reverse=True) for key in self.varied.values()]

@@ -31,8 +31,8 @@ class Fact:
     """One comparison of numbers that were computed in this run.
 
     Attributes:
-        role: "printed" (it contradicts the printed form), "corrected" (it agrees with the corrected form), or "given" (a
-            premise of the check).
+        role: "printed" (it contradicts the printed form), "corrected" (it agrees with the corrected
+            form), or "given" (a premise of the check).
         what: The quantity, in words.
         value, relation, bound: The comparison.
     """
@@ -55,7 +55,7 @@ class Fact:
 
 @dataclass
 class Evidence:
-    """The facts of a check, as it finds them. A check is confirmed if there are some and all are true."""
+    """The facts of a check. It is confirmed if there are some and all are true."""
 
     facts: list[Fact] = field(default_factory=list)
 
@@ -91,7 +91,8 @@ class AuditFinding:
     Attributes:
         paper: A key of docs/references.bib.
         claim, printed, verdict, corrected: As on the page of findings.
-        check: Fills in the evidence; None if there is nothing to measure, and then `by` says how it was found.
+        check: Fills in the evidence; None if there is nothing to measure, and then `by` says how it
+            was found.
         by: E.g. "by counting".
     """
 
@@ -132,7 +133,7 @@ class AuditRow:
 
     @property
     def confirmed(self) -> bool | None:
-        """Whether the numbers of this run bear the verdict out; None if there is nothing to measure."""
+        """Whether the numbers confirm the verdict; None if there is nothing to measure."""
         return None if self.finding.check is None else self.evidence.confirmed
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: its record, and one JSON file per task, so that an interrupted run can continue."""
+"""The record of an experiment, and one JSON file per task, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def _finite(value: Any) -> Any:
 
 @functools.cache
 def program() -> str:
-    """What computes the numbers: the versions of wellposed and torch; of a development version also the source.
+    """The versions of wellposed and torch; of a development version also a hash of the source.
 
-    A development version keeps its number while its code changes, and a result of other code must not be taken for a
-    result of this code.
+    A development version keeps its number while its code changes, and a result of other code must
+    not be taken for a result of this code.
     """
     version = importlib.metadata.version("wellposed")
     name = f"wellposed {version}, torch {torch.__version__}"
@@ -126,7 +126,8 @@ def source_hash(folder: Path) -> str:
 class TaskCache:
     """Results of one experiment, in a folder.
 
-    A file that cannot be read, or that holds another task than its name says, does not count: the task is measured again.
+    A file that cannot be read, or that holds another task than its name says, does not count: the
+    task is measured again.
 
     Args:
         folder: Made when the first result is kept.

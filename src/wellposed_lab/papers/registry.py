@@ -30,7 +30,8 @@ def find(name: str) -> AbstractExperiment:
 
 
 def choose(names: Sequence[str]) -> list[AbstractExperiment]:
-    """The experiments of names, each of which is an experiment, a paper such as "ling2022", or "all"; each of them once."""
+    """The experiments of names, each of which is an experiment, a paper such as "ling2022", or
+    "all"; each of them once."""
     chosen: dict[str, AbstractExperiment] = {}
     for name in names:
         if name == "all":

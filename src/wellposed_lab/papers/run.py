@@ -1,4 +1,4 @@
-"""reproduce: run an experiment of a paper, in one process, in several, or on a Dask cluster, and judge its claims."""
+"""Run an experiment in one process, in several, or on a Dask cluster; judge its claims."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ def reproduce(
         name: For example "ling2022/figure1"; `EXPERIMENTS` has them all.
         size: "quick" (minutes) or "full" (the sizes of the paper).
         changes: Other values for keys of its configuration, for example {"widths": (50, 100)}.
-        out: A folder. `out/name` receives one file per task (in `tasks`), `record.json` and `figure.png`; started again after
-            an interruption, only what is missing is measured. None keeps nothing.
+        out: A folder. `out/name` receives one file per task (in `tasks`), `record.json` and
+            `figure.png`; started again after an interruption, only what is missing is measured.
+            None keeps nothing.
         jobs: Processes on this machine; -1 for one per core.
         dask: The address of a Dask scheduler to use instead.
         fresh: Measure everything again.
-        figure: Whether to draw `figure.png`; without matplotlib a warning comes first, and everything else is done.
+        figure: Whether to draw `figure.png`; without matplotlib a warning comes first, and
+            everything else is done.
         listener: Called after every task with (done, total, its result), and once before with None.
 
     Returns:
@@ -147,7 +149,8 @@ def run_tasks(experiment: str, tasks: Sequence[Task], *, jobs: int = 1, dask: st
         experiment: Its name; processes look it up themselves.
         tasks: What is to be done.
         jobs: Processes on this machine; -1 for one per core. 1 needs no joblib.
-        dask: The address of a scheduler, for example "tcp://127.0.0.1:8786"; its workers need the same packages and data.
+        dask: The address of a scheduler, for example "tcp://127.0.0.1:8786"; its workers need the
+            same packages and data.
     """
     if isinstance(jobs, bool) or not isinstance(jobs, int) or (jobs < 1 and jobs != -1):
         raise InvalidArgument(f"jobs must be an integer of at least 1, or -1 for one per core; got {jobs!r}.")

@@ -1,4 +1,4 @@
-"""What the figures of [ling2022], [gao2022] and [gao2023] share: full-batch training of one network at several widths."""
+"""Full-batch training at several widths, for [ling2022], [gao2022] and [gao2023]."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class WidthResults:
         return [r.values for r in self.results if r.task["data"] == data and r.task["width"] == width]
 
     def falls(self, measure: Callable[[Values], float], form: str = ".3g", *, rises: bool = False) -> ClaimFinding:
-        """Whether a measure falls with the width: its mean from each width to the next, and for every seed from the narrowest
-        to the widest, on every data set.
+        """Whether a measure falls with the width: its mean from each width to the next, and for
+        every seed from the narrowest to the widest, on every data set.
 
         Args:
             measure: Of one training run.
@@ -123,7 +123,7 @@ class AbstractWidthStudy(AbstractExperiment):
 
     @abc.abstractmethod
     def network(self, features: int, width: int, generator: torch.Generator) -> AbstractContraction:
-        """The network at its start. Its policies must be to go on, so that what happens is measured and not prevented."""
+        """The network at its start, with policies "ignore": failures are measured."""
 
     def available(self, config: WidthConfig) -> tuple[WidthConfig, list[str]]:
         data, n, n_test, notes = two_classes(config.data, config.n, config.n_test, paper=self.paper)
@@ -180,7 +180,8 @@ def _panel(of: WidthResults, data: str, column: str) -> dict[str, Any]:
 def speed(values: Values) -> float:
     """The mean over the looks after the start of log10(training loss/n): the lower, the faster.
 
-    Not in parts of the loss at the start: that is the accident of a draw, and most of it is gone after a step.
+    Not in parts of the loss at the start: that is the accident of a draw, and most of it is gone
+    after a step.
     """
     return statistics.fmean(math.log10(max(loss, 1e-300)) for loss in values["loss"][1:])
 
@@ -246,15 +247,19 @@ def train(
         make: (width) -> a network, the same one each time.
         data: To train and to test.
         width: Of the network that is trained.
-        reference: The step is `step`/lambda_max of the tangent kernel of a network of this width, at its start.
+        reference: The step is `step`/lambda_max of the tangent kernel of a network of this width,
+            at its start.
         step: In units of 1/lambda_max.
         steps: How many.
         points: About how many times to look.
 
     Returns:
-        Columns `step`, `loss` (|r|^2/(2n)), `train_error`, `test_loss` (|r|^2/(2 n_test)), `test_error`, `norm` (upper bounds
-        of the contraction factor); `norm_throughout`, an upper bound over *all* steps, None if it did not go to its end;
-        `unsolved`, equilibria and adjoints that did not converge; `gram_change`, |G(end) - G(0)|_F/|G(0)|_F of G = Z Z^T;
+        Columns `step`, `loss` (|r|^2/(2n)), `train_error`, `test_loss` (|r|^2/(2 n_test)),
+            `test_error`, `norm` (upper bounds
+        of the contraction factor); `norm_throughout`, an upper bound over *all* steps, None if it
+            did not go to its end;
+        `unsolved`, equilibria and adjoints that did not converge; `gram_change`, |G(end) -
+            G(0)|_F/|G(0)|_F of G = Z Z^T;
         `step_size`, `eigenvalue`, `stop`.
     """
     largest = largest_eigenvalue(make(reference), data.X)

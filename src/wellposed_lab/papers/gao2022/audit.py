@@ -1,4 +1,4 @@
-"""[gao2022], ReLU implicit networks with a feature path: what is printed, and what the numbers say."""
+"""[gao2022], ReLU implicit networks with a feature path: the print, and the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[gao2023], the network and its kernel: what is printed, and what the numbers say."""
+"""[gao2023], the network and its kernel: the print, and the numbers."""
 
 from __future__ import annotations
 

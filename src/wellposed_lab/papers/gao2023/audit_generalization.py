@@ -1,4 +1,4 @@
-"""[gao2023], generalization and the kernel machine: what is printed, and what the numbers say."""
+"""[gao2023], generalization and the kernel machine: the print, and the numbers."""
 
 from __future__ import annotations
 

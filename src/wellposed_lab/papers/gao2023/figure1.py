@@ -93,7 +93,8 @@ def _to_zero(of: WidthResults) -> ClaimFinding:
 
 
 def _test_rise(values: Values) -> float:
-    """The greatest rise of the test loss between two looks, in parts of its start; infinite if it, or the error, ends above."""
+    """The greatest rise of the test loss between two looks, in parts of its start; infinite if it
+    or the error ends above its start."""
     loss, error = values["test_loss"], values["test_error"]
     if loss[-1] >= loss[0] or error[-1] > error[0]:
         return math.inf

@@ -1,4 +1,4 @@
-"""[ling2022], global convergence of equilibrium models: what is printed, and what the numbers say."""
+"""[ling2022], global convergence of equilibrium models: the print, and the numbers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def Q(c: Tensor) -> Tensor:
 
 
 def _recursion() -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
-    """rho^(l), cos^(l), the cosine with the denominator of Lemma 3, and x_i . x_j/d, by Definition 1."""
+    """By Definition 1: rho^(l), cos^(l), the cosine as in Lemma 3, and x_i . x_j/d."""
     s, inner = 0.12, torch.tensor(0.3, dtype=F64)  # sigma_w^2 and x_i . x_j/d
     K_ii, K_ij = torch.zeros((), dtype=F64), torch.zeros((), dtype=F64)
     rho, cosines, printed = [K_ii], [inner], [inner]
@@ -112,7 +112,7 @@ def check_theorem_2_is_an_order(e: Evidence) -> None:
     K = population_gram(X, s)
 
     def error(m: int) -> float:
-        """Root mean square over draws: of 32 they leave the slope a standard deviation of about 0.03."""
+        """Root mean square over 32 draws: the slope has a standard deviation of about 0.03."""
         gaps = []
         for seed in range(32):
             model = GaussianDEQ(d, m, weight_variance=s, generator=generator(seed), dtype=F64)

@@ -21,8 +21,9 @@ _SECTION = "[ling2022, Section 5]"
 class Figure1(AbstractWidthStudy):
     """GaussianDEQ on synthetic data, MNIST and CIFAR-10.
 
-    Every run is made twice: with one step size for all widths, as in the paper, and with the step 1/lambda_max(H) of each.
-    H grows like m, so with one step wider networks are faster for this reason alone; the second run asks for more.
+    Every run is made twice: with one step size for all widths, as in the paper, and with the step
+    1/lambda_max(H) of each. H grows like m, so with one step wider networks are faster for this
+    reason alone; the second run asks for more.
     """
 
     name = "ling2022/figure1"

@@ -1,4 +1,4 @@
-"""[ling2022, Theorems 1 and 2]: the Gram matrix of a wide network, and the condition it is meant to satisfy."""
+"""[ling2022, Theorems 1 and 2]: the Gram matrix of a wide network, and condition (9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[nguyen2022], background and tangent kernel: what is printed, and what the numbers say."""
+"""[nguyen2022], background and tangent kernel: the print, and the numbers."""
 
 from __future__ import annotations
 

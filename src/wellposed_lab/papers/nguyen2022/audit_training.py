@@ -1,4 +1,4 @@
-"""[nguyen2022], the convergence theorems: what is printed, and what the numbers say."""
+"""[nguyen2022], the convergence theorems: the print, and the numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ __all__ = ["PAPER"]
 
 
 def literal_counterexample() -> tuple[Any, Tensor, Tensor, dict[str, float]]:
-    """A = B = 0, u = 0, two samples, margin 1e-5: meets [nguyen2022, (3.16)-(3.18)] as printed with these radii, and diverges.
+    """A = B = 0, u = 0, two samples, margin 1e-5: meets [nguyen2022, (3.16)-(3.18)] as printed with
+    these radii, and diverges.
 
-    W = (1 - m) I, so z = relu(U x)/m: the powers of 1/m that the thesis lost make sigma_min(Z) as large as one likes.
+    W = (1 - m) I, so z = relu(U x)/m: the powers of 1/m that the thesis lost make sigma_min(Z) as
+    large as one likes.
     """
     X = torch.eye(2, dtype=F64)
     y = torch.tensor([0.8, -0.6], dtype=F64)

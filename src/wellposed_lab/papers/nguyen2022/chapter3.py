@@ -1,4 +1,4 @@
-"""[nguyen2022, Chapter 3]: the tangent kernel of a monotone network, its bounds, and gradient descent."""
+"""[nguyen2022, Chapter 3]: tangent kernel and descent of a monotone network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[nguyen2022, Figure 4.1]: the initialization of a convolutional equilibrium network and how its iterates settle."""
+"""[nguyen2022, Figure 4.1]: initialization and the convergence of iterates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Figure41Config(ExperimentConfig):
 
 
 class Figure41(AbstractExperiment):
-    """f(z, x) = norm(relu(z + norm(x + W_2 * norm(relu(W_1 * z))))), eq. (4.1), with Anderson acceleration."""
+    """Eq. (4.1), f(z, x) = norm(relu(z + norm(x + W_2 * norm(relu(W_1 * z))))), by Anderson."""
 
     name = "nguyen2022/figure4.1"
     title = "initialization and the convergence of iterates"

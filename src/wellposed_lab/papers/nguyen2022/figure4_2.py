@@ -27,7 +27,7 @@ SHOWN = 4
 
 
 class Figure42(AbstractExperiment):
-    """The states at which Anderson's solver evaluates the map, in their first two principal components."""
+    """The states of Anderson's solver, in their first two principal components."""
 
     name = "nguyen2022/figure4.2"
     title = "initialization and the way of the iterates"
@@ -104,8 +104,8 @@ class Figure42(AbstractExperiment):
 
 
 def residual(in_channels: int, channels: int, seed: int, **options: Any) -> ResidualDEQ:
-    """With Anderson's solver, tolerance 1e-3 and 100 evaluations, as in [nguyen2022, Fig. 4.3]; the head averages over 7 x 7
-    regions, because one average of few channels learns little.
+    """With Anderson's solver, tolerance 1e-3 and 100 evaluations, as in [nguyen2022, Fig. 4.3]; the
+    head averages over 7 x 7 regions, because one average of few channels learns little.
 
     Args:
         in_channels, channels: Of images and of the state.

@@ -42,7 +42,7 @@ class Figure43Config(ExperimentConfig):
 
 
 class Figure43(AbstractExperiment):
-    """The states of Anderson's solver on training images, at the start and after every epoch, in one plane."""
+    """The states of Anderson's solver, at the start and after every epoch, in one plane."""
 
     name = "nguyen2022/figure4.3"
     title = "the way of the iterates during training"
@@ -157,7 +157,7 @@ def _last(points: np.ndarray, num_steps: np.ndarray) -> np.ndarray:
 
 
 def _nearest(ends: np.ndarray, classes: np.ndarray) -> float:
-    """The part of points whose nearest mean of a class is that of their own."""
+    """The part of points that are nearest to the mean of their class."""
     known = np.unique(classes)
     means = np.stack([ends[classes == c].mean(axis=0) for c in known])
     nearest = known[np.linalg.norm(ends[:, None] - means[None], axis=2).argmin(axis=1)]

@@ -1,4 +1,4 @@
-"""[nguyen2022, Figure 4.4]: the loss around trained networks that repeat a map 6, 11, 18 times, or until equilibrium."""
+"""[nguyen2022, Figure 4.4]: the loss around weight-tied and equilibrium networks."""
 
 from __future__ import annotations
 
@@ -62,8 +62,10 @@ def landscape(model: nn.Module, task: Task) -> dict[str, Any]:
     """Trains the model of a task and looks at the loss around where it ended.
 
     Returns:
-        `values`: the surface, None where there is no loss that can be believed; `area` of {loss <= loss at the centre +
-        `ABOVE`} and `undecided` beside it (None without a loss at the centre); `counts` of the points by their status; `loss`
+        `values`: the surface, None where there is no loss that can be believed; `area` of {loss <=
+            loss at the centre +
+        `ABOVE`} and `undecided` beside it (None without a loss at the centre); `counts` of the
+            points by their status; `loss`
         of every epoch; `coordinates`.
     """
     (X, y), _ = images(task["data"], task["n"], 10, size=task["size"], seed=task["seed"])

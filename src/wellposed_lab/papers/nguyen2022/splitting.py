@@ -1,4 +1,4 @@
-"""[nguyen2022, Sections 2.3.2 and 3.1]: which iterations find the equilibrium of a monotone network."""
+"""[nguyen2022, Sections 2.3.2 and 3.1]: iterations for monotone equilibria."""
 
 from __future__ import annotations
 
@@ -155,7 +155,8 @@ def network(task: Task) -> tuple[MonotoneDEQ, Tensor]:
 
 
 def dense_equilibrium(W: Tensor, C: Tensor) -> Tensor:
-    """z = relu(W z + c) to rounding: Peaceman-Rachford by a dense inverse finds the active units, a dense solve the values."""
+    """z = relu(W z + c) to rounding: Peaceman-Rachford by a dense inverse finds the active units, a
+    dense solve the values."""
     identity = torch.eye(len(W), dtype=W.dtype)
     L = float(torch.linalg.matrix_norm(identity - W, ord=2))
     a = 1 / L

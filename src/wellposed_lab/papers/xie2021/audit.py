@@ -1,4 +1,4 @@
-"""[xie2021], optimization induced equilibrium networks: what is printed, and what the numbers say."""
+"""[xie2021], optimization induced equilibrium networks: the print, and the numbers."""
 
 from __future__ import annotations
 

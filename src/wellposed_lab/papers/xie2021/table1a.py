@@ -68,7 +68,7 @@ class Table1aConfig(ConvConfig):
 
 
 class Table1a(AbstractExperiment):
-    """The norms: one layer and a regularizer as last block, on two classes; alpha: five convolutions, on ten."""
+    """Norms: one layer and a regularizer, two classes. alpha: five convolutions, ten classes."""
 
     name = "xie2021/table1a"
     title = "regularization of equilibrium features"

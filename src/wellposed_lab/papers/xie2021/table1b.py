@@ -35,7 +35,7 @@ ALPHA = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Table1bConfig(ConvConfig):
-    """Sizes: those of the deep OptEq; the other network is as wide as the same number of parameters allows."""
+    """Sizes of the deep OptEq; the other network has at most as many parameters."""
 
     epochs: int = 6
 

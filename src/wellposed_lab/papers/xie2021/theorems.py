@@ -120,7 +120,8 @@ class Theorems(AbstractExperiment):
 
 
 def _least_rise(model: Any, X: torch.Tensor, directions: int, generator: torch.Generator) -> float:
-    """The least of (value at a perturbed state - value at the equilibrium)/(1 + |value|): negative if some state is better."""
+    """The least of (value at a perturbed state - value at the equilibrium)/(1 + |value|): negative
+    if some state is better."""
     phi = objective(model, X)
     states = phi.states(model.solve(X).value)
     value = phi(*states)
