@@ -50,7 +50,7 @@ docs: $(VENV)/.installed-docs  ## Build the documentation into site/, without th
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
 
 docs-fast: $(VENV)/.installed-docs  ## The same without executing the tutorials: seconds, not minutes.
-	WELLPOSED_DOCS_FAST=1 NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
+	WELLPOSED_DOCS_EXECUTE=false NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
 
 docs-serve: $(VENV)/.installed-docs  ## Show the documentation on this machine, rebuilt as you edit.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve $(ARGS)

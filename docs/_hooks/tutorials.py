@@ -1,90 +1,92 @@
-"""mkdocs hook: every `docs/tutorials/NN_name.py` becomes a page by being executed, in a process of
-its own.
+"""mkdocs hook: what mkdocs-jupyter does not do for the scripts `docs/tutorials/NN_name.py`.
 
-An exception in a tutorial fails the build. The time of each is printed; above a minute a line says
-so (it is no error: the machine may be slow). While `mkdocs serve` runs, a tutorial is executed
-again only if its text has changed. The list of tutorials, and their place in the navigation, are
-made of the files that are there.
+mkdocs-jupyter turns a script in percent format into a notebook (by jupytext), executes it and makes
+a page of it; an exception in a cell fails the build. This hook adds
 
-With WELLPOSED_DOCS_FAST=1 (`make docs-fast`) nothing is executed: the pages show text and code, and
-say so.
+- the list of tutorials and their place in the navigation, from the files that exist;
+- a start of the kernel that shows a figure when it is assigned to a name, and makes warnings errors;
+- links to other pages and to the sources, which notebooks keep as text.
+
+With WELLPOSED_DOCS_EXECUTE=false (`make docs-fast`) nothing is executed, and the pages say so.
 """
 
 from __future__ import annotations
 
-import logging
+import html
 import os
-import subprocess
-import sys
+import posixpath
+import re
 import tempfile
 from pathlib import Path
 
-import percent
+from bibliography import entries
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
-LOG = logging.getLogger("mkdocs.hooks.tutorials")
-PERCENT = Path(__file__).with_name("percent.py")
-SLOW = 60.0  # seconds
-HEAVY = 400_000  # bytes of all figures of a page
-FAST = "WELLPOSED_DOCS_FAST"
-NOT_EXECUTED = "This page was not executed (`make docs-fast`), so outputs and figures are missing; `make docs` has them.\n"
-
-_pages: dict[tuple[str, str], dict[str, bytes]] = {}  # (name, source) -> file name -> content
+NOT_EXECUTED = "This page was not executed (<code>make docs-fast</code>); <code>make docs</code> adds outputs and figures."
+LINK = re.compile(r'href="(?!https?:|#)([^"#]+)\.md((?:#[^"]*)?)"')
+_ipython = tempfile.TemporaryDirectory(prefix="wellposed-docs-")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    startup = Path(_ipython.name, "profile_default", "startup")
+    startup.mkdir(parents=True, exist_ok=True)
+    (startup / "kernel.py").write_text(Path(__file__).with_name("kernel_startup.py").read_text(), encoding="utf-8")
+    os.environ["IPYTHONDIR"] = _ipython.name
     for item in config.nav or []:
         if "Tutorials" in item:
-            item["Tutorials"] = ["tutorials/index.md", *(f"tutorials/{script.stem}.md" for script in _scripts(config))]
+            item["Tutorials"] = ["tutorials/index.md", *(f"tutorials/{script.name}" for script in _scripts(config))]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     rows = []
     for script in _scripts(config):
-        made = _run(script)
-        for name, content in made.items():
-            uri = f"tutorials/{script.stem}.md" if name == "page.md" else f"tutorials/{name}"
-            files.append(File.generated(config, uri, content=content))
-        title, summary = opening(made["page.md"].decode())
-        rows.append(f"## [{title}]({script.stem}.md)\n\n{summary}\n")
-    how = "a script" if os.environ.get(FAST) else "a script that was executed to make it"
-    index = f"# Tutorials\n\nEach page is {how}; run it yourself, and change it.\n\n"
-    files.append(File.generated(config, "tutorials/index.md", content=index + "\n".join(rows)))
+        title, summary = opening(script.read_text(encoding="utf-8"))
+        rows.append(f"## [{title}]({script.name})\n\n{summary}\n")
+    index = "# Tutorials\n\nEach page is a script; run it yourself, and change it.\n\n" + "\n".join(rows)
+    files.append(File.generated(config, "tutorials/index.md", content=index))
     return files
 
 
-def opening(page: str) -> tuple[str, str]:
-    """The title of a page and its first paragraph."""
-    title, _, rest = page.partition("\n")
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if not re.fullmatch(r"tutorials/\d\d_\w+\.py", page.file.src_uri):
+        return content
+    docs = Path(config.docs_dir)
+    keys = [entry.key for entry in entries((docs / "references.bib").read_text(encoding="utf-8"))]
+    name = posixpath.basename(page.file.src_uri)
+    executed = config.plugins["mkdocs-jupyter"].config["execute"]
+    note = "all of it was executed to make the page." if executed else NOT_EXECUTED
+    end = f'<hr><p><a href="{html.escape(name)}" download>Download this page as a script</a>: {note}</p>'
+    return with_links(content, docs, keys, name) + end
+
+
+def with_links(content: str, docs: Path, keys: list[str], name: str) -> str:
+    """The HTML of a tutorial with links to pages of the site and citations that lead to the sources."""
+
+    def page_link(link: re.Match[str]) -> str:
+        target = docs / "tutorials" / link[1]
+        if not target.with_name(target.name + ".md").exists() and not target.with_name(target.name + ".py").exists():
+            raise PluginError(f"tutorials/{name} links to {link[1]}.md, which does not exist.")
+        return f'href="{link[1]}.html{link[2]}"'
+
+    citation = re.compile(rf"\[({'|'.join(keys)})(?:, [^\][<]*)?\]")
+    texts = re.split(r"(<pre.*?</pre>|<code.*?</code>)", LINK.sub(page_link, content), flags=re.DOTALL)
+    linked = [citation.sub(r'<a href="../references.html#\1">\g<0></a>', text) for text in texts[::2]]
+    return "".join(part for pair in zip(linked, [*texts[1::2], ""], strict=True) for part in pair)
+
+
+def opening(script: str) -> tuple[str, str]:
+    """The title of a script and its first paragraph: the lines of its first cell of text."""
+    cell = re.search(r"^# %% \[markdown\]\n((?:#.*\n)+)", script, flags=re.MULTILINE)
+    if cell is None:
+        raise PluginError("A tutorial begins with a cell '# %% [markdown]', a title and a paragraph.")
+    text = re.sub(r"^# ?", "", cell[1], flags=re.MULTILINE)
+    title, _, rest = text.partition("\n")
     return title.removeprefix("# "), rest.strip().partition("\n\n")[0]
 
 
 def _scripts(config: MkDocsConfig) -> list[Path]:
     return sorted((Path(config.docs_dir) / "tutorials").glob("[0-9][0-9]_*.py"))
-
-
-def _run(script: Path) -> dict[str, bytes]:
-    if os.environ.get(FAST):
-        return {"page.md": f"{percent.unexecuted(script)}\n---\n\n{NOT_EXECUTED}".encode()}
-    key = (script.name, script.read_text())
-    if key not in _pages:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, str(PERCENT), str(script), folder]
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MPLBACKEND": "Agg"})
-            if done.returncode != 0:
-                raise PluginError(f"The tutorial {script.name} does not run:\n{done.stderr}")
-            made = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-        seconds, cpu = map(float, done.stdout.split()[-2:])
-        size = sum(map(len, made.values()))
-        print(f"tutorial {script.name}: {seconds:.1f} s ({cpu:.1f} s of CPU), {len(made) - 1} figures, {size // 1000} kB")
-        if min(seconds, cpu) > SLOW:  # wall clock alone would blame a busy machine, CPU alone several threads
-            print(f"tutorial {script.name}: more than {SLOW:.0f} s; shorten it.")
-        if size > HEAVY:
-            print(f"tutorial {script.name}: its figures are heavier than {HEAVY // 1000} kB; draw fewer or smaller ones.")
-        download = f"[Download this page as a script]({script.name}): all of it was executed to make the page.\n"
-        made["page.md"] = made["page.md"] + f"\n---\n\n{download}".encode()
-        _pages[key] = made
-    return _pages[key]

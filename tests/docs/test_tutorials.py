@@ -1,4 +1,4 @@
-"""Every tutorial is a script that runs to its end, and a page with a title."""
+"""Every tutorial is a script in percent format that runs to its end, and a page with a title."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 import doc_hooks
 import wellposed
 
-percent = doc_hooks.load("percent")
 SCRIPTS = sorted((doc_hooks.DOCS / "tutorials").glob("*.py"))
 
 
@@ -44,32 +43,58 @@ def test_names_of_wellposed_exist(script: Path) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_begins_with_a_title_and_shows_no_window(script: Path) -> None:
-    cells = percent.cells_of(script.read_text())
-    assert cells[0].is_markdown and re.match(r"# \S", cells[0].text), f"{script.name} must begin with a title, '# # Title'"
-    assert not any("plt.show(" in cell.text or ".savefig(" in cell.text for cell in cells)
+    source = script.read_text()
+    first = re.search(r"^# %%.*\n.*\n", source, flags=re.MULTILINE)
+    assert first and re.fullmatch(r"# %% \[markdown\]\n# # \S.*\n", first[0]), f"{script.name} must begin with '# # Title'"
+    assert "plt.show(" not in source and ".savefig(" not in source
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_cells_are_well_formed(script: Path) -> None:
+    """A mark opens a cell of code or of text, and every line of text is a comment."""
+    text = False
+    for number, line in enumerate(script.read_text().splitlines(), start=1):
+        if line.startswith("# %%"):
+            assert line in ("# %%", "# %% [markdown]"), f"{script.name}, line {number}: {line}"
+            text = line != "# %%"
+        else:
+            assert not text or not line or line.startswith("#"), f"{script.name}, line {number}: code in a cell of text"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_links_lead_somewhere(script: Path) -> None:
-    for cell in percent.cells_of(script.read_text()):
-        for target in re.findall(r"\]\((?!http)([^)#]+)", cell.text) if cell.is_markdown else []:
-            page = script.parent / target
-            generated = page.with_suffix(".py") if page.parent == script.parent else page
-            assert page.exists() or generated.exists(), f"{script.name} links to {target}, which does not exist"
-
-
-def test_a_page_can_be_made_without_running_its_script(tmp_path: Path) -> None:
-    script = tmp_path / "01_fails.py"
-    script.write_text("# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nraise SystemExit('it was run')\n")
-    page = percent.unexecuted(script)
-    assert page == "# Title\n\nWords.\n\n```python\nraise SystemExit('it was run')\n```\n"
+    for target in re.findall(r"^#.*\]\((?!http)([^)#]+)", script.read_text(), flags=re.MULTILINE):
+        page = script.parent / target
+        generated = page.with_suffix(".py") if page.parent == script.parent else page
+        assert page.exists() or generated.exists(), f"{script.name} links to {target}, which does not exist"
 
 
 @pytest.mark.slow  # each takes ten seconds and more
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_runs(script: Path, tmp_path: Path) -> None:
+def test_runs(script: Path) -> None:
     pytest.importorskip("matplotlib", reason="tutorials draw with matplotlib, which is optional and not installed")
-    program = [sys.executable, str(doc_hooks.HOOKS / "percent.py"), str(script), str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    around = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, env=around)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "page.md").read_text().count("```python") >= 2
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    pytest.importorskip("mkdocs", reason="the hooks of the site need mkdocs, which is optional and not installed")
+    return doc_hooks.load("tutorials")
+
+
+def test_opening_of_a_script(hook: ModuleType) -> None:
+    script = "# slow\n# %% [markdown]\n# # Title\n#\n# Words\n# and words.\n#\n# More.\n\n# %%\nx = 1\n"
+    assert hook.opening(script) == ("Title", "Words\nand words.")
+
+
+def test_links_of_a_tutorial_lead_to_pages_of_the_site(hook: ModuleType) -> None:
+    content = (
+        '<a href="../solving.md#x">a</a> <a href="02_certified_training.md">b</a> [xie2021, Section 5] <code>[xie2021]</code>'
+    )
+    linked = hook.with_links(content, doc_hooks.DOCS, ["xie2021"], "01_equilibrium_layer.py")
+    assert 'href="../solving.html#x"' in linked and 'href="02_certified_training.html"' in linked
+    assert '<a href="../references.html#xie2021">[xie2021, Section 5]</a>' in linked and "<code>[xie2021]</code>" in linked
+    with pytest.raises(Exception, match="nowhere.md, which does not exist"):
+        hook.with_links('<a href="../nowhere.md">a</a>', doc_hooks.DOCS, ["xie2021"], "01_equilibrium_layer.py")
