@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import wellposed as wp
 from wellposed.lightning import EquilibriumMonitor
 
-L = pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+L: Any = pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 
 
 class Task(L.LightningModule):

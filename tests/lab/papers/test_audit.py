@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_papers_can_be_chosen() -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     testing = pytest.importorskip("typer.testing", reason="the extra 'cli' is not installed")
     from wellposed_lab.cli import app
 
@@ -123,7 +124,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     return lambda *words: testing.CliRunner().invoke(app, ["audit", *words])
 
 
-def test_command(command: Callable[..., object], tmp_path: Path) -> None:
+def test_command(command: Callable[..., Any], tmp_path: Path) -> None:
     result = command("xie2021")
     assert result.exit_code == 0 and "Theorem 5" in result.stdout and "0 not confirmed" in result.stdout
     result = command("xie2021", "--differing", "--json")
@@ -134,7 +135,7 @@ def test_command(command: Callable[..., object], tmp_path: Path) -> None:
     assert command("xie2022").exit_code == 2
 
 
-def test_command_fails_if_a_verdict_is_not_borne_out(command: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_fails_if_a_verdict_is_not_borne_out(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def check_wrong(e: Evidence) -> None:
         e.printed("two", 2.0, "<", 1.0)
 
