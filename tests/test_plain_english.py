@@ -37,6 +37,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / ".github").glob("**/*.md")),
+    *sorted((ROOT / "src").glob("**/*.md")),
 ]
 SCRIPTS = [*sorted((ROOT / "docs" / "tutorials").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
 PACKAGES = sorted(

@@ -8,23 +8,29 @@ from __future__ import annotations
 import html
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed_lab.papers.findings import ROLES, AuditFinding, AuditRow, Evidence, Fact
+from wellposed_lab.papers.findings import ROLES, AuditFinding, AuditRow, Evidence, Fact, PaperAudit
 from wellposed_lab.papers.gao2022 import audit as gao2022
-from wellposed_lab.papers.gao2023 import audit_generalization as gao2023
+from wellposed_lab.papers.gao2023 import audit as gao2023
+from wellposed_lab.papers.gao2023 import audit_generalization as gao2023_generalization
 from wellposed_lab.papers.ling2022 import audit as ling2022
-from wellposed_lab.papers.nguyen2022 import audit_training as nguyen2022
+from wellposed_lab.papers.nguyen2022 import audit_kernel, audit_training
 from wellposed_lab.papers.xie2021 import audit as xie2021
 
 __all__ = ["FINDINGS", "AuditFinding", "AuditRow", "Evidence", "Fact", "audit", "counts", "to_html", "to_json", "to_markdown"]
 
 #: By key, in the order of the page.
-AUDITS = {module.PAPER.key: module.PAPER for module in (nguyen2022, xie2021, ling2022, gao2022, gao2023)}
+AUDITS = {
+    "nguyen2022": PaperAudit("nguyen2022", (audit_kernel, audit_training)),
+    "xie2021": PaperAudit("xie2021", (xie2021,)),
+    "ling2022": PaperAudit("ling2022", (ling2022,)),
+    "gao2022": PaperAudit("gao2022", (gao2022,)),
+    "gao2023": PaperAudit("gao2023", (gao2023, gao2023_generalization)),
+}
 PAPERS = tuple(AUDITS)
 #: What differs from the print comes first, then what holds.
 FINDINGS: tuple[AuditFinding, ...] = tuple(
@@ -35,7 +41,7 @@ FINDINGS: tuple[AuditFinding, ...] = tuple(
     if (finding.verdict == "holds") is holding
 )
 #: Where the generated part of docs/findings.md begins.
-MARKER = "<!-- Generated from the audits in src/wellposed_lab/papers by `make findings`: edit those, not what follows. -->\n"
+MARKER = "<!-- Generated from src/wellposed_lab/papers/*/findings.md by `make findings`: edit those, not what follows. -->\n"
 COLUMNS = ("claim", "printed", "verdict", "corrected")
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #1b1b1b; }
@@ -118,17 +124,11 @@ def to_markdown() -> str:
     """The sections of docs/findings.md: what differs from the print. Runs no check."""
     sections = []
     for paper in AUDITS.values():
-        differing = [finding for finding in paper.findings if finding.verdict != "holds"]
-        modules = dict.fromkeys(f.check.__module__.replace(".", "/") + ".py" for f in differing if f.check is not None)
-        links = ",\n".join(f"[`{Path(module).name}`](../src/{module})" for module in modules)
-        table = [[*COLUMNS, "check"], ["---"] * 5]
-        for f in differing:
-            cells = [getattr(f, column).replace("|", "\\|") for column in COLUMNS]
-            table.append([*cells, f"`{f.name}`" if f.check is not None else f.name])
-        lines = "\n".join(" ".join(["|", *(f"{cell} |" if cell else "|" for cell in row)]) for row in table)
-        notation, summary = (textwrap.fill(text, 100, break_on_hyphens=False) for text in (paper.notation, paper.summary))
-        texts = [f"## [{paper.key}]: {paper.title}", notation, f"Checks:\n{links}.", lines, summary]
-        sections.append("\n\n".join(text for text in texts if text) + "\n")
+        before, _, table = paper.text.partition("\n|")
+        lines = [line for line in f"|{table}".splitlines() if "| holds |" not in line]
+        paths = [module.__name__.replace(".", "/") + ".py" for module in paper.modules]
+        links = ",\n".join(f"[`{Path(path).name}`](../src/{path})" for path in paths)
+        sections.append(f"#{before.rstrip()}\n\nChecks:\n{links}.\n\n" + "\n".join(lines) + "\n")
     return "\n".join(sections)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import resources
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -151,39 +155,39 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@dataclass
+@dataclass(frozen=True)
 class PaperAudit:
-    """The findings about one paper, in order.
+    """The findings about one paper: the table of `findings.md` in its folder, with its checks.
 
-    Attributes:
-        key: Of docs/references.bib.
-        title: Heads its section on the page of findings.
-        notation: The paper's letters, for readers of the table.
-        summary: What follows, below the table.
+    Args:
+        key: Of docs/references.bib; also the name of the folder.
+        modules: Where the functions are that the last column of the table names.
     """
 
     key: str
-    title: str
-    notation: str = ""
-    summary: str = ""
-    findings: list[AuditFinding] = field(default_factory=list)
+    modules: tuple[ModuleType, ...]
 
-    def finding(self, claim: str, printed: str, verdict: str, *, corrected: str) -> Callable[[Check], Check]:
-        """A decorator that makes a check the evidence of a row."""
+    @functools.cached_property
+    def text(self) -> str:
+        """The page: a title, the notation, the table, and what follows."""
+        return resources.files("wellposed_lab.papers").joinpath(self.key, "findings.md").read_text(encoding="utf-8")
 
-        def register(check: Check) -> Check:
-            self.findings.append(AuditFinding(self.key, claim, printed, verdict, corrected, check))
-            return check
+    @functools.cached_property
+    def findings(self) -> tuple[AuditFinding, ...]:
+        """One for each row of the table, in order."""
+        rows = [line for line in self.text.splitlines() if line.startswith("|")]
+        return tuple(self._finding(row) for row in rows[2:])
 
-        return register
-
-    def holds(self, claim: str, printed: str, *, corrected: str = "the same") -> Callable[[Check], Check]:
-        """The same for a claim that holds as it is printed."""
-        return self.finding(claim, printed, "holds", corrected=corrected)
-
-    def remark(self, claim: str, printed: str, verdict: str, *, corrected: str, by: str) -> None:
-        """A row without numbers."""
-        self.findings.append(AuditFinding(self.key, claim, printed, verdict, corrected, None, by))
+    def _finding(self, row: str) -> AuditFinding:
+        cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+        claim, printed, verdict, corrected, name = cells
+        if not name.startswith("`"):
+            return AuditFinding(self.key, claim, printed, verdict, corrected, None, by=name)
+        name = name.strip("`")
+        checks = [getattr(module, name) for module in self.modules if hasattr(module, name)]
+        if not checks:
+            raise AssertionError(f"{self.key}/findings.md names {name}, which its audit does not have.")
+        return AuditFinding(self.key, claim, printed, verdict, corrected, checks[0])
 
 
 def gap(a: Tensor, b: Tensor) -> float:

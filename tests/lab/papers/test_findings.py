@@ -1,4 +1,4 @@
-"""Every finding about a paper: its check confirms it now, and docs/findings.md shows what the audits say."""
+"""Every finding about a paper: its check confirms it now, and docs/findings.md shows what its folder says."""
 
 from __future__ import annotations
 
@@ -56,3 +56,12 @@ def test_everything_about_a_paper_is_in_its_folder() -> None:
         for finding in paper.findings:
             assert finding.paper == key
             assert finding.check is None or finding.check.__module__.startswith(f"wellposed_lab.papers.{key}.")
+        checks = {name for module in paper.modules for name in vars(module) if name.startswith("check_")}
+        assert checks == {finding.name for finding in paper.findings if finding.check is not None}
+
+
+def test_a_row_is_read_as_it_is_written() -> None:
+    (finding,) = [finding for finding in FINDINGS if finding.name == "check_norm_of_equilibria"]
+    assert finding.printed == "|Z|_F <= |X|_F |U|/m"  # bars of formulas are escaped in the table
+    with pytest.raises(AssertionError, match="names check_nothing, which its audit does not have"):
+        AUDITS["ling2022"]._finding("| a | b | typo | c | `check_nothing` |")

@@ -10,17 +10,10 @@ from torch import Tensor
 from wellposed.kernel import relu_gram, tangent_kernel
 from wellposed.nn import SkipDEQ
 from wellposed_lab.papers.audit_problems import F64, eye, generator, norm2, sphere
-from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
+from wellposed_lab.papers.findings import Evidence, gap
 from wellposed_lab.papers.ling2022.audit import Q
 
-__all__ = ["PAPER", "adjoints", "network", "parts_by_autograd"]
-
-PAPER = PaperAudit(
-    "gao2022",
-    "ReLU implicit networks with a feature path",
-    notation="g = gamma/sqrt(m), c = max(‖A‖, ‖W‖)/sqrt(m).",
-    summary="`certify.gao2022` reports the measured numbers and never certifies.",
-)
+__all__ = ["adjoints", "network", "parts_by_autograd"]
 
 
 def network(m: int = 100, gamma: float = 0.2, n: int = 3, *, d: int = 5) -> tuple[SkipDEQ, Tensor, Tensor]:
@@ -50,7 +43,6 @@ def parts_by_autograd(model: SkipDEQ, X: Tensor) -> dict[str, Tensor]:
     return kernels
 
 
-@PAPER.finding("(9)", "lambda_min(I - g D A) >= 1 - gamma_0", "typo", corrected="sigma_min; the eigenvalues are complex")
 def check_9_is_about_singular_values(e: Evidence) -> None:
     model, _, _ = network()
     R = model.recurrent().detach()
@@ -60,7 +52,6 @@ def check_9_is_about_singular_values(e: Evidence) -> None:
     e.corrected("sigma_min, and 1 - gamma_0", torch.linalg.svdvals(M)[-1], ">=", 1 - norm2(R))
 
 
-@PAPER.finding("(10)", "gradient for A without g", "typo, matters", corrected="g sum r_i p_i z_i^T, as in the appendix's (27)")
 def check_10_lost_the_factor(e: Evidence) -> None:
     model, X, y = network()
     r = (model(X) - y).detach()
@@ -72,7 +63,6 @@ def check_10_lost_the_factor(e: Evidence) -> None:
     e.corrected("relative error with g", gap(factor * printed, truth), "<=", 1e-8)
 
 
-@PAPER.finding("(15)", "1_n", "holds only if 1_n is the matrix of ones", corrected="1 1^T")
 def check_15_one_is_the_matrix_of_ones(e: Evidence) -> None:
     model, X, _ = network()
     kernels = parts_by_autograd(model, X)
@@ -82,7 +72,6 @@ def check_15_one_is_the_matrix_of_ones(e: Evidence) -> None:
     e.corrected("with the matrix of ones", gap((model.gamma**2 * M + 1) * (Z @ Z.t()), truth), "<=", 1e-8)
 
 
-@PAPER.finding("(16), (17)", "(I - g D A)^(-1) u in Q", "typo", corrected="the inverse transposed, in both factors")
 def check_17_inverse_transposed(e: Evidence) -> None:
     model, X, _ = network()
     truth = parts_by_autograd(model, X)["W"]
@@ -95,7 +84,6 @@ def check_17_inverse_transposed(e: Evidence) -> None:
     e.corrected("with the inverse transposed", gap(kernels[0], truth), "<=", 1e-8)
 
 
-@PAPER.finding("Lemma 3.3", "m = Omega(n^2/lambda_0^2 log)", "asymptotic", corrected="‖G(0) - G_inf‖ falls like m^(-1/2)")
 def check_lemma_3_3_is_an_order(e: Evidence) -> None:
     X, _ = sphere(4, 6, 0)
     G = relu_gram(X)
@@ -112,12 +100,6 @@ def check_lemma_3_3_is_an_order(e: Evidence) -> None:
     e.corrected("the same slope", slope, "<", -0.33)
 
 
-@PAPER.finding(
-    "Lemma 3.4",
-    "relu is 1-Lipschitz in the operator norm; R with ‖X‖^2",
-    "wrong",
-    corrected="in the Frobenius norm; R = sqrt(m) lambda_0/(16 c ‖X‖_F^2)",
-)
 def check_lemma_3_4_relu_is_not_lipschitz_in_operator_norm(e: Evidence) -> None:
     H = torch.ones(1, 1, dtype=F64)
     for _ in range(4):
@@ -126,12 +108,6 @@ def check_lemma_3_4_relu_is_not_lipschitz_in_operator_norm(e: Evidence) -> None:
     e.corrected("the same in the Frobenius norm", torch.relu(H).norm(), "<=", H.norm())
 
 
-@PAPER.finding(
-    "Lemma 3.5 (ii), (iii)",
-    "‖u(t)‖ <= 16 c sqrt(n) r0/lambda_0",
-    "unsat: ‖u(0)‖ = sqrt(m), and the proof needs a width 8‖X‖^2/lambda_0 >= 16 times too large for that",
-    corrected="‖u‖, ‖v‖ <= 2 sqrt(m)",
-)
 def check_lemma_3_5_contradicts_its_own_width(e: Evidence) -> None:
     n, d = 8, 10
     X, y = sphere(n, d, 0)
@@ -148,12 +124,6 @@ def check_lemma_3_5_contradicts_its_own_width(e: Evidence) -> None:
     e.given("|X|", X_norm, ">=", 1)
 
 
-@PAPER.finding(
-    "Theorem 3.1, width",
-    "n^2/lambda_0^2",
-    "unsupported",
-    corrected="m >= 192^2 c^2 n‖X‖_F^4 r0^2/lambda_0^4, so n^4/lambda_0^4",
-)
 def check_theorem_3_1_width_of_the_repaired_proof(e: Evidence) -> None:
     # |u|, |v| <= 2 sqrt(m) gives |dW| <= 12 sqrt(n) r0/lambda_0; with Lemma 3.4 (Frobenius) m is of order n^4/lambda_0^4
     def width(n: int, lambda_0: float) -> float:
@@ -168,12 +138,6 @@ def check_theorem_3_1_width_of_the_repaired_proof(e: Evidence) -> None:
     e.corrected("relative error of 192^2 c^2 n |X|_F^4 r0^2/lambda_0^4", abs(width(n, lambda_0) / stated - 1), "<=", 1e-9)
 
 
-@PAPER.finding(
-    "Lemma 3.6, Theorem 3.2",
-    "steps O(lambda_0/n^2)",
-    "gap: the cross term (43) is of order c^2 n at every width",
-    corrected="it is positive semidefinite and helps; no constant is proved",
-)
 def check_lemma_3_6_cross_term_does_not_shrink(e: Evidence) -> None:
     rests = []
     for m in (150, 600):
@@ -196,7 +160,6 @@ def check_lemma_3_6_cross_term_does_not_shrink(e: Evidence) -> None:
     e.corrected("worst ratio of losses in 10 steps, and the claimed one", worst, "<=", 1 - step * lambda_0 / 2)
 
 
-@PAPER.holds("(11)-(13)", "gradients for W, u, v; the kernel")
 def check_skip_kernel(e: Evidence) -> None:
     model, X, _ = network(40)
     parts, truth = tangent_kernel(model, X, by_parameter=True), parts_by_autograd(model, X)
@@ -204,7 +167,6 @@ def check_skip_kernel(e: Evidence) -> None:
         e.corrected(f"relative distance from autograd, {name}", gap(parts[name], truth[name]), "<=", 1e-9)
 
 
-@PAPER.holds("G_inf", "E relu(w . x_i) relu(w . x_j)", corrected="Q(x_i . x_j)/2 for unit inputs")
 def check_relu_gram(e: Evidence) -> None:
     X, _ = sphere(4, 5, 0)
     features = torch.relu(X @ torch.randn(5, 200_000, generator=generator(0), dtype=F64))

@@ -10,20 +10,9 @@ from torch import Tensor
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import ImplicitOnlyDEQ
 from wellposed_lab.papers.audit_problems import F64, eye, generator, norm2, sphere
-from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
+from wellposed_lab.papers.findings import Evidence, gap
 
-__all__ = ["PAPER", "network"]
-
-PAPER = PaperAudit(
-    "gao2023",
-    "only the implicit layer is trained",
-    summary=(
-        "The rates of [gao2022] and [gao2023] hold *if* lambda_min stays above lambda_0/2; that premise is what is not proved "
-        "with constants. The ball F_B of Theorem 4.1 depends on the sample through B, which the standard theorem does not "
-        "allow; `generalization_bound` pays for it with a union over a grid of norms, and says that it bounds the kernel "
-        "machine, not the network."
-    ),
-)
+__all__ = ["network"]
 
 
 def network(
@@ -34,12 +23,6 @@ def network(
     return ImplicitOnlyDEQ(5, m, gamma0=gamma0, init=init, generator=generator(seed), dtype=F64), X, y
 
 
-@PAPER.finding(
-    "Lemma 3.2, second part",
-    "dJ^T = gamma D U^(-1) (dA) D U^(-1) B",
-    "typo",
-    corrected="dA kron I_n; only while no mask changes",
-)
 def check_lemma_3_2_derivative_of_j(e: Evidence) -> None:
     n, m, gamma = 2, 3, 0.1
     g = generator(0)
@@ -61,9 +44,6 @@ def check_lemma_3_2_derivative_of_j(e: Evidence) -> None:
     e.corrected("relative distance from finite differences", gap(corrected, difference), "<=", 1e-7)
 
 
-@PAPER.finding(
-    "(13)-(15)", "H(t) - H(0) = O(1/sqrt m), by sigma'' = 0", "gap: masks do change", corrected="no rigorous constant"
-)
 def check_drift_of_the_kernel_comes_with_changing_masks(e: Evidence) -> None:
     model, X, y = network(m=100, n=6)
 
@@ -80,12 +60,6 @@ def check_drift_of_the_kernel_comes_with_changing_masks(e: Evidence) -> None:
     e.printed("|H(t) - H(0)|/|H(0)|", gap(tangent_kernel(model, X), H0), ">", 1e-3)
 
 
-@PAPER.finding(
-    "Gaussian A(0), gamma_0 in (0, 1)",
-    "‖A(0)‖ <= sqrt(m) without loss of generality",
-    "wrong: 2 sqrt(m)",
-    corrected="gamma_0 < 1/2, and < 1/3 to leave room for training",
-)
 def check_gaussian_norm_is_two_root_m(e: Evidence) -> None:
     A = torch.randn(400, 400, generator=generator(0), dtype=F64)
     norm = norm2(A) / 20
@@ -95,12 +69,6 @@ def check_gaussian_norm_is_two_root_m(e: Evidence) -> None:
     e.corrected("gamma_0 (|A| + sqrt m)/sqrt m at gamma_0 = 1/3, up to the edge", (1 / 3) * (norm + 1), "<", 1.05)
 
 
-@PAPER.finding(
-    "half-normal A(0), Section 5.1",
-    "contraction, Z(0) = Phi (I - gamma A)^(-1)",
-    "unsat: ‖A(0)‖ = m sqrt(2/pi), and for m > pi/(2 gamma_0^2) there is no equilibrium",
-    corrected="entries divided by sqrt(m)",
-)
 def check_half_normal_start_has_no_equilibrium(e: Evidence) -> None:
     m, gamma0 = 400, 0.1
     g = generator(0)
@@ -119,12 +87,6 @@ def check_half_normal_start_has_no_equilibrium(e: Evidence) -> None:
     e.corrected("gamma |A(0)| with entries divided by sqrt(m)", norm2(repaired.recurrent()), "<", 1)
 
 
-@PAPER.finding(
-    "repair of it by gamma = gamma_0/‖A‖",
-    "(ours, rejected)",
-    "lambda_min(H(0)) decays like 1/m",
-    corrected="scale the entries instead",
-)
 def check_repair_by_scaling_entries_and_not_by_the_norm(e: Evidence) -> None:
     def least(m: int, by_norm: bool) -> float:
         values = []
@@ -148,7 +110,6 @@ def check_repair_by_scaling_entries_and_not_by_the_norm(e: Evidence) -> None:
         e.corrected("distance from Phi (I - gamma A)^(-1)", gap(model.equilibrium(X), closed), "<=", 1e-8)
 
 
-@PAPER.finding("(25)", "n x n >= nm x nm", "typo", corrected="all units active: H(0) >= gamma^2/(1 + gamma‖A‖)^4 Phi Phi^T")
 def check_25_lower_bound(e: Evidence) -> None:
     model, X, _ = network(80, "half_normal")
     H = tangent_kernel(model, X)
@@ -160,14 +121,12 @@ def check_25_lower_bound(e: Evidence) -> None:
     e.corrected("least eigenvalue of the difference", torch.linalg.eigvalsh(H - lower)[0], ">=", -1e-12)
 
 
-@PAPER.holds("gradient and H", "(b^T kron I_n) Q^(-1) D, samples in rows", corrected="H = (gamma^2/m)(P P^T) o (Z Z^T)")
 def check_implicit_only_kernel(e: Evidence) -> None:
     model, X, _ = network(20)
     J = torch.stack([torch.autograd.grad(o, model.A, retain_graph=True)[0].flatten() for o in model(X)])
     e.corrected("relative distance from autograd", gap(tangent_kernel(model, X), J @ J.t()), "<=", 1e-9)
 
 
-@PAPER.holds("kernel machine", "f_t = f_0 + k(x, X) H^(-1)(I - exp(-H t))(y - u_0)")
 def check_kernel_machine(e: Evidence) -> None:
     model, X, y = network(40)
     H = tangent_kernel(model, X)

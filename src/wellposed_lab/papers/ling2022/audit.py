@@ -12,27 +12,11 @@ from wellposed.certify import ling2022
 from wellposed.kernel import population_gram, tangent_kernel
 from wellposed.nn import GaussianDEQ
 from wellposed_lab.papers.audit_problems import F64, eye, gaussian, generator, norm2, sphere, vec
-from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
+from wellposed_lab.papers.findings import Evidence, gap
 
-__all__ = ["PAPER", "Q"]
-
-PAPER = PaperAudit(
-    "ling2022",
-    "global convergence of over-parameterized equilibrium models",
-    notation="m is the width, n the number of samples, C = (c_w^2 + c_u^2)‖X‖_F^2, E = C + c_a^2‖X‖_F^2.",
-    summary=(
-        "With 8, Theorem 1 and its step min(2/lambda_0, 2C/E^2) hold; `certify.ling2022` has the proof. Its rate is that of "
-        "the loss."
-    ),
-)
+__all__ = ["Q"]
 
 
-@PAPER.finding(
-    "Lemma 1",
-    "‖W‖ <= 2 sqrt2 sigma_w with probability 1 - exp(-Omega(m))",
-    "wrong probability: this is the spectral edge",
-    corrected="2 sqrt2 sigma_w (1 + eps), probability 1 - exp(-c eps^2 m)",
-)
 def check_lemma_1_threshold_is_the_spectral_edge(e: Evidence) -> None:
     m, draws = 100, 60
     g = generator(0)
@@ -42,7 +26,6 @@ def check_lemma_1_threshold_is_the_spectral_edge(e: Evidence) -> None:
     e.corrected("share within 1.1 times the threshold", (norms <= 1.1).double().mean(), "==", 1)
 
 
-@PAPER.finding("Lemma 2", "R = (a kron I_n) J^(-1) D", "typo", corrected="R = (I_n kron a^T) J^(-1) D")
 def check_lemma_2_kronecker_order(e: Evidence) -> None:
     n, m, d = 3, 5, 2
     X, _ = sphere(n, d, 0)
@@ -80,7 +63,6 @@ def _recursion() -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
     return rho, cosines, printed, inner
 
 
-@PAPER.finding("Lemma 3", "cosine with denominator sigma_w^2 K_ij + 1", "typo", corrected="sigma_w^2 K_ii + 1 = rho^(l)")
 def check_lemma_3_index_of_rho(e: Evidence) -> None:
     rho, cosines, printed, inner = _recursion()
     off = [abs(float(a - b)) for a, b in zip(printed[2:], cosines[2:], strict=True)]
@@ -90,7 +72,6 @@ def check_lemma_3_index_of_rho(e: Evidence) -> None:
     e.corrected("largest |sigma_w^2 K_ii + 1 - rho^(l)|", worst, "<=", 1e-12)
 
 
-@PAPER.finding("(13)", "1/rho^(l-1), so 1/0 at l = 1", "typo", corrected="1/rho^(l)")
 def check_13_index_of_rho(e: Evidence) -> None:
     rho, cosines, _, inner = _recursion()
     right, wrong = [], []
@@ -105,7 +86,6 @@ def check_13_index_of_rho(e: Evidence) -> None:
     e.corrected("largest error with rho^(l)", max(right), "<=", 1e-12)
 
 
-@PAPER.finding("Theorem 2", "m = Omega(n^2/lambda_*^2 log)", "asymptotic", corrected="‖G/m - K‖_F falls like m^(-1/2)")
 def check_theorem_2_is_an_order(e: Evidence) -> None:
     n, d, s = 4, 8, 0.05
     X, _ = sphere(n, d, 0, math.sqrt(d))
@@ -126,21 +106,6 @@ def check_theorem_2_is_an_order(e: Evidence) -> None:
     e.corrected("the same slope", slope, "<", -0.4)
 
 
-PAPER.remark(
-    "Lemma 4",
-    "M3 = W q/‖q‖; 2l + d + 2 columns",
-    "typo",
-    corrected="the part of q orthogonal to the rest, in both places; 2l + d columns",
-    by="by counting",
-)
-
-
-@PAPER.finding(
-    "(9)",
-    "lambda_0 >= 4 C",
-    "unsupported: with the printed step the proof bounds the next loss by the present one",
-    corrected="lambda_0 >= 8 C",
-)
 def check_9_constant_eight(e: Evidence) -> None:
     C, E = 1.0, 7.0
     eta = 2 * C / E**2  # the printed step
@@ -152,12 +117,6 @@ def check_9_constant_eight(e: Evidence) -> None:
     e.corrected("distance from the promised factor with 8", abs(factor(8 * C) - (1 - eta * 8 * C / 2)), "<=", 1e-12)
 
 
-@PAPER.finding(
-    "(9) under Assumption 1",
-    "holds for large m",
-    ("unsat at every width: lambda_0 <= ‖U‖^2‖X‖_F^2/(n(1 - ‖W‖)^2) forces ‖a‖ <= (1 - ‖W‖)/(2 sqrt n), and ‖a(0)‖ is about 1"),
-    corrected="a(0) = 0, U scaled up",
-)
 def check_9_can_never_hold_under_assumption_1(e: Evidence) -> None:
     d, n = 10, 3
     X, y = sphere(n, d, 0, math.sqrt(d))
@@ -206,18 +165,11 @@ def _least_scale(suffices: Callable[[float], bool]) -> float:
     return high
 
 
-@PAPER.finding(
-    "one delta for W, U, a",
-    "",
-    "poor",
-    corrected="separate radii, the least ones (in the check, a 5% smaller input scale suffices)",
-)
 def check_one_radius_for_all_is_poorer(e: Evidence) -> None:
     single, separate = _least_scale(_one_radius_suffices), _least_scale(_separate_radii_suffice)
     e.corrected("least input scale with separate radii, over with one", separate / single, "<", 0.99)
 
 
-@PAPER.holds("tangent kernel", "H = H_1 + H_2 + H_3", corrected="H = G + (P P^T) o (G + X X^T)")
 def check_gaussian_kernel(e: Evidence) -> None:
     X, _ = sphere(4, 3, 0)
     model = GaussianDEQ(3, 8, generator=generator(0), dtype=F64)
@@ -232,7 +184,6 @@ def check_gaussian_kernel(e: Evidence) -> None:
     e.corrected("least eigenvalue of H - G", torch.linalg.eigvalsh(J @ J.t() - Z @ Z.t())[0], ">=", -1e-10)
 
 
-@PAPER.holds("(14)", "K = Q(c)/(1 - s), c = s Q(c) + (1 - s) x_i . x_j/d, s = sigma_w^2")
 def check_population_gram(e: Evidence) -> None:
     d, s = 6, 0.12
     X, _ = sphere(3, d, 0, math.sqrt(d))
@@ -245,12 +196,10 @@ def check_population_gram(e: Evidence) -> None:
     e.corrected("distance from 60 levels of Definition 1", gap(population_gram(X, s), K), "<=", 1e-6)
 
 
-@PAPER.holds("(8)", "the constant 4(2 + sqrt2)", corrected="8/(2 - sqrt2)")
 def check_constant_of_eight(e: Evidence) -> None:
     e.corrected("|4(2 + sqrt2) - 8/(2 - sqrt2)|", abs(4 * (2 + math.sqrt(2)) - 8 / (2 - math.sqrt(2))), "<=", 1e-12)
 
 
-@PAPER.holds("Theorem 1", "the loss falls by 1 - eta lambda_0/2 in every step", corrected="with 8 in (9)")
 def check_descent_keeps_the_certified_rate(e: Evidence) -> None:
     model, X, y = gaussian(10, 20, 50, 0, 2e4)
     certificate = ling2022(model, X, y)

@@ -13,19 +13,9 @@ from wellposed.kernel import tangent_kernel
 from wellposed.nn import MonotoneDEQ
 from wellposed.solve import PeacemanRachford
 from wellposed_lab.papers.audit_problems import F64, commutation, eye, generator, norm2, sphere, vec
-from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
+from wellposed_lab.papers.findings import Evidence, gap
 
-__all__ = ["PAPER", "Letters"]
-
-PAPER = PaperAudit(
-    "nguyen2022",
-    "tangent kernels of monotone equilibrium networks",
-    notation="n is the width, N the number of samples, m the margin, l_A = ‖A‖ + R_A and so on.",
-    summary=(
-        "The flow, Theorem 3.3.1 with (3.8) and (3.9), holds once Lemma 3.3.2 has its mask. `certify.nguyen2022` implements "
-        "it, and the corrected descent."
-    ),
-)
+__all__ = ["Letters"]
 
 
 class Letters:
@@ -67,7 +57,6 @@ class Letters:
         return torch.stack([vec(g) if g.dim() == 2 else g for g in grads])
 
 
-@PAPER.finding("Lemma 2.3.2", "strongly monotone if W + W^T >= m I", "typo", corrected="(W + W^T)/2 >= m I")
 def check_lemma_2_3_2_needs_half_the_sum(e: Evidence) -> None:
     W, x = eye(3) / 2, torch.ones(3, dtype=F64)
     e.given("least eigenvalue of W + W^T, W = I/2, m = 1", torch.linalg.eigvalsh(W + W.t())[0], ">=", 1.0)
@@ -75,12 +64,6 @@ def check_lemma_2_3_2_needs_half_the_sum(e: Evidence) -> None:
     e.corrected("<x, W x>/|x|^2", x @ W @ x / (x @ x), ">=", torch.linalg.eigvalsh((W + W.t()) / 2)[0])
 
 
-@PAPER.finding(
-    "(2.6), (2.8)",
-    "operator norm = spectral radius; sigma_min(I - J) = 1 - rho(J)",
-    "wrong",
-    corrected="norm >= radius; sigma_min(I - J) >= 1 - ‖J‖",
-)
 def check_2_6_2_8_norm_is_not_spectral_radius(e: Evidence) -> None:
     J = torch.tensor([[0.0, 3.0], [0.0, 0.0]], dtype=F64)
     radius = float(torch.linalg.eigvals(J).abs().max())
@@ -90,9 +73,6 @@ def check_2_6_2_8_norm_is_not_spectral_radius(e: Evidence) -> None:
     e.corrected("sigma_min(I - J), and 1 - |J|", torch.linalg.svdvals(eye(2) - J)[-1], ">=", 1 - norm2(J))
 
 
-@PAPER.finding(
-    "Definition 2.5.2, third item", "<x - y, grad diff> <= ‖grad diff‖^2/L", "wrong", corrected="convex and L-smooth: >="
-)
 def check_definition_2_5_2_smoothness_bounds_from_below(e: Evidence) -> None:
     L, curvature = 10.0, torch.tensor([1.0, 10.0], dtype=F64)
     x = torch.tensor([1.0, 0.5], dtype=F64)
@@ -106,12 +86,6 @@ def check_definition_2_5_2_smoothness_bounds_from_below(e: Evidence) -> None:
     e.corrected("least inner product - |grad diff|^2/L over 50 quadratics", min(slack), ">=", 0.0)
 
 
-@PAPER.finding(
-    "Definition 2.5.3 and Theorem 2.5.4",
-    "‖grad‖^2 >= mu L gives the rate 1 - mu/L",
-    "wrong",
-    corrected="1 - mu/(2 L) (or 2 mu in the definition)",
-)
 def check_theorem_2_5_4_rate(e: Evidence) -> None:
     # f = lam x^2/2 has |grad|^2 = 2 lam f, so mu = 2 lam in Definition 2.5.3; a step 1/L with L = 10 lam
     lam = 0.1
@@ -123,9 +97,6 @@ def check_theorem_2_5_4_rate(e: Evidence) -> None:
     e.corrected("ratio of f in one step, L = 1", ratio, "<=", 1 - mu / 2)
 
 
-@PAPER.finding(
-    "linear regression", "no 1/N for the loss with 1/(2N); d theta/dt = +grad", "typo", corrected="(1/N) Phi^T r, with a minus"
-)
 def check_linear_regression_gradient(e: Evidence) -> None:
     Phi, y = torch.randn(5, 3, generator=generator(0), dtype=F64), torch.ones(5, dtype=F64)
     theta = torch.ones(3, dtype=F64, requires_grad=True)
@@ -138,7 +109,6 @@ def check_linear_regression_gradient(e: Evidence) -> None:
     e.corrected("distance of (1/N) Phi^T r from the gradient", gap(Phi.t() @ r / 5, gradient), "<=", 1e-12)
 
 
-@PAPER.finding("forward-backward steps", "(0, 2m/L^2]", "typo", corrected="open interval; factor sqrt(1 - 2am + a^2 L^2)")
 def check_forward_backward_endpoint_does_not_contract(e: Evidence) -> None:
     m, w = 0.3, 2.0
     F = torch.tensor([[m, w], [-w, m]], dtype=F64)
@@ -151,12 +121,6 @@ def check_forward_backward_endpoint_does_not_contract(e: Evidence) -> None:
         e.corrected("distance from sqrt(1 - 2am + a^2 L^2)", abs(factor - math.sqrt(1 - 2 * a * m + a**2 * L**2)), "<=", 1e-12)
 
 
-@PAPER.finding(
-    "iteration (3.1)",
-    "z <- relu(W z + U x) defines the output",
-    "wrong as an algorithm",
-    corrected="only the fixed point is meant; use splitting",
-)
 def check_naive_iteration_diverges(e: Evidence) -> None:
     model = MonotoneDEQ(3, 12, margin=0.2, generator=generator(0), dtype=F64, max_steps=20_000)
     with torch.no_grad():
@@ -172,7 +136,6 @@ def check_naive_iteration_diverges(e: Evidence) -> None:
     e.corrected("residual that Peaceman-Rachford reaches", solution.residual.max(), "<=", 1e-10)
 
 
-@PAPER.finding("Lemma 3.2.1", "I_n + K", "typo", corrected="identity of size n^2")
 def check_lemma_3_2_1_identity_has_size_n_squared(e: Evidence) -> None:
     net = Letters()
     reference = torch.autograd.functional.jacobian(lambda A: net.model.parametrization(A, net.model.B), net.A)
@@ -182,7 +145,6 @@ def check_lemma_3_2_1_identity_has_size_n_squared(e: Evidence) -> None:
     e.corrected("distance of P_A from autograd", gap(net.P_A, torch.stack(columns, dim=1)), "<=", 1e-10)
 
 
-@PAPER.finding("Lemma C.0.2", "P_A = +(...), all four signs flipped", "wrong", corrected="the main text's Lemma 3.2.2")
 def check_lemma_c_0_2_has_the_wrong_sign(e: Evidence) -> None:
     net = Letters()
     J, truth = net.readout() @ net.features(), net.jacobian("A")
@@ -190,7 +152,6 @@ def check_lemma_c_0_2_has_the_wrong_sign(e: Evidence) -> None:
     e.corrected("relative error of the main text", gap(J @ net.P_A, truth), "<=", 1e-8)
 
 
-@PAPER.finding("Lemma 3.2.3, Proposition 4", "u^T kron I_N", "wrong", corrected="I_N kron u^T, for samples in columns")
 def check_lemma_3_2_3_kronecker_order(e: Evidence) -> None:
     net = Letters()
     dU = torch.linalg.solve(net.Q, net.D @ torch.kron(net.X.t().contiguous(), eye(net.n)))
@@ -200,9 +161,6 @@ def check_lemma_3_2_3_kronecker_order(e: Evidence) -> None:
     e.corrected("relative error of I_N kron u^T", gap(net.readout() @ dU, truth), "<=", 1e-8)
 
 
-@PAPER.finding(
-    "Proposition 4, kernel", "J_A^T J_A + ...", "wrong (n^2 x n^2)", corrected="J_A J_A^T + J_B J_B^T + J_U J_U^T + Z^T Z"
-)
 def check_proposition_4_kernel_is_j_j_transposed(e: Evidence) -> None:
     net = Letters()
     parts = [net.jacobian(name) for name in ("A", "B", "U", "u")]
@@ -211,12 +169,6 @@ def check_proposition_4_kernel_is_j_j_transposed(e: Evidence) -> None:
     e.corrected("distance from the closed form", gap(kernel, tangent_kernel(net.model, net.rows)), "<=", 1e-8)
 
 
-@PAPER.finding(
-    "P_A P_A, P_B P_B",
-    "no transposes",
-    "typo",
-    corrected="P_A P_A^T = (I + K)(A^T A (+) A^T A), P_B P_B^T = 2(I - K); norms at most 4‖A‖^2 and 4",
-)
 def check_products_of_p_a_and_p_b(e: Evidence) -> None:
     net = Letters()
     n, K, S = net.n, commutation(net.n, net.n), net.A.t() @ net.A
@@ -228,7 +180,6 @@ def check_products_of_p_a_and_p_b(e: Evidence) -> None:
     e.corrected("||P_B P_B^T| - 4|", abs(norm2(net.P_B @ net.P_B.t()) - 4), "<=", 1e-9)
 
 
-@PAPER.holds("Proposition 1", "W = (1-m)I - A^T A + B - B^T if and only if I - W >= m I")
 def check_parametrization_is_monotone(e: Evidence) -> None:
     least, off = math.inf, 0.0
     for seed in range(20):
@@ -244,7 +195,6 @@ def check_parametrization_is_monotone(e: Evidence) -> None:
     e.corrected("distance of W from its way there and back", off, "<=", 1e-12)
 
 
-@PAPER.holds("Peaceman-Rachford", "converges to the equilibrium for every step a > 0")
 def check_peaceman_rachford_converges_for_every_step(e: Evidence) -> None:
     X, _ = sphere(4, 3, 0)
     found = []
@@ -258,7 +208,6 @@ def check_peaceman_rachford_converges_for_every_step(e: Evidence) -> None:
     e.corrected("largest distance of the three answers", max(gap(z, found[0]) for z in found[1:]), "<=", 1e-8)
 
 
-@PAPER.holds("Lemma 3.3.3", "|Z|_F <= |X|_F |U|/m")
 def check_norm_of_equilibria(e: Evidence) -> None:
     worst = 0.0
     for seed in range(20):
@@ -267,11 +216,6 @@ def check_norm_of_equilibria(e: Evidence) -> None:
     e.corrected("largest ratio to the bound in 20 networks", worst, "<=", 1)
 
 
-@PAPER.holds(
-    "Condition 1 and Theorem 3.3.1",
-    "(3.8), (3.9): the flow has the rate exp(-l0^2 t/2)",
-    corrected="with the masked lemma",
-)
 def check_flow_condition_can_hold(e: Evidence) -> None:
     X, y = sphere(3, 5, 0)
     model = MonotoneDEQ(5, 60, margin=0.9, generator=generator(1), dtype=F64)

@@ -12,9 +12,7 @@ from wellposed.nn import MonotoneDEQ
 from wellposed.solve import PeacemanRachford
 from wellposed_lab.papers.audit_problems import F64, eye, generator, norm2, sphere
 from wellposed_lab.papers.findings import Evidence, gap
-from wellposed_lab.papers.nguyen2022.audit_kernel import PAPER, Letters
-
-__all__ = ["PAPER"]
+from wellposed_lab.papers.nguyen2022.audit_kernel import Letters
 
 
 def literal_counterexample() -> tuple[Any, Tensor, Tensor, dict[str, float]]:
@@ -34,12 +32,6 @@ def literal_counterexample() -> tuple[Any, Tensor, Tensor, dict[str, float]]:
     return model, X, y, {"A": 1e-3, "B": 0.1, "U": 1e-3, "u": 1e-3}
 
 
-@PAPER.finding(
-    "Lemma 3.3.2",
-    "‖(u^T kron I) Q^(-1)‖ <= ‖u‖/m",
-    "wrong",
-    corrected="with the mask: ‖(I_N kron u^T) Q^(-1) D‖ <= ‖u‖/m. Every use has the mask, so the theorem survives",
-)
 def check_lemma_3_3_2_is_false_without_the_mask(e: Evidence) -> None:
     worst = masked = 0.0
     for seed in range(200):
@@ -56,12 +48,6 @@ def check_lemma_3_3_2_is_false_without_the_mask(e: Evidence) -> None:
     e.corrected("with mask", masked, "<=", 1 + 1e-12)
 
 
-@PAPER.finding(
-    "Lemma 3.3.6",
-    "dW = A^T dA + dA^T A + ...",
-    "typo (sign), bound holds",
-    corrected="dW = -(A^T dA + dA^T A + dA^T dA) + dB - dB^T",
-)
 def check_lemma_3_3_6_sign(e: Evidence) -> None:
     net = Letters()
     dA, dB = (1e-2 * torch.randn(net.n, net.n, generator=generator(s), dtype=F64) for s in (1, 2))
@@ -74,7 +60,6 @@ def check_lemma_3_3_6_sign(e: Evidence) -> None:
     e.corrected("|dW|, and its bound", norm2(change), "<=", bound)
 
 
-@PAPER.finding("Lemma 3.3.7", "‖U(k+1) - U(k)‖ = ‖grad‖", "typo", corrected="eta ‖grad‖")
 def check_lemma_3_3_7_has_the_step_size(e: Evidence) -> None:
     net = Letters()
     loss = (net.model(net.rows) - net.y).square().sum() / 2
@@ -87,7 +72,6 @@ def check_lemma_3_3_7_has_the_step_size(e: Evidence) -> None:
     e.corrected("relative error of eta |grad|", abs(moved / (eta * float(gradient.norm())) - 1), "<=", 1e-9)
 
 
-@PAPER.finding("flow proof", "exp(-(l0/4) s); (3.13) with l_u; width O(N)", "typo", corrected="exp(-l0^2 s/4); l_U; width >= N")
 def check_flow_proof_exponent(e: Evidence) -> None:
     # all that is known is sigma_min(Z) >= l0/2: a residual may decay exactly like exp(-(l0/2)^2 s)
     l0, s = 0.5, 10.0
@@ -105,12 +89,6 @@ def check_flow_proof_exponent(e: Evidence) -> None:
     e.corrected("|grad_u|, and the bound (3.13) with l_U", gradient, "<=", X_F * U * scale)
 
 
-@PAPER.finding(
-    "(3.17)",
-    "l0^3 >= 8‖X‖_F^2 r0 l_u (1 + 6 l_U^2 l_A^2 + 4 l_U^2)",
-    "wrong (factor 2 and powers of m)",
-    corrected="l0^3 >= 16‖X‖_F^2 r0 (l_u/m^2) [1 + 4(l_A^2 + 1) l_U^2/m^2]",
-)
 def check_3_17_is_short_of_a_factor_two(e: Evidence) -> None:
     least, most = math.inf, 0.0
     for A, U in ((0.0, 1.0), (1.0, 1.0), (2.0, 5.0)):
@@ -125,12 +103,6 @@ def check_3_17_is_short_of_a_factor_two(e: Evidence) -> None:
     e.corrected("the same at equality in the corrected condition", most, "<=", 1 + 1e-12)
 
 
-@PAPER.finding(
-    "(3.18)",
-    "l0^2 >= 20‖X‖_F^2 (l_u^2 + 4 l_u^2 l_U^2 l_A^2 + 4 l_u^2 l_U^2 + l_U^2)",
-    "unsat with its powers of m",
-    corrected="drop l_U^2: l0^2 >= 20 C_p, C_p = ‖X‖_F^2 [l_u^2/m^2 + 4 l_U^2 l_u^2 (l_A^2 + 1)/m^4]",
-)
 def check_3_18_can_never_hold(e: Evidence) -> None:
     largest = share = 0.0
     for seed in range(30):
@@ -148,12 +120,6 @@ def check_3_18_can_never_hold(e: Evidence) -> None:
     e.corrected("l0^2 N m^2/(|X|_F^2|U|^2), which proves it", largest, "<=", 1 + 1e-9)
 
 
-@PAPER.finding(
-    "Theorem 3.3.5, as printed",
-    "converges for eta <= min{4/l0^2, ...}",
-    ("wrong: a network with m = 1e-5 meets all conditions, and its loss grows more than fivefold in one step"),
-    corrected="eta < 4/l0^2 and eta <= 2 l0^2/(25 C_11^2), C_11 = C_p + ‖X‖_F^2 l_U^2/m^2",
-)
 def check_theorem_3_3_5_literal_counterexample_diverges(e: Evidence) -> None:
     model, X, y, R = literal_counterexample()
     with torch.no_grad():
@@ -178,12 +144,6 @@ def check_theorem_3_3_5_literal_counterexample_diverges(e: Evidence) -> None:
     e.corrected("the corrected (3.18) refuses: l0^2/(20 C_p)", l0**2 / (20 * C_p), "<", 1)
 
 
-@PAPER.finding(
-    "Lemmas 3.3.8, 3.3.9",
-    "eta^4 l0 C_12^2; no m in C_12",
-    "typo",
-    corrected="eta^4 l0^4 C_12^2; C_12 = ‖X‖_F^2 l_U^2 l_u^2 l_A^2/(4 m^4)",
-)
 def check_square_of_the_step_bound(e: Evidence) -> None:
     eta, l0, C11, C12 = 0.3, 0.7, 2.0, 5.0
     square = (eta * C11 + eta**2 * l0**2 * C12) ** 2
@@ -192,7 +152,6 @@ def check_square_of_the_step_bound(e: Evidence) -> None:
     e.corrected("with eta^4 l0^4 C_12^2", abs((common + eta**4 * l0**4 * C12**2) / square - 1), "<=", 1e-12)
 
 
-@PAPER.finding("Proposition 5", "16 l_U l_u l_A/m^2 ...", "typo", corrected="divided by l0^2")
 def check_proposition_5_divides_by_lambda_squared(e: Evidence) -> None:
     l0, eta = 0.1, 1.0
     path = sum(eta * (1 - eta * l0**2 / 4) ** (k / 2) for k in range(40_000))

@@ -10,22 +10,9 @@ from torch import Tensor
 from wellposed.convex import OptEq, objective
 from wellposed.nn import Sigmoid
 from wellposed_lab.papers.audit_problems import F64, commutation, eye, generator, norm2, vec
-from wellposed_lab.papers.findings import Evidence, PaperAudit, gap
-
-__all__ = ["PAPER"]
-
-PAPER = PaperAudit(
-    "xie2021",
-    "optimization induced equilibrium networks",
-)
+from wellposed_lab.papers.findings import Evidence, gap
 
 
-@PAPER.finding(
-    "explicit objective for ReLU",
-    "<U x + b, W^(-1) z>; conjugate finite for x > 0",
-    "typo",
-    corrected="<U x + b, W^(-T) z>; finite for x >= 0 (inactive units sit at 0)",
-)
 def check_explicit_objective_has_the_transposed_inverse(e: Evidence) -> None:
     g = generator(0)
     W = torch.randn(3, 3, generator=g, dtype=F64)
@@ -49,12 +36,6 @@ def check_explicit_objective_has_the_transposed_inverse(e: Evidence) -> None:
     e.corrected("best of 2000 points near by, corrected", (objective(points, points) - objective(w, w)).min(), ">=", -1e-12)
 
 
-@PAPER.finding(
-    "skip connection, Section 2.2",
-    "replace phi by its envelope M^(1-a)",
-    "typo",
-    corrected="a M^(1-a): its proximal operator is (1-a) z + a prox_phi(z)",
-)
 def check_skip_needs_the_factor_alpha(e: Evidence) -> None:
     alpha, v = 0.3, 2.0
     z = torch.linspace(-3, 3, 600_001, dtype=F64)
@@ -70,12 +51,6 @@ def check_skip_needs_the_factor_alpha(e: Evidence) -> None:
     e.corrected("distance, of the prox of a M", abs(float(scaled) - target), "<", 1e-4)
 
 
-@PAPER.finding(
-    "Lemma 6",
-    "any invertible 1-Lipschitz A; f(A(y)) = grad psi(y)",
-    "wrong",
-    corrected="f(A^(-1)(y)) = grad psi(y), and A an isometry",
-)
 def check_lemma_6_needs_the_inverse(e: Evidence) -> None:
     # phi = 0, A = 1/2: f(z) = argmin u^2/2 - u A z, found on a grid; grad psi(y) = y
     grid = torch.linspace(-8, 8, 160_001, dtype=F64)
@@ -88,12 +63,6 @@ def check_lemma_6_needs_the_inverse(e: Evidence) -> None:
     e.corrected("|f(A^(-1) y) - grad psi(y)|", abs(f(2 * y) - y), "<=", 1e-3)
 
 
-@PAPER.finding(
-    "Lemmas 1, 4",
-    "width max(m, n) gives a full-rank factor",
-    "wrong for singular W",
-    corrected="width m + n, with a part in the null space",
-)
 def check_lemma_4_fails_for_singular_matrices(e: Evidence) -> None:
     g = generator(0)
     n = 4
@@ -108,12 +77,6 @@ def check_lemma_4_fails_for_singular_matrices(e: Evidence) -> None:
     e.corrected("distance of the product from W", gap(wide @ B.t(), W), "<=", 1e-9)
 
 
-@PAPER.finding(
-    "Lemma 2",
-    "set W_1 = 0",
-    "wrong: the output is 0",
-    corrected="block matrices with W_1 = [I 0 ...], U_1 = A_1, at least three layers",
-)
 def check_lemma_2_with_w_1_zero_outputs_zero(e: Evidence) -> None:
     g = generator(0)
     m, d = 6, 3
@@ -137,9 +100,6 @@ def check_lemma_2_with_w_1_zero_outputs_zero(e: Evidence) -> None:
     e.corrected("distance of the corrected construction from it", gap(z[4:], network), "<=", 1e-9)
 
 
-@PAPER.finding(
-    "Section 4.1", "prox_R after T minimises Phi + R", "wrong", corrected="a new block: phi(z1) + R(z0) + ‖z1 - z0‖^2/2"
-)
 def check_appended_prox_is_a_new_block(e: Evidence) -> None:
     # phi = (z - 2)^2/2, R = z^2/2: prox_phi(v) = (v + 2)/2, prox_R(v) = v/2
     z = 0.0
@@ -153,12 +113,6 @@ def check_appended_prox_is_a_new_block(e: Evidence) -> None:
     e.corrected("distance from that of the new block", abs(z - float(z0.flatten()[joint.argmin()])), "<", 0.01)
 
 
-@PAPER.finding(
-    "R = 1/(‖z‖^2 + eps)",
-    "used with Theorem 4",
-    "not convex, so the theorem says nothing",
-    corrected="gradient -2z/(‖z‖^2 + eps)^2, with a warning",
-)
 def check_inverse_regularizer_is_not_convex(e: Evidence) -> None:
     z = torch.tensor([-2.0, 0.0, 2.0], dtype=F64, requires_grad=True)
     R = 1 / (z.square() + 1)
@@ -173,7 +127,6 @@ def unit(W: Tensor, U: Tensor, b: Tensor, *, Z: Tensor, X: Tensor, alpha: float)
     return alpha * W.t() @ torch.sigmoid(W @ Z + U @ X + b.unsqueeze(1)) + (1 - alpha) * Z
 
 
-@PAPER.finding("Lemma 11, (16)", "no 1 - beta", "wrong", corrected="multiply by 1 - beta_(k+1)")
 def check_lemma_11_lost_one_minus_beta(e: Evidence) -> None:
     g = generator(0)
     W, U, X, Z = (torch.randn(*s, generator=g, dtype=F64) for s in ((3, 2), (3, 2), (2, 4), (2, 4)))
@@ -186,7 +139,6 @@ def check_lemma_11_lost_one_minus_beta(e: Evidence) -> None:
     e.corrected("with 1 - beta", gap((1 - beta) * inner, whole), "<=", 1e-12)
 
 
-@PAPER.finding("(17)", "I_m twice; D 1_N", "typo", corrected="Z^T kron I_(n_l); D (1_N kron I_(n_l))")
 def check_17_identities_have_other_sizes(e: Evidence) -> None:
     g = generator(0)
     rows, m, N, d, alpha = 3, 2, 4, 2, 0.7
@@ -206,12 +158,6 @@ def check_17_identities_have_other_sizes(e: Evidence) -> None:
     e.corrected("distance from autograd, b", gap(through @ torch.kron(torch.ones(N, 1, dtype=F64), eye(rows)), J_b), "<=", 1e-9)
 
 
-@PAPER.finding(
-    "Lemma 16, (23)",
-    "a lower bound for the gradients of the biases",
-    "wrong: an operator norm used from below",
-    corrected="none: the Jacobian has rank at most L n_l",
-)
 def check_lemma_16_bias_gradients_can_vanish(e: Evidence) -> None:
     # more samples than biases: some residual is orthogonal to the whole Jacobian, yet the lemma has a positive lower bound
     g = generator(0)
@@ -225,9 +171,6 @@ def check_lemma_16_bias_gradients_can_vanish(e: Evidence) -> None:
     e.corrected("rank of the Jacobian, L n_l = 4, N = 30", torch.linalg.matrix_rank(J), "<=", m)
 
 
-@PAPER.finding(
-    "Theorem 5", "global convergence, easier for large N", "wrong (rests on Lemma 16)", corrected="no certificate is offered"
-)
 def check_theorem_5_cannot_hold_for_equal_inputs(e: Evidence) -> None:
     g = generator(0)
     X = torch.ones(2, 3, dtype=F64)
@@ -240,7 +183,6 @@ def check_theorem_5_cannot_hold_for_equal_inputs(e: Evidence) -> None:
     e.printed("least loss of 20 networks, equal inputs and labels +1, -1", min(losses), ">=", 1 - 1e-12)
 
 
-@PAPER.holds("Theorem 1", "the equilibrium minimises phi = psi* - |z|^2/2")
 def check_equilibrium_minimises_the_objective(e: Evidence) -> None:
     g = generator(0)
     X = torch.randn(1, 3, generator=g, dtype=F64)
@@ -255,7 +197,6 @@ def check_equilibrium_minimises_the_objective(e: Evidence) -> None:
     e.corrected("least of phi there, minus at the equilibrium", above.min(), ">=", -1e-9)
 
 
-@PAPER.holds("regularizers", "the proximal operator of lam |z|_1 shrinks by lam")
 def check_soft_threshold_is_a_prox(e: Evidence) -> None:
     grid, lam, worst = torch.linspace(-3, 3, 60_001, dtype=F64), 0.4, 0.0
     for v in (-2.0, -0.3, 0.1, 1.5):
