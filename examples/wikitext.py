@@ -156,7 +156,7 @@ def main() -> None:
         f"{kind}, {cut} training tokens, {options.steps} steps of {options.batch} x {options.length}, {seconds:.0f} s"
     )
     console.print(f"equilibria that converged: {good:.1%} in training, {converged} of {sequences} test sequences")
-    # the bigram is scored on the very tokens that the model predicts
+    # the bigram is scored on the same tokens that the model predicts
     baseline = bigram.loss(test[: sequences * options.length + 1])
     console.print(f"bigram (k = {bigram.k:g}): {baseline:.4f} nats a token, perplexity {math.exp(baseline):.2f}")
     console.print(f"equilibrium:       {loss:.4f} nats a token, perplexity {math.exp(loss):.2f}")

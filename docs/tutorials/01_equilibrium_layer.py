@@ -4,8 +4,8 @@
 # A usual layer applies a map once. An equilibrium layer applies one map `f(z, x)` *until nothing
 # changes any more*: its output is the `z` with `z = f(z, x)`. That is a network of unlimited depth
 # with the parameters of one layer, and its gradient needs no stored steps. The price is that `z`
-# has to be found, and that it might not be there to find. In this tutorial you put such a layer
-# between two ordinary ones, train it, look at what it costs, and then break it on purpose.
+# has to be found, and that it might not be there to find. In this tutorial you put an equilibrium
+# layer between two ordinary ones, train it, look at what it costs, and then break it on purpose.
 #
 # You need `pip install -c constraints.txt '.[plot]'`. The data are made up, and everything runs in
 # seconds on one core.

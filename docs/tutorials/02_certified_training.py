@@ -2,11 +2,11 @@
 # %% [markdown]
 # # A network that certifies itself while it trains
 #
-# Training curves are watched in hope. For some equilibrium networks one can do better: at the
-# present parameters, with the present data, a short computation *proves* that gradient descent from
-# here ends at zero training loss, and how fast. `wp.certify` does that computation, with bounds
-# that are on the safe side of every rounding error. In this tutorial a network is trained under
-# such a proof, the promise is compared with what happens, and you see where the proof ends.
+# Usually one can only watch a training curve. For some equilibrium networks one can do better: at
+# the present parameters, with the present data, a short computation *proves* that gradient descent
+# from here ends at zero training loss, and how fast. `wp.certify` does that computation, with
+# bounds that are on the safe side of every rounding error. In this tutorial a network is trained
+# under this proof, the promise is compared with what happens, and you see where the proof ends.
 #
 # You need `pip install -c constraints.txt '.[plot,flow]'`. The data are random.
 
@@ -51,8 +51,8 @@ assert licence.certified
 
 # %% [markdown]
 # It licenses step sizes, one for each parameter, and promises a factor by which the residual
-# shrinks in every step. `step_size="certified"` takes just these steps, and would refuse to start
-# without a certificate.
+# shrinks in every step. `step_size="certified"` takes exactly these steps, and raises without a
+# certificate.
 
 # %%
 history = wp.descend(net, X, y, step_size="certified", steps=150)

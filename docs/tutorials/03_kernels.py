@@ -183,7 +183,7 @@ print(f"value {least.value:.1e}, proved to be at least {least.lower}")
 
 # %% [markdown]
 # **Modules that mix samples.** A kernel entry belongs to two samples. If a module lets samples see
-# each other, as batch normalization does in training mode, there is no such number, and you are
+# each other, as batch normalization does in training mode, the kernel is not defined, and you are
 # told so:
 
 # %%

@@ -3,7 +3,7 @@
 # # A loss landscape where equilibria fail
 #
 # Pictures of loss landscapes show the loss on a plane through the parameters. For an equilibrium
-# network such a picture has a trap: at some of these parameters the equilibrium does not exist, is
+# network the picture has a trap: at some of these parameters the equilibrium does not exist, is
 # not found, or is not the only one. A solver returns *something* there all the same, and the
 # something is drawn. In this tutorial you draw the same landscape twice, once as a careless program
 # would and once with every point checked, and then look at what the solver does in the holes.

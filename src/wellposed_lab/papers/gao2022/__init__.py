@@ -1,7 +1,7 @@
 """Experiments of [gao2022]."""
 
-from wellposed_lab.papers.gao2022.figure1 import Figure1
+from wellposed_lab.papers.gao2022.figure1 import Gao2022Figure1
 
 __all__ = ["EXPERIMENTS"]
 
-EXPERIMENTS = (Figure1(),)
+EXPERIMENTS = (Gao2022Figure1(),)

@@ -11,7 +11,7 @@ from wellposed.nn import SkipDEQ
 from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, decide, not_tested
 from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
 
-__all__ = ["Figure1"]
+__all__ = ["Gao2022Figure1"]
 
 #: The norms in the third column of the figure start near 0.199 = 2 gamma.
 GAMMA = 0.1
@@ -20,7 +20,7 @@ SAME_NORM = 0.02
 _SECTION = "[gao2022, Section 4]"
 
 
-class Figure1(AbstractWidthStudy):
+class Gao2022Figure1(AbstractWidthStudy):
     """SkipDEQ on MNIST, Fashion-MNIST, CIFAR-10 and SVHN."""
 
     name = "gao2022/figure1"

@@ -1,7 +1,7 @@
 """Experiments of [gao2023]."""
 
-from wellposed_lab.papers.gao2023.figure1 import Figure1
+from wellposed_lab.papers.gao2023.figure1 import Gao2023Figure1
 
 __all__ = ["EXPERIMENTS"]
 
-EXPERIMENTS = (Figure1(),)
+EXPERIMENTS = (Gao2023Figure1(),)

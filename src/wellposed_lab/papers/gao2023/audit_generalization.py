@@ -15,22 +15,22 @@ from wellposed_lab.papers.findings import Evidence
 from wellposed_lab.papers.gao2023.audit import network
 
 
-def _machine(model: ImplicitOnlyDEQ, X: Tensor, y: Tensor, *, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """f_0(at), the change that the kernel machine makes there, and y - u_0."""
+def _machine(model: ImplicitOnlyDEQ, X: Tensor, y: Tensor, *, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """f_0(point), the change that the kernel machine makes there, and y - u_0."""
     H = tangent_kernel(model, X)
     with torch.no_grad():
-        r, f0 = y - model(X), model(at)
-        return f0, tangent_kernel(model, at, X) @ torch.linalg.solve(H, r), r
+        r, f0 = y - model(X), model(point)
+        return f0, tangent_kernel(model, point, X) @ torch.linalg.solve(H, r), r
 
 
 def check_lemma_4_2_the_offset_is_not_in_the_ball(e: Evidence) -> None:
     model, X, y = network()
     x0 = sphere(1, 5, 77)[0]
-    f0, change, r = _machine(model, X, y, at=x0)
+    f0, change, r = _machine(model, X, y, point=x0)
     # with y = u0 the ball is {0}: f_inf = f_0 is not in it, f_inf - f_0 is
     with torch.no_grad():
         fitted = model(X)
-    _, nothing, _ = _machine(model, X, fitted, at=x0)
+    _, nothing, _ = _machine(model, X, fitted, point=x0)
     e.printed("|f_0(x)| where the ball is {0}", f0.abs(), ">", 1e-3)
     e.corrected("|f_inf - f_0| there", nothing.abs(), "<", 1e-9)
     B = math.sqrt(float(r @ torch.linalg.solve(tangent_kernel(model, X), r)))

@@ -13,7 +13,7 @@ from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, decide
 from wellposed_lab.papers.gao2022.figure1 import last_test_loss
 from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
 
-__all__ = ["Figure1"]
+__all__ = ["Gao2023Figure1"]
 
 #: Below 1/3, so that A may move by sqrt(m); the paper allows up to 1, where a Gaussian A has no contraction.
 GAMMA0 = 0.3
@@ -24,7 +24,7 @@ WOBBLE = 0.01
 _SECTION = "[gao2023, Section 6]"
 
 
-class Figure1(AbstractWidthStudy):
+class Gao2023Figure1(AbstractWidthStudy):
     """ImplicitOnlyDEQ on MNIST."""
 
     name = "gao2023/figure1"

@@ -11,14 +11,14 @@ from wellposed.nn import GaussianDEQ
 from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, Task
 from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, WidthConfig, WidthResults, speed
 
-__all__ = ["Figure1"]
+__all__ = ["Ling2022Figure1"]
 
 #: sigma_w^2 of the paper's experiments.
 WEIGHT_VARIANCE = 0.08
 _SECTION = "[ling2022, Section 5]"
 
 
-class Figure1(AbstractWidthStudy):
+class Ling2022Figure1(AbstractWidthStudy):
     """GaussianDEQ on synthetic data, MNIST and CIFAR-10.
 
     Every run is made twice: with one step size for all widths, as in the paper, and with the step

@@ -64,8 +64,11 @@ class Figure42(AbstractExperiment):
 
     def run(self, task: Task) -> dict[str, Any]:
         _, (X, _) = images(task["data"], 30, task["n"], size=14, seed=task["seed"])
-        made = {"groups": task["groups"], "max_steps": task["steps"]}
-        models = [residual(X.shape[1], task["channels"], task["seed"], init_std=deviation, **made) for deviation in DEVIATIONS]
+        solver_kwargs = {"groups": task["groups"], "max_steps": task["steps"]}
+        models = [
+            residual(X.shape[1], task["channels"], task["seed"], init_std=deviation, **solver_kwargs)
+            for deviation in DEVIATIONS
+        ]
         ways = [trajectory(model, X) for model in models]
         plane = project(ways)
         return {

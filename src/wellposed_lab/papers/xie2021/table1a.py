@@ -216,12 +216,16 @@ def conv_opteq(in_channels: int, task: Task, **options: Any) -> ConvOptEq:
         task: With `channels`, `state_channels` and `seed`.
         options: As in `ConvOptEq`.
     """
-    solving: dict[str, Any] = {"rtol": 1e-3, "max_steps": 100, "on_failure": "ignore"}
+    solver_kwargs: dict[str, Any] = {"rtol": 1e-3, "max_steps": 100, "on_failure": "ignore"}
     width = task["state_channels"]
-    made = {"state_channels": width, "feature_channels": width, "generator": torch.Generator().manual_seed(task["seed"])}
+    factory_kwargs = {
+        "state_channels": width,
+        "feature_channels": width,
+        "generator": torch.Generator().manual_seed(task["seed"]),
+    }
     with torch.random.fork_rng():  # extractor and head draw from the global generator
         torch.manual_seed(task["seed"])
-        return ConvOptEq(in_channels, tuple(task["channels"]), **made, **solving, **options)
+        return ConvOptEq(in_channels, tuple(task["channels"]), **factory_kwargs, **solver_kwargs, **options)
 
 
 def learned(model: nn.Module, task: Task) -> dict[str, Any]:

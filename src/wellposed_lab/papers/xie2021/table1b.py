@@ -129,7 +129,7 @@ class Table1b(AbstractExperiment):
 def _monotone(in_channels: int, task: Task, most: int) -> MonotoneClassifier:
     """The widest network with one convolution that has no more parameters than that."""
 
-    def made(width: int) -> MonotoneClassifier:
+    def network_of(width: int) -> MonotoneClassifier:
         options: dict[str, Any] = {"margin": 0.5, "rtol": 1e-3, "on_failure": "ignore"}
         generator = torch.Generator().manual_seed(task["seed"])
         size = task["size"]
@@ -137,7 +137,7 @@ def _monotone(in_channels: int, task: Task, most: int) -> MonotoneClassifier:
         return MonotoneClassifier.conv((in_channels, size, size), width, 10, grid=grid, generator=generator, **options)
 
     def count(width: int) -> int:
-        return sum(parameter.numel() for parameter in made(width).parameters())
+        return sum(parameter.numel() for parameter in network_of(width).parameters())
 
     width = 1
     while count(2 * width) <= most:
@@ -147,4 +147,4 @@ def _monotone(in_channels: int, task: Task, most: int) -> MonotoneClassifier:
         if count(width + step) <= most:
             width += step
         step //= 2
-    return made(width)
+    return network_of(width)

@@ -79,7 +79,7 @@ class Theorems(AbstractExperiment):
     def run(self, task: Task) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(task["seed"])
         d, m = task["features"], task["width"]
-        made: dict[str, Any] = {
+        factory_kwargs: dict[str, Any] = {
             "generator": generator,
             "dtype": torch.float64,
             "rtol": 1e-13,
@@ -88,15 +88,18 @@ class Theorems(AbstractExperiment):
         }
         X = torch.randn(task["n"], d, generator=generator, dtype=torch.float64)
         least = {}
-        for name, model in {"one": OptEq(d, m, **made), "two": DeepOptEq(d, (m, m), alpha=0.5, **made)}.items():
+        for name, model in {
+            "one": OptEq(d, m, **factory_kwargs),
+            "two": DeepOptEq(d, (m, m), alpha=0.5, **factory_kwargs),
+        }.items():
             least[name] = _least_rise(model, X, task["directions"], generator)
-        three = DeepOptEq(d, (m, m, m), alpha=0.5, **made)
+        three = DeepOptEq(d, (m, m, m), alpha=0.5, **factory_kwargs)
         residual = float(inclusion_residual(three, X).abs().max())
         seed = int(torch.randint(2**31, (1,), generator=generator))
         errors = []
         for alpha in task["alphas"]:
-            made["generator"] = torch.Generator().manual_seed(seed)
-            model = DeepOptEq(d, (m, m, m), alpha=alpha, **made)
+            factory_kwargs["generator"] = torch.Generator().manual_seed(seed)
+            model = DeepOptEq(d, (m, m, m), alpha=alpha, **factory_kwargs)
             Z, limit = model.solve(X).value, wide_limit(model).solve(X).value
             errors.append(float(torch.linalg.norm(Z - limit) / torch.linalg.norm(limit)))
         return {"least_rise": least, "residual": residual, "errors": errors}
