@@ -16,7 +16,8 @@ import torch
 from wellposed._io import write_whole, writing
 from wellposed._reading import read_object
 from wellposed.errors import InvalidArgument, RunError
-from wellposed_lab.papers.experiment import Check, ClaimOutcome, Result, Task
+from wellposed_lab.papers.claims import Check, ClaimOutcome
+from wellposed_lab.papers.experiment import Result, Task
 
 __all__ = ["Record", "TaskCache", "program", "write"]
 

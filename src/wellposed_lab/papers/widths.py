@@ -20,17 +20,9 @@ from wellposed.errors import DivergedWarning
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractContraction
 from wellposed.nn.families import NormBound
+from wellposed_lab.papers.claims import ClaimFinding, decide, not_tested, spread
 from wellposed_lab.papers.datasets import samples, two_classes
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    not_tested,
-    spread,
-)
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 
 __all__ = ["FALLS", "AbstractWidthStudy", "WidthConfig", "WidthResults", "largest_eigenvalue", "speed", "train"]
 

@@ -10,7 +10,8 @@ import pytest
 
 from wellposed.errors import InvalidArgument, RunError, WellposedWarning
 from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, Record, changes_of, find, reproduce
-from wellposed_lab.papers.experiment import Result, slope, spread
+from wellposed_lab.papers.claims import slope, spread
+from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.record import TaskCache, source_hash
 
 from .toy_experiment import Toy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellposed_lab.papers import AbstractExperiment, Claim, ClaimFinding, ExperimentConfig, Result
-from wellposed_lab.papers.experiment import decide
+from wellposed_lab.papers.claims import decide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from wellposed.nn import SkipDEQ
-from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, decide, not_tested
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested
+from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
 
 __all__ = ["Gao2022Figure1"]

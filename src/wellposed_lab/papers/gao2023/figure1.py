@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from wellposed.nn import ImplicitOnlyDEQ
-from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, decide
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide
+from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.gao2022.figure1 import last_test_loss
 from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
 

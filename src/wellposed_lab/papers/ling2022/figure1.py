@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from wellposed.nn import GaussianDEQ
-from wellposed_lab.papers.experiment import Claim, ClaimFinding, Result, Task
+from wellposed_lab.papers.claims import Claim, ClaimFinding
+from wellposed_lab.papers.experiment import Result, Task
 from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, WidthConfig, WidthResults, speed
 
 __all__ = ["Ling2022Figure1"]
@@ -34,10 +35,7 @@ class Ling2022Figure1(AbstractWidthStudy):
             "faster", "Convergence becomes faster as the width grows.", _SECTION, f"mean log10(loss) over the steps: {FALLS}"
         ),
         Claim(
-            "final",
-            "The final training loss becomes smaller as the width grows.",
-            _SECTION,
-            f"log10 of the last loss: {FALLS}",
+            "final", "The final training loss becomes smaller as the width grows.", _SECTION, f"log10 of the last loss: {FALLS}"
         ),
         Claim(
             "norm",

@@ -9,17 +9,8 @@ from typing import Any
 
 import torch
 
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    spread,
-    values_of,
-)
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, spread
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task, values_of
 from wellposed_lab.papers.ling2022.figure1 import WEIGHT_VARIANCE
 
 __all__ = ["Lemma1", "Lemma1Config"]

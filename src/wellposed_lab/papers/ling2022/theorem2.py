@@ -12,20 +12,9 @@ import torch
 from wellposed.certify import ling2022 as certificate
 from wellposed.kernel import population_gram
 from wellposed.nn import GaussianDEQ
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, slope, spread
 from wellposed_lab.papers.datasets import samples
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    not_tested,
-    slope,
-    spread,
-    values_of,
-)
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task, values_of
 from wellposed_lab.papers.ling2022.figure1 import WEIGHT_VARIANCE
 
 __all__ = ["Theorem2", "Theorem2Config"]

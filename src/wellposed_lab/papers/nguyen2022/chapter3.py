@@ -10,7 +10,8 @@ import torch
 
 from wellposed.descent import descend
 from wellposed.kernel import tangent_kernel
-from wellposed_lab.papers.experiment import AbstractExperiment, Claim, ClaimFinding, ExperimentConfig, Result, Task, decide
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.nguyen2022.splitting import network
 
 __all__ = ["Chapter3", "Chapter3Config"]

@@ -13,18 +13,9 @@ from torch.nn.functional import conv2d, group_norm, relu
 
 from wellposed.data import load
 from wellposed.solve import Anderson, fixed_point
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, spread
 from wellposed_lab.papers.datasets import two_classes
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    spread,
-    values_of,
-)
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task, values_of
 
 __all__ = ["Figure41", "Figure41Config"]
 

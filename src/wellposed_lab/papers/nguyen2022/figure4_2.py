@@ -12,8 +12,9 @@ import torch
 from wellposed.landscape import project, trajectory
 from wellposed.nn import ResidualDEQ
 from wellposed.solve import Anderson
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, spread
 from wellposed_lab.papers.datasets import images, ten_classes
-from wellposed_lab.papers.experiment import AbstractExperiment, Claim, ClaimFinding, Result, Task, decide, spread
+from wellposed_lab.papers.experiment import AbstractExperiment, Result, Task
 from wellposed_lab.papers.nguyen2022.figure4_1 import DEVIATIONS, Figure41Config
 
 __all__ = ["Figure42", "residual", "wander"]

@@ -11,17 +11,9 @@ import numpy as np
 import torch
 
 from wellposed.landscape import project, trajectory
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, spread
 from wellposed_lab.papers.datasets import accuracy, fit, images, ten_classes
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    spread,
-)
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.nguyen2022.figure4_2 import STEADY, residual, wander
 
 __all__ = ["Figure43", "Figure43Config"]

@@ -14,19 +14,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wellposed.landscape import basin, surface
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, spread
 from wellposed_lab.papers.datasets import channels_of, fit, images, ten_classes
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    not_tested,
-    spread,
-    values_of,
-)
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task, values_of
 from wellposed_lab.papers.nguyen2022.figure4_2 import residual
 
 __all__ = ["Figure44", "LandscapeConfig", "landscape"]

@@ -11,8 +11,9 @@ import torch
 
 from wellposed.nn import MultiscaleDEQ
 from wellposed.solve import Anderson
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, spread
 from wellposed_lab.papers.datasets import channels_of, ten_classes
-from wellposed_lab.papers.experiment import AbstractExperiment, Claim, ClaimFinding, Result, Task, decide, not_tested, spread
+from wellposed_lab.papers.experiment import AbstractExperiment, Result, Task
 from wellposed_lab.papers.nguyen2022.figure4_4 import LandscapeConfig, landscape
 
 __all__ = ["Figure45"]

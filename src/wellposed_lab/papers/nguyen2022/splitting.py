@@ -12,16 +12,8 @@ from torch import Tensor
 
 from wellposed.nn import MonotoneDEQ
 from wellposed.solve import PeacemanRachford
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    spread,
-)
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, spread
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 
 __all__ = ["Splitting", "SplittingConfig"]
 

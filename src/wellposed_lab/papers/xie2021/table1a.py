@@ -14,18 +14,9 @@ from torch import nn
 from wellposed.convex import L1, ConvOptEq, OptEq, ProxStep, SquaredL2
 from wellposed.descent import descend
 from wellposed.kernel import tangent_kernel
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, spread
 from wellposed_lab.papers.datasets import accuracy, channels_of, fit, images, samples, ten_classes, two_classes
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    not_tested,
-    spread,
-)
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 
 __all__ = ["ENOUGH", "KEYS", "ConvConfig", "Table1a", "Table1aConfig", "conv_opteq", "learned"]
 

@@ -10,18 +10,9 @@ from typing import Any
 import torch
 
 from wellposed.nn import MonotoneClassifier
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, spread
 from wellposed_lab.papers.datasets import channels_of, ten_classes
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    Result,
-    Task,
-    decide,
-    not_tested,
-    spread,
-    values_of,
-)
+from wellposed_lab.papers.experiment import AbstractExperiment, Result, Task, values_of
 from wellposed_lab.papers.xie2021.table1a import ENOUGH, KEYS, ConvConfig, conv_opteq, learned
 
 __all__ = ["Table1b", "Table1bConfig"]

@@ -9,17 +9,8 @@ from typing import Any
 import torch
 
 from wellposed.convex import DeepOptEq, OptEq, inclusion_residual, objective, wide_limit
-from wellposed_lab.papers.experiment import (
-    AbstractExperiment,
-    Claim,
-    ClaimFinding,
-    ExperimentConfig,
-    Result,
-    Task,
-    decide,
-    slope,
-    spread,
-)
+from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, slope, spread
+from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 
 __all__ = ["Theorems", "TheoremsConfig"]
 
