@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.certify._gate import check_unchanged
 from wellposed.certify._measure import check_data
 from wellposed.certify._units import Unit, no_room, unit_of
 from wellposed.errors import InvalidArgument
@@ -182,6 +183,7 @@ def generalization_bound(
     if not 0 <= rtol < 1:
         raise InvalidArgument(f"generalization_bound: rtol must be in [0, 1); got {rtol!r}.")
     X, y = check_data(model, X, y)
+    check_unchanged("generalization_bound", model, families=True)
     twin = copy.deepcopy(model).double().cpu()
     with torch.no_grad():
         unit, X, y = _in_unit(twin, X, y)

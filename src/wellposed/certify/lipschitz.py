@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._gate import check_model, check_unchanged
 from wellposed.certify._lipschitz_classifier import LipschitzBounds, classifier_bounds
 from wellposed.certify._lipschitz_network import DenseNetwork, NetworkLipschitz, bound_network
 from wellposed.certify._sides import spectral_norm_lower
@@ -60,17 +61,20 @@ def lipschitz_upper(model: nn.Module) -> LipschitzBounds | NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: MonotoneClassifier) -> LipschitzBounds:
+    _check(model)
     return classifier_bounds(model)
 
 
 @lipschitz_upper.register
 def _(model: GaussianDEQ) -> NetworkLipschitz:
+    _check(model)
     W, U, a = _exact(model.W, model.U, model.a)
     return bound_network(DenseNetwork(W, 0.0, U, v=a), "GaussianDEQ")
 
 
 @lipschitz_upper.register
 def _(model: SkipDEQ) -> NetworkLipschitz:
+    _check(model)
     A, W, u, v = _exact(model.A, model.W, model.u, model.v)
     root = math.sqrt(model.width)
     R = A * (model.gamma / root)
@@ -79,6 +83,7 @@ def _(model: SkipDEQ) -> NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: ImplicitOnlyDEQ) -> NetworkLipschitz:
+    _check(model)
     A, W, b = _exact(model.A, model.W, model.b)
     R = A.t() * model.gamma
     network = DenseNetwork(
@@ -89,6 +94,7 @@ def _(model: ImplicitOnlyDEQ) -> NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: MonotoneDEQ) -> NetworkLipschitz:
+    _check(model)
     A, B, U, u = _exact(model.A, model.B, model.U, model.u)
     W, error = _monotone(A, B, model.parametrization)
     return bound_network(DenseNetwork(W, error, U, v=u, margin=down(model.margin)), "MonotoneDEQ")
@@ -96,6 +102,7 @@ def _(model: MonotoneDEQ) -> NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: EquilibriumLayer) -> NetworkLipschitz:
+    _check(model)
     cell = model.cell
     if not isinstance(cell, DenseCell):
         raise InvalidType(f"lipschitz_upper needs an EquilibriumLayer with a DenseCell; got one with {type(cell).__name__}.")
@@ -111,6 +118,11 @@ def _(model: EquilibriumLayer) -> NetworkLipschitz:
         raise InvalidType(f"lipschitz_upper knows weight=None, Spectral and Monotone; got {type(cell.weight).__name__}.")
     R, error = _spectral(W, cell.weight.bound)
     return bound_network(DenseNetwork(R, error, U, slope=slope), "layer")
+
+
+def _check(model: nn.Module) -> None:
+    check_model("lipschitz_upper", model)
+    check_unchanged("lipschitz_upper", model)
 
 
 def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
