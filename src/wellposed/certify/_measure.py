@@ -20,13 +20,17 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ, SkipDEQ
 
-__all__ = ["Measurement", "check_data", "down", "measure", "not_finite", "up"]
+__all__ = ["NO_MATRIX", "Measurement", "check_data", "down", "measure", "not_finite", "up"]
 
 _UNIT = 2.0**-53
 #: The rounding of a few operations on each entry of a vector, generously.
 _SCALAR = 2.0**-40
 #: No residual is known better than this: what is proved with it holds for all smaller ones.
 _LEAST_RESIDUAL = 2.0**-400
+
+
+#: The reason where the parameters are finite and their recurrent matrix is not.
+NO_MATRIX = "The recurrent matrix has NaN or infinite entries."
 
 
 def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -199,6 +203,8 @@ def measure(
         if unit.exponent and not (at is None and known is None):
             return out_of_range(f"the features are of size 2^{unit.exponent}")
         R = twin.recurrent()
+        if not bool(torch.isfinite(R).all()):
+            return NO_MATRIX
         contraction = up(norm_upper(R))
         if isinstance(twin, MonotoneDEQ):
             if twin.margin < 2.0**-LIMIT:

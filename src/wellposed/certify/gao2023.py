@@ -54,7 +54,7 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
 def _reported(at: Measurement, X: Tensor, y: Tensor) -> Certificate:
     """The report; X and y as they were given."""
     twin: Any = at.model
-    n, m, gamma = X.shape[0], twin.width, twin.gamma
+    n, m, gamma = X.shape[0], twin.width, abs(twin.gamma)
     H = gamma**2 * (at.P @ at.P.t()) * (at.Z @ at.Z.t())
     lower, _ = gram_bounds(H)
     A = spectral_norm_upper(twin.A.detach())

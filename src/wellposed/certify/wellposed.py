@@ -13,6 +13,7 @@ from wellposed.certify._collatz import radius_bounds
 from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._gate import changed, check_model, is_ours
 from wellposed.certify._least import verdict
+from wellposed.certify._measure import NO_MATRIX
 from wellposed.certify._sides import spectral_norm_lower
 from wellposed.errors import InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
@@ -127,7 +128,7 @@ def _recurrent(theorem: str, model: Any) -> tuple[Tensor, float] | Certificate:
     twin = copy.deepcopy(model).double().cpu()
     R: Tensor = twin.recurrent().detach()
     if not bool(torch.isfinite(R).all()):
-        return Certificate(theorem, Verdict.UNDECIDED, note="The recurrent matrix has NaN or infinite entries.")
+        return Certificate(theorem, Verdict.UNDECIDED, note=NO_MATRIX)
     if any(R is parameter or R.data_ptr() == parameter.data_ptr() for parameter in twin.parameters()):
         return R, 0.0  # the parameter itself
     size = vector_norm_upper(R)
