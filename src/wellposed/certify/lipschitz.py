@@ -18,9 +18,7 @@ from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._gate import check_model, check_unchanged
 from wellposed.certify._lipschitz_classifier import LipschitzBounds, classifier_bounds
 from wellposed.certify._lipschitz_network import DenseNetwork, NetworkLipschitz, bound_network
-from wellposed.certify._sides import spectral_norm_lower
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import (
     AbstractContraction,
     AbstractNetwork,
@@ -116,7 +114,8 @@ def _(model: EquilibriumLayer) -> NetworkLipschitz:
         return bound_network(DenseNetwork(W, 0.0, U, slope=slope), "layer")
     if not isinstance(cell.weight, Spectral):
         raise InvalidType(f"lipschitz_upper knows weight=None, Spectral and Monotone; got {type(cell.weight).__name__}.")
-    R, error = _spectral(W, cell.weight.bound)
+    (R,) = _exact(cell.recurrent())  # as the layer uses it; a graph may round it differently
+    error = up(len(R) * torch.finfo(cell.W.dtype).eps * vector_norm_upper(R))
     return bound_network(DenseNetwork(R, error, U, slope=slope), "layer")
 
 
@@ -131,16 +130,6 @@ def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
         raise InvalidArgument("lipschitz_upper: a parameter has NaN or infinite entries; look for the step that made them.")
     return found
-
-
-def _spectral(W: Tensor, bound: float) -> tuple[Tensor, float]:
-    """W min(1, bound/|W|) up to an error, which is bounded: |W| lies between two bounds."""
-    upper = spectral_norm_upper(W)
-    lower = spectral_norm_lower(W)
-    least = min(1.0, bound / upper) if upper > 0 else 1.0
-    most = min(1.0, up(bound / lower)) if lower > 0 else 1.0
-    R = W * least
-    return R, up(up(most - down(least)) * upper + _relative(R))
 
 
 def _relative(R: Tensor) -> float:

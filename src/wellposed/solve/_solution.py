@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument
+from wellposed.linalg.rounding import round_up
 from wellposed.status import Status, StatusArray
 
 __all__ = ["Solution"]
@@ -50,18 +51,22 @@ class Solution:
         """(batch,) upper bound of |z - z*|, if f contracts with factor at most `contraction` < 1.
 
         Banach: |z - z*| <= |f(z) - z| / (1 - contraction), in the norm of all features of a sample together. The
-        residual is computed in floating point; its own rounding, some eps |f(z)|, is not part of the bound.
+        residual is computed in floating point; its own rounding, some eps |f(z)|, is not part of the bound. What
+        follows from it is rounded upward.
 
         Args:
             contraction: An upper bound of the contraction factor of f, in [0, 1); one number, or one per sample.
         """
-        factor = torch.as_tensor(contraction, dtype=self.residual.dtype, device=self.residual.device)
+        residual = self.absolute_residual.double()
+        factor = torch.as_tensor(contraction, dtype=torch.float64, device=residual.device)
         if not bool(((factor >= 0) & (factor < 1)).all()):
             raise InvalidArgument(
                 f"error_bound needs a contraction factor in [0, 1); got {contraction}. "
                 "Without contraction the residual alone does not bound the distance to an equilibrium."
             )
-        return self.absolute_residual / (1.0 - factor)
+        # 1 - q is rounded by half a unit at most, and so is the quotient
+        bound = residual / (1.0 - factor) * (1.0 + 2.0**-51)
+        return round_up(bound, self.absolute_residual.dtype)
 
     def as_batch(self, shape: torch.Size) -> Solution:
         """The solution of one sample that is a whole batch, given to every row of it."""
