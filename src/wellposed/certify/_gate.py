@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import AbstractNetwork, DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ
 
-__all__ = ["changed", "check_model", "check_tensors", "check_unchanged", "is_ours", "trained_otherwise"]
+__all__ = ["changed", "check_finite", "check_model", "check_tensors", "check_unchanged", "is_ours", "trained_otherwise"]
 
 #: Names that a subclass may redefine: they do not touch what is computed.
 _FREE = {
@@ -56,8 +56,8 @@ def changed(model: nn.Module, *, families: bool = False) -> str:
     found = next(_changes(model, own), "")
     if not found:
         return ""
-    name = type(model).__name__
-    return f"The proof is about the library's own class, but {found}, so nothing is proved about this {name}. {_advice(model)}"
+    name, advice = type(model).__name__, _advice(model, families)
+    return f"The proof is about the library's own class, but {found}, so nothing is proved about this {name}. {advice}"
 
 
 def check_unchanged(who: str, model: nn.Module, *, families: bool = False) -> None:
@@ -93,8 +93,14 @@ def check_tensors(who: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def check_model(who: str, model: nn.Module) -> None:
-    """`check_tensors` of the parameters and buffers."""
+    """`check_tensors` of the parameters and buffers; whether they are finite is for `check_finite`."""
     check_tensors(who, ((f"parameter {name}", tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())))
+
+
+def check_finite(who: str, model: nn.Module) -> None:
+    """Raises `InvalidArgument` if a parameter or buffer is not finite, where a number is asked for."""
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers())):
+        raise InvalidArgument(f"{who}: a parameter has NaN or infinite entries; look for the step that made them.")
 
 
 def trained_otherwise(model: nn.Module, meant: Iterable[str]) -> str:
@@ -112,10 +118,10 @@ def trained_otherwise(model: nn.Module, meant: Iterable[str]) -> str:
     )
 
 
-def _advice(model: nn.Module) -> str:
-    if isinstance(model, AbstractNetwork):
+def _advice(model: nn.Module, families: bool) -> str:
+    if families and isinstance(model, AbstractNetwork):
         return "Remove the change, or give a new class a method sensitivity(measurement), as docs/certificates.md shows."
-    return "Remove the change, or certify the original."
+    return "Remove the change, or take an object of the original class."
 
 
 def _changes(model: nn.Module, own: bool) -> Iterator[str]:

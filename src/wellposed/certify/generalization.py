@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._directed import down, up
-from wellposed.certify._gate import check_unchanged
+from wellposed.certify._gate import check_finite, check_unchanged
 from wellposed.certify._kernel_machine import kernel_machine
-from wellposed.certify._measure import check_data, not_finite
+from wellposed.certify._measure import check_data
 from wellposed.certify._solved import check_solved, precise_copy
 from wellposed.certify._units import Unit, no_room, unit_of
 from wellposed.errors import InvalidArgument, InvalidType
@@ -188,8 +188,7 @@ def generalization_bound(
     _check_options(options, rtol)
     X, y = check_data(model, X, y)
     check_unchanged("generalization_bound", model, families=True)
-    if reason := not_finite(model):
-        raise InvalidArgument(f"generalization_bound: {reason} Go back to finite parameters.")
+    check_finite("generalization_bound", model)
     twin = precise_copy(model)
     with torch.no_grad():
         unit, X, y = _in_unit(twin, X, y)

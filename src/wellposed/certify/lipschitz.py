@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.certify._directed import down, up, vector_norm_upper
-from wellposed.certify._gate import check_model, check_unchanged
+from wellposed.certify._gate import check_finite, check_model, check_unchanged
 from wellposed.certify._lipschitz_classifier import LipschitzBounds, classifier_bounds
 from wellposed.certify._lipschitz_network import DenseNetwork, NetworkLipschitz, bound_network
 from wellposed.errors import InvalidArgument, InvalidType
@@ -122,6 +122,7 @@ def _(model: EquilibriumLayer) -> NetworkLipschitz:
 def _check(model: nn.Module) -> None:
     check_model("lipschitz_upper", model)
     check_unchanged("lipschitz_upper", model)
+    check_finite("lipschitz_upper", model)
 
 
 def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:

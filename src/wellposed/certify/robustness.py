@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._gate import check_model, check_tensors, check_unchanged
+from wellposed.certify._gate import check_finite, check_model, check_tensors, check_unchanged
 from wellposed.certify._lipschitz_classifier import SLACK, LipschitzBounds, certified_operator, classifier_bounds
 from wellposed.certify._units import row_norms_upper
 from wellposed.errors import InvalidArgument, InvalidType
@@ -78,6 +78,7 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
     """
     _check_inputs(model, x, y)
     check_unchanged("robustness", model)
+    check_finite("robustness", model)
     bounds = classifier_bounds(model)
     exact = copy.deepcopy(model).double()
     exact.layer.rtol, exact.layer.max_steps, exact.layer.on_failure = RTOL, MAX_STEPS, "ignore"
