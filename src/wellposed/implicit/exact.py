@@ -16,6 +16,7 @@ from wellposed.implicit._gradient import AbstractGradient, Context
 from wellposed.implicit._linear_system import solve_linear
 from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, JacobianPullback, WholePullback
 from wellposed.implicit._transformed import report, solve_transformed, with_tail
+from wellposed.implicit._uncompiled import uncompiled
 from wellposed.linalg import AbstractLinearSolver
 from wellposed.solve import (
     AbstractMap,
@@ -213,7 +214,7 @@ class _Linear:
             ]
             f = self.f.with_inputs(*living[:count])
             with Substitution(extras, living):
-                difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
+                difference = uncompiled(lambda: f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach()))
             wanted = [x for x, need in zip(living, needed, strict=True) if need]
             for gate in gates:
                 gate.open = False
