@@ -82,7 +82,8 @@ class EquilibriumLayer(nn.Module):
             with a `CoupledRowsWarning`, at the price of some evaluations.
 
     Attributes:
-        last_solution: The `Solution` of the last forward pass.
+        last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations of the solve; those that
+            record the cell at the equilibrium for the gradient come on top.
         last_adjoint: The `Solution` of the last linear solve of a backward (or forward-mode) pass.
         failure_counts: How many solves failed, by direction and status. With `on_failure="warn"` only the first of each kind
             gives a warning.
