@@ -84,7 +84,8 @@ class EquilibriumLayer(nn.Module):
     Attributes:
         last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations of the solve; those that
             record the cell at the equilibrium for the gradient come on top.
-        last_adjoint: The `Solution` of the last linear solve of a backward (or forward-mode) pass.
+        last_adjoint: The `Solution` of the last linear solve of a backward pass. Both are None after a pass inside transforms
+            of `torch.func`, which hide it; a failure there is counted all the same.
         failure_counts: How many solves failed, by direction and status. With `on_failure="warn"` only the first of each kind
             gives a warning.
     """
@@ -211,8 +212,10 @@ class EquilibriumLayer(nn.Module):
         return self.coupled or self._found_coupled.get(self.training, False)
 
     def _context(self, tolerance: Tolerance, shape: torch.Size) -> Context:
-        def report(solution: Solution) -> None:
-            self.last_adjoint = solution if len(solution.status) == shape[0] else solution.as_batch(shape)
+        def report(solution: Solution | None) -> None:
+            if solution is not None and len(solution.status) != shape[0]:
+                solution = solution.as_batch(shape)
+            self.last_adjoint = solution
 
         return Context(tolerance, self.max_steps, self.on_failure, report, self._note_coupling, self.failure_counts)
 
