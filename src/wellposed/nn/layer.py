@@ -31,6 +31,7 @@ from wellposed.solve import (
 )
 from wellposed.solve._closing import solve_and_close
 from wellposed.solve._failure import report_coupling
+from wellposed.solve._unhooked import unhooked
 from wellposed.solve._whole_batch import WholeBatch
 
 __all__ = ["EquilibriumLayer", "Linearised"]
@@ -283,7 +284,7 @@ class EquilibriumLayer(nn.Module):
     def _solve(
         self, f: AbstractMap, z: Tensor, tolerance: Tolerance, *, record: bool = False, keep_image: bool = False
     ) -> Outcome:
-        with torch.no_grad():
+        with torch.no_grad(), unhooked():
             first = f.at_zero() if isinstance(f, AbstractStructuredMap) and _is_zero(z) else None
             return solve_and_close(
                 f,

@@ -98,7 +98,9 @@ class _Closing:
         except RowsCoupled as found:
             return self._as_one(found.value, self._evaluate(found.value)[0], found.evaluations + 1)
         if self.max_steps == 1:  # a single evaluation is one of the whole batch at the start, which is what is returned
-            return _not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, UNREPEATED) if changed else outcome
+            return (
+                _not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, UNREPEATED) if changed else outcome
+            )
         measured = (outcome.codes == Status.CONVERGED) | (outcome.codes == Status.MAX_STEPS)
         return self._close(outcome, measured) if bool(measured.any()) else outcome
 
