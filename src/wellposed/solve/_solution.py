@@ -24,7 +24,8 @@ class Solution:
             least |f(z) - z|). A float16 or bfloat16 start is solved in float32 and `value` is float32.
         residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
         absolute_residual: (batch,) |f(z) - z|, measured at `value`.
-        num_steps: (batch,) evaluations of f that each sample took part in; a product with the Jacobian counts as one.
+        num_steps: (batch,) evaluations of f that each sample took part in, at most max_steps; a product with the Jacobian
+            counts as one.
         status: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the measured contraction.
         history: (steps, batch) relative residual after each evaluation at which it was measured, NaN elsewhere; None
