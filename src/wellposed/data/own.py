@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from wellposed._npz import read_arrays
 from wellposed._reading import sha256
 from wellposed.data.table import LARGEST, Table, check_file, read_csv, read_parquet
-from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.errors import InvalidArgument, WellposedWarning, did_you_mean
 
 __all__ = ["SUFFIXES", "checksum", "is_path", "read_own", "short_name"]
 
@@ -170,6 +171,13 @@ def _targets(
             raise InvalidArgument(
                 f"The target of {name} is text ({y[0]!r}), so it is a class: choose model.name=dense or another classifier, or "
                 "two classes by data.classes=[0, 1]."
+            )
+        if classify is False and 2 < len(values := np.unique(y)) <= 20 and bool((values == np.round(values)).all()):
+            warnings.warn(
+                f"The target of {name} has {len(values)} different integers, and is learned as a number. If these are classes, "
+                "choose model.name=dense.",
+                WellposedWarning,
+                stacklevel=2,
             )
         return y, everything
     values, index = np.unique(y.astype(str) if text else y, return_inverse=True)

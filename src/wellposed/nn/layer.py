@@ -274,7 +274,7 @@ class EquilibriumLayer(nn.Module):
         cell = self.cell
         if not isinstance(cell, nn.Module) or isinstance(cell, torch.jit.ScriptModule):
             return cell, x
-        check_norms(cell)
+        check_norms(cell, coupled=self.coupled)
         bound = _Bound(cell)
         return bound, map_leaves(lambda leaf: _lifted(leaf) if isinstance(leaf, Tensor) else leaf, x)
 
