@@ -26,7 +26,9 @@ __all__ = [
     "is_temporary",
     "open_plain",
     "refuse_special_files",
+    "remove",
     "replacing",
+    "set_aside",
     "sweep",
     "sync_folder",
     "write_whole",
@@ -187,6 +189,21 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(file.fileno())
         if new:
             sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, if it is there; a folder of this name is foreign, and is set aside."""
+    if path.is_dir():
+        set_aside(path)
+        return
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Renames what is not usable, for whoever wants to know."""
+    with writing(path):
+        path.replace(path.with_name(f"{path.name}.refused"))
 
 
 def is_temporary(name: str, ending: str = "tmp") -> bool:
