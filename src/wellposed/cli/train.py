@@ -133,7 +133,7 @@ def _show(trained: Trained, settings: Config) -> None:
         ("network", f"width {settings.model.width}, {summary['parameters']} parameters, {settings.run.dtype}"),
         (
             "trained",
-            f"{summary['epochs']} epochs, {summary['steps']} steps, {summary['seconds']:.1f} s: {summary['stop_message']}",
+            f"{summary['epochs']} epochs, {summary['steps']} steps, {_seconds(summary['seconds'])}: {summary['stop_message']}",
         ),
     ]
     for measure, form in (("loss", "{:.4g}"), ("accuracy", "{:.2%}"), ("miou", "{:.2%}")):
@@ -151,6 +151,10 @@ def _show(trained: Trained, settings: Config) -> None:
     for row in rows:
         table.add_row(*row)
     print_table(table)
+
+
+def _seconds(total: float | None) -> str:
+    return "unknown time" if total is None else f"{total:.1f} s"
 
 
 def _last_certificate(trained: Trained) -> tuple[Certificate | None, str]:

@@ -196,6 +196,12 @@ def _last_certificate(run: Run) -> dict[str, Any] | None:
     return {"file": path.name} | {key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")}
 
 
+def _total_seconds(times: list[dict[str, Any]]) -> float | None:
+    """Of all epochs together; None if a float cannot hold it, so that it is not the time of this run."""
+    total = float(sum(time["seconds"] for time in times))
+    return round(total, 3) if math.isfinite(total) else None
+
+
 def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
     rows = read_metrics(run.folder)
     times = read_times(run.folder)
@@ -208,7 +214,7 @@ def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
         "stop_message": STOPS[outcome.stop],
         "epochs": outcome.progress.epoch,
         "steps": outcome.progress.step,
-        "seconds": round(sum(time["seconds"] for time in times), 3),
+        "seconds": _total_seconds(times),
         "samples": {name: len(X) for name, (X, _) in problem.parts.items()},
         "parameters": sum(parameter.numel() for parameter in problem.model.parameters()),
         "first_certified_epoch": certified[0] if certified else None,
