@@ -43,6 +43,8 @@ _REASONS = {
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "this folder may not be written; choose another one, or change its permissions",
     errno.EPERM: "this folder may not be written; choose another one, or change its permissions",
+    errno.EEXIST: "a file is in the place of this folder; move it away",
+    errno.EISDIR: "a folder is in the place of this file; move it away",
     errno.ENOTDIR: "a part of this path is a file and not a folder; choose another one",
     errno.ELOOP: _LINK,
     errno.EMLINK: _LINK,
