@@ -23,6 +23,7 @@ from wellposed.errors import RunError
 __all__ = [
     "Temporary",
     "append_line",
+    "check_outputs",
     "is_temporary",
     "open_plain",
     "refuse_special_files",
@@ -70,6 +71,18 @@ def writing(path: Path, *, begun: bool = True) -> Iterator[None]:
         reason = _REASONS.get(error.errno or 0, f"{error.strerror or error}")
         kept = " Everything up to the last checkpoint is kept, and --resume continues from there." if begun else ""
         raise RunError(f"Cannot write {path}: {reason}.{kept}") from error
+
+
+def check_outputs(folder: Path, names: Iterable[str]) -> None:
+    """Makes a folder, and raises `RunError` unless files of these names can be written there: before the work for them."""
+    with writing(folder, begun=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    for path in (folder / name for name in names):
+        with writing(path, begun=False):
+            if path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def open_plain(path: Path, flags: int) -> int:
@@ -175,9 +188,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file so that a reader, or a crash at any moment, sees the old content or the new one, never a part."""
-    with writing(path), replacing(path) as file:
+def write_whole(path: Path, content: bytes, *, begun: bool = True) -> None:
+    """Replaces a file so that a reader, or a crash at any moment, sees the old content or the new one, never a part.
+
+    Args:
+        path: The file.
+        content: All of it.
+        begun: As in `writing`.
+    """
+    with writing(path, begun=begun), replacing(path) as file:
         file.write(content)
 
 
