@@ -33,13 +33,14 @@ from wellposed.errors import WellposedError
 from wellposed.landscape import Surface
 from wellposed_lab import report
 from wellposed_lab.report._read import read_run
-from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_metrics, read_sessions, read_times
-from wellposed_lab.runs.checkpoint import _checksum, load, restore
+from wellposed_lab.runs.checkpoint import _checksum, load
 from wellposed_lab.runs.config import resolve
-from wellposed_lab.runs.optimizers import make_optimizer
+from wellposed_lab.runs.loop import make_optimizer
+from wellposed_lab.runs.records import certificate_files, read_certificate, read_metrics, read_sessions, read_times
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import prepare
 from wellposed_lab.runs.training import load_run, train
+from wellposed_lab.runs.training_state import restore
 
 __all__ = ["Findings", "fuzz"]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wellposed._npz import read_arrays
-from wellposed._reading import sha256
+from wellposed._reading import read_arrays, sha256
 from wellposed.data.table import LARGEST, Table, check_file, read_csv, read_parquet
 from wellposed.errors import InvalidArgument, did_you_mean
 

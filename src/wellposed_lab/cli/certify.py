@@ -13,8 +13,8 @@ from wellposed.certify._any_model import certificate_of, has_certificate
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
 from wellposed_lab.cli._layout import print_labelled, print_wrapped
-from wellposed_lab.runs._threads import on_threads, threads_for
 from wellposed_lab.runs.config import read
+from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.setup import Problem, prepare
 from wellposed_lab.runs.training import load_run
 

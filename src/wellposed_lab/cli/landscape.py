@@ -21,8 +21,8 @@ from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_
 from wellposed.plot import contour, line
 from wellposed_lab.cli._app import ExitCode, app, guarded, say
 from wellposed_lab.cli._layout import print_table
-from wellposed_lab.runs._threads import threads_for
-from wellposed_lab.runs.losses import AbstractLoss
+from wellposed_lab.runs.models import AbstractLoss
+from wellposed_lab.runs.processes import threads_for
 from wellposed_lab.runs.run import refuse_foreign
 from wellposed_lab.runs.setup import Problem
 from wellposed_lab.runs.training import load_run

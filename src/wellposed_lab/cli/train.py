@@ -18,14 +18,13 @@ from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
 from wellposed_lab.cli._layout import print_table
 from wellposed_lab.cli._progress import watching
-from wellposed_lab.runs._fingerprint import extended
-from wellposed_lab.runs._licence import halving, hidden_ratio, moves, plain_flow
-from wellposed_lab.runs._run_files import certificate_files, read_certificate
-from wellposed_lab.runs.config import Config, read, resolve
-from wellposed_lab.runs.defaults import filled_in
+from wellposed_lab.runs.config import RunConfig, read, resolve
+from wellposed_lab.runs.config_sections import extended
+from wellposed_lab.runs.loop import learning_rate
 from wellposed_lab.runs.models import MODELS
-from wellposed_lab.runs.optimizers import learning_rate
+from wellposed_lab.runs.records import certificate_files, halving, hidden_ratio, moves, plain_flow, read_certificate
 from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.setup import resolve_auto
 from wellposed_lab.runs.training import Trained
 from wellposed_lab.runs.training import train as train_run
 
@@ -87,10 +86,10 @@ def train(
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[Config, Path]:
+def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[RunConfig, Path]:
     """The configuration and the run directory."""
     if resume is None:
-        settings = filled_in(resolve({}, changes) if config is None else read(config, changes))
+        settings = resolve_auto(resolve({}, changes) if config is None else read(config, changes))
         date = time.strftime("%Y%m%d-%H%M%S")
         return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{short_name(settings.data.name)}")
     if config is not None or folder is not None:
@@ -106,7 +105,7 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
     return settings, resume
 
 
-def _say_how_it_is_extended(settings: Config) -> None:
+def _say_how_it_is_extended(settings: RunConfig) -> None:
     """Under a cosine schedule: the longer run is not the one that would have been started with this length."""
     old, new = settings.run.extended[-1], settings.run.epochs
     rate = learning_rate(settings.optimizer, old, 1, new)
@@ -124,7 +123,7 @@ def _unused(folder: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _show(trained: Trained, settings: Config) -> None:
+def _show(trained: Trained, settings: RunConfig) -> None:
     summary, last = trained.summary, trained.summary["last"]
     table = Table(title=f"{settings.model.name} on {short_name(settings.data.name)}", show_header=False, title_justify="left")
     samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())

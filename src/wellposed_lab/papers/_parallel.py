@@ -9,7 +9,7 @@ from typing import Any
 
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed_lab.papers._experiment import Result, Task
-from wellposed_lab.runs._threads import on_threads
+from wellposed_lab.runs.processes import on_threads
 
 __all__ = ["execute", "run_tasks"]
 

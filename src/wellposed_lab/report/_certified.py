@@ -6,7 +6,7 @@ import math
 
 from wellposed.certify import Certificate
 from wellposed_lab.report._read import RunFiles, as_number
-from wellposed_lab.runs._licence import each
+from wellposed_lab.runs.records import each
 
 __all__ = ["Promise", "margins", "norms", "promise"]
 

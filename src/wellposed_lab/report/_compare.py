@@ -20,7 +20,7 @@ from wellposed_lab.report._read import RunFiles, read_run
 from wellposed_lab.report._sections import badge, sentence
 from wellposed_lab.report._state import network_state
 from wellposed_lab.report._write import described, save
-from wellposed_lab.runs._licence import moves
+from wellposed_lab.runs.records import moves
 
 __all__ = ["compare"]
 

@@ -13,7 +13,7 @@ from wellposed._reading import files_in, opened, parse_json, read_bytes
 from wellposed.certify import Certificate
 from wellposed.certify._recheck import as_recorded
 from wellposed.errors import InvalidArgument, RunError, how_to_install
-from wellposed_lab.runs._run_files import RECORD, ROWS, certificate_files
+from wellposed_lab.runs.records import RECORD, ROWS, certificate_files
 
 __all__ = ["RunFiles", "as_number", "read_run"]
 
@@ -162,12 +162,12 @@ def _config(run: RunFiles, text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        from wellposed_lab.runs.config_yaml import BYTES, parse_text
+        from wellposed_lab.runs.config import BYTES, parse_yaml
     except ImportError:
         run.remarks.append(f"config.yaml is shown as text, because pyyaml is not installed; {how_to_install('cli')}.")
         return {}
     try:
-        plain = parse_text(text, "config.yaml") if len(text) <= BYTES else None
+        plain = parse_yaml(text, "config.yaml") if len(text) <= BYTES else None
     except InvalidArgument:
         plain = None
     if not isinstance(plain, dict):

@@ -10,7 +10,7 @@ from wellposed.certify import Certificate, Hypothesis, Verdict
 from wellposed_lab.report._certified import margins
 from wellposed_lab.report._html import Html, el, number, table
 from wellposed_lab.report._read import RunFiles, as_number
-from wellposed_lab.runs._licence import each, licence
+from wellposed_lab.runs.records import each, licence
 
 __all__ = ["badge", "certificate_parts", "configuration", "environment", "glance", "log_part", "sentence"]
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from wellposed.errors import WellposedError
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractNetwork
-from wellposed_lab.runs._threads import on_threads, threads_for
-from wellposed_lab.runs.checkpoint import newest, restore
-from wellposed_lab.runs.losses import Segmentation, Squared
+from wellposed_lab.runs.checkpoint import newest
+from wellposed_lab.runs.models import Segmentation, Squared
+from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import Problem, prepare
+from wellposed_lab.runs.training_state import restore
 
 __all__ = ["NetworkState", "ParameterNorm", "network_state"]
 
@@ -86,7 +87,7 @@ def _fill(state: NetworkState, folder: Path) -> None:
     torch.set_num_threads(threads_for(model, problem.parts.train[0]))
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     earlier = config.earlier_fingerprints()
-    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), earlier=earlier, say=state.remarks.append)
+    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), earlier=earlier, log=state.remarks.append)
     if checkpoint is None:
         state.remarks.append("There is no checkpoint; the network is shown as it was at the start.")
     X = _kernel_inputs(state, problem)

@@ -1,32 +1,80 @@
-"""The books of minibatch training: rows, certificates and checkpoints."""
+"""After every epoch: a row of metrics, TensorBoard, a certificate, the decision to stop, a checkpoint."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from wellposed_lab.runs._events import Events
-from wellposed_lab.runs.train_step import Trainee
+from wellposed.certify import Certificate
 from wellposed.certify._any_model import certificate_of, has_certificate
-from wellposed_lab.runs.checkpoint import Checkpoint, capture, prune, save
-from wellposed_lab.runs.outcome import Listener, Outcome, Parts
-from wellposed_lab.runs.run import Run
+from wellposed.errors import how_to_install
+from wellposed_lab.runs.checkpoint import prune, save
+from wellposed_lab.runs.training_state import Checkpoint, Progress, capture
 
-__all__ = ["Books"]
+if TYPE_CHECKING:
+    from wellposed_lab.runs.loop import TrainStep
+    from wellposed_lab.runs.run import Run
+    from wellposed_lab.runs.setup import DataParts
+
+__all__ = ["STOPS", "EpochLogger", "Listener", "RunOutcome"]
+
+#: Why a run ended, in words.
+STOPS = {
+    "epochs": "all epochs are done",
+    "patience": "the validation loss did not get better",
+    "stop_loss": "the training loss is small enough",
+    "not_finite": "the loss became NaN or infinite; the parameters are those before",
+    "interrupted": "it was interrupted",
+}
 
 
-class Books:
-    """Only the first process writes them, but all go through the same decisions."""
+class Listener(Protocol):
+    """Is called after every batch and every epoch."""
 
-    def __init__(self, trainee: Trainee, parts: Parts, run: Run | None, listener: Listener | None, outcome: Outcome) -> None:
-        self.trainee, self.parts, self.listener, self.outcome = trainee, parts, listener, outcome
-        self.run = run if trainee.world.first else None
-        self.options, self.progress = trainee.config.run, outcome.progress
-        self.events = Events(self.run, enabled=self.options.tensorboard, after=self.progress.epoch)
+    def on_batch(self, epoch: int, batch: int, batches: int, loss: float) -> None: ...
+
+    def on_epoch(self, row: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class RunOutcome:
+    """The end of training.
+
+    Attributes:
+        stop: A key of `STOPS`.
+        progress: Where it ended.
+        rows: Of this session.
+        certificate: The last one, or None.
+    """
+
+    stop: str
+    progress: Progress
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    certificate: Certificate | None = None
+
+
+class EpochLogger:
+    """Writes what an epoch gave. Only the first process writes, but all make the same decisions."""
+
+    def __init__(
+        self, train_step: TrainStep, parts: DataParts, run: Run | None, listener: Listener | None, outcome: RunOutcome
+    ) -> None:
+        self.train_step, self.parts, self.listener, self.outcome = train_step, parts, listener, outcome
+        self.run = run if train_step.world.first else None
+        self.options, self.progress = train_step.config.run, outcome.progress
+        self._tensorboard = self._open_tensorboard()
+
+    def __enter__(self) -> EpochLogger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
     def close_epoch(self, *, rate: float, began: float) -> None:
-        """A row, a certificate if one is due, the decision to stop, a checkpoint: in this order, so that none runs ahead."""
+        """A row, a certificate if one is due, the decision to stop, a checkpoint; in this order."""
         progress, options = self.progress, self.options
         last = progress.epoch == options.epochs
         row: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step, "learning_rate": rate}
@@ -36,7 +84,7 @@ class Books:
             row |= {"equilibrium_steps": steps / solved, "unconverged": int(failed)} if solved else {}
         if progress.epoch % options.evaluate_every == 0 or last:
             for name, (X, y) in self.parts.items():
-                row |= {f"{name}_{key}": value for key, value in self.trainee.evaluate(X, y).items()}
+                row |= {f"{name}_{key}": value for key, value in self.train_step.evaluate(X, y).items()}
         better = self._judge(row)
         last = last or progress.stop is not None
         if options.certify_every and (progress.epoch % options.certify_every == 0 or last):
@@ -45,7 +93,7 @@ class Books:
         self.outcome.rows.append(row)
         if self.run is not None:
             self.run.append(row, time.perf_counter() - began)
-            self.events.add(row)
+            self._add_scalars(row)
             if better and options.patience is not None:
                 save(self._captured(), self.run.folder / "checkpoints", "best")
         if progress.epoch % options.checkpoint_every == 0 or last:
@@ -53,25 +101,25 @@ class Books:
         if self.listener is not None:
             self.listener.on_epoch(row)
 
-    def interrupted(self) -> Outcome:
-        """Saves the state in the middle of things."""
+    def interrupted(self) -> RunOutcome:
+        """Saves the state within an epoch."""
         self.checkpoint(interrupted=True)
         self.outcome.stop = "interrupted"
         return self.outcome
 
     def checkpoint(self, *, interrupted: bool = False) -> None:
-        """Saves the state, and drops old ones afterwards."""
+        """Saves the state, and then removes old checkpoints."""
         if self.run is not None:
             folder = self.run.folder / "checkpoints"
             save(self._captured(), folder, interrupted=interrupted)
             prune(folder, self.options.keep)
 
     def _captured(self) -> Checkpoint:
-        trainee = self.trainee
-        return capture(trainee.model, trainee.optimizer, self.progress, fingerprint=trainee.config.fingerprint())
+        step = self.train_step
+        return capture(step.model, step.optimizer, self.progress, fingerprint=step.config.fingerprint())
 
     def _judge(self, row: dict[str, Any]) -> bool:
-        """Whether the validation loss is the best so far; sets the reason to stop, if there is one."""
+        """Whether the validation loss is the best so far; sets the reason to stop, if one applies."""
         progress, options = self.progress, self.options
         if not math.isfinite(row.get("train_loss", 0.0)):
             progress.stop = "not_finite"
@@ -88,12 +136,34 @@ class Books:
         return False
 
     def _certify(self, epoch: int) -> dict[str, Any]:
-        """The entries of the row; certificates are about all training samples, and the first process makes them."""
-        if not has_certificate(self.trainee.model) or not self.trainee.world.first:
+        """Entries of the row. The first process certifies, with all training samples."""
+        if not has_certificate(self.train_step.model) or not self.train_step.world.first:
             return {}
         X, y = self.parts.train
-        certificate = certificate_of(self.trainee.model, X, y, theorem=self.options.theorem)
+        certificate = certificate_of(self.train_step.model, X, y, theorem=self.options.theorem)
         self.outcome.certificate = certificate
         if self.run is not None:
             self.run.add_certificate(epoch, certificate)
         return {"certified": certificate.certified, "certified_by": certificate.theorem, "certified_rate": certificate.rate}
+
+    def _open_tensorboard(self) -> Any:
+        """A writer of events, if they are wanted and TensorBoard is installed; else None."""
+        if self.run is None or not self.options.tensorboard:
+            return None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self.run.log(f"No events are written: TensorBoard is not installed; {how_to_install('runs')}.")
+            return None
+        epoch = self.progress.epoch  # what was written about later epochs does not count
+        return SummaryWriter(str(self.run.folder / "tensorboard"), purge_step=epoch + 1 if epoch else None)
+
+    def _add_scalars(self, row: dict[str, Any]) -> None:
+        if self._tensorboard is None:
+            return
+        for name, value in row.items():
+            if name != "epoch" and isinstance(value, (int, float)):
+                part, _, measure = name.partition("_")
+                tag = f"{measure}/{part}" if part in ("train", "validation", "test") else name
+                self._tensorboard.add_scalar(tag, float(value), row["epoch"])
+        self._tensorboard.flush()

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import wellposed as wp
 from wellposed_lab.cli import app
 from wellposed_lab.cli.train import _certificate
-from wellposed_lab.runs.config import Config
+from wellposed_lab.runs.config import RunConfig
 
 SMALL = [
     "data.n=12", "data.n_test=10", "model.width=40", "run.epochs=2", "run.batch_size=5", "run.tensorboard=false",
@@ -124,7 +124,7 @@ def test_the_configuration_printed_is_the_configuration_used(tmp_path: Path) -> 
     (tmp_path / "config.yaml").write_text(shown.stdout)
     again = call("train", tmp_path / "config.yaml", "--show-config")
     assert again.stdout == shown.stdout and yaml.safe_load(shown.stdout)["model"]["width"] == 7
-    assert set(yaml.safe_load(shown.stdout)) == set(Config.model_fields)
+    assert set(yaml.safe_load(shown.stdout)) == set(RunConfig.model_fields)
     assert not (tmp_path / "runs").exists()
 
 

@@ -186,7 +186,7 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     failed(call("landscape", "nowhere"), 2, "nowhere does not exist")
-    failed(call("landscape", "empty"), 2, "empty is no run")
+    failed(call("landscape", "empty"), 2, "empty is not a run directory")
     failed(call("landscape", run, "--direction", "hesian"), 2, "Did you mean 'hessian'?")
     failed(call("landscape", run, "--at", "first"), 2, "--at must be last or best")
     failed(call("landscape", run, "--samples", 13), 2, "--samples must be from 1 to 12", "got 13")

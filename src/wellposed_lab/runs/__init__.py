@@ -1,0 +1,1 @@
+"""A training run: configuration, data and network by name, the loop, checkpoints, the run directory."""

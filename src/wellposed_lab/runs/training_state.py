@@ -1,0 +1,241 @@
+"""The state of a training run as tensors and JSON: captured, checked field by field, restored."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import CheckpointRefused
+from wellposed.nn.maps.operator import Habit, Memory
+
+__all__ = [
+    "Checkpoint",
+    "Progress",
+    "WrongRecord",
+    "capture",
+    "check_point",
+    "forget_tuned_values",
+    "need",
+    "restore",
+    "seed_everything",
+]
+
+
+@dataclass
+class Progress:
+    """Where a training run is.
+
+    Attributes:
+        epoch: Complete epochs.
+        step: Steps of the optimizer.
+        batch: Complete batches of the present epoch.
+        order: (n,) the samples of the present epoch in their order; empty between epochs.
+        totals: Sums over the batches of the present epoch.
+        best: Least validation loss so far. best_epoch: Its epoch.
+        stop: Why the run is over, or None.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    batch: int = 0
+    order: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    totals: list[float] = field(default_factory=list)
+    best: float | None = None
+    best_epoch: int | None = None
+    stop: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run: tensors by name, and a record that JSON can hold."""
+
+    tensors: dict[str, Tensor]
+    record: dict[str, Any]
+
+    @property
+    def epoch(self) -> int:
+        """Complete epochs."""
+        return int(self.record["progress"]["epoch"])
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of torch, NumPy and Python."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, *, fingerprint: str) -> Checkpoint:
+    """The present state, as copies.
+
+    Args:
+        model, optimizer, progress: The run.
+        fingerprint: Of the configuration; `newest` asks for the same one.
+    """
+    tensors = {f"model/{name}": _copy(tensor) for name, tensor in model.state_dict().items()}
+    state = optimizer.state_dict()
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, slots in state["state"].items():
+        for name, value in slots.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{index}/{name}"] = _copy(value)
+            else:
+                scalars.setdefault(str(index), {})[name] = value
+    tensors["order"] = _copy(progress.order)
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, words, python_gauss = random.getstate()
+    tensors["random/torch"] = torch.get_rng_state()
+    tensors["random/numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    if torch.cuda.is_available():
+        tensors |= {f"random/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    where = asdict(progress)
+    del where["order"]
+    record = {
+        "fingerprint": fingerprint,
+        "progress": where,
+        "optimizer": {"groups": state["param_groups"], "scalars": scalars},
+        "random": {
+            "numpy": {"name": str(name), "position": int(position), "has_gauss": int(has_gauss), "gauss": float(gauss)},
+            "python": {"version": version, "words": list(words), "gauss": python_gauss},
+        },
+        # step sizes that solvers found, with which they begin at the next parameters
+        "habits": {
+            name: {key: asdict(habit) for key, habit in memory.habits.items()}
+            for name, memory in _memories(model).items()
+            if memory.habits
+        },
+    }
+    return Checkpoint(tensors, record)
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Progress:
+    """Restores model, optimizer and random generators.
+
+    Args:
+        checkpoint: From `load`.
+        model: Of the same shapes.
+        optimizer: Of the same kind on the same parameters; None restores the model alone.
+    """
+    tensors, record = checkpoint.tensors, checkpoint.record
+    own = model.state_dict()
+    saved = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    if _kinds(own) != _kinds(saved):
+        odd = sorted(n for n in own.keys() | saved.keys() if _kinds(own).get(n) != _kinds(saved).get(n))
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        raise CheckpointRefused(
+            f"The checkpoint is of another model: {', '.join(odd[:5])}{more} differ in name, shape or dtype."
+        )
+    progress = Progress(**{**record["progress"], "order": tensors["order"]})
+    if optimizer is None:
+        model.load_state_dict(saved)
+        return progress
+    slots: dict[int, dict[str, Any]] = {int(i): dict(part) for i, part in record["optimizer"]["scalars"].items()}
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer/"):
+            _, index, slot = name.split("/")
+            slots.setdefault(int(index), {})[slot] = tensor
+    groups = record["optimizer"]["groups"]
+    try:
+        _check_optimizer(optimizer, groups, slots)
+        model.load_state_dict(saved)
+        optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        _restore_random_state(tensors, record["random"])
+    except (WrongRecord, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointRefused(f"The checkpoint does not fit this run: {' '.join(str(error).split())}.") from error
+    for name, memory in _memories(model).items():
+        known = record["habits"].get(name, {})
+        memory.habits = {key: Habit(**{**plain, "sizes": tuple(plain["sizes"])}) for key, plain in known.items()}
+    return progress
+
+
+def _restore_random_state(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    torch.set_rng_state(tensors["random/torch"])
+    keys, numpy, python = tensors["random/numpy"].numpy().astype(np.uint32), record["numpy"], record["python"]
+    np.random.set_state((numpy["name"], keys, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
+    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"random/cuda{i}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"random/cuda{i}"], i)
+
+
+def forget_tuned_values(model: nn.Module) -> None:
+    """Makes the next solve equal to that of a new process, so that a resumed run has the same numbers."""
+    for module in model.modules():
+        if isinstance(getattr(module, "_memory", None), Memory):
+            setattr(module, "_memory", Memory())  # noqa: B010 (a plain assignment is typed as a parameter)
+
+
+def _memories(model: nn.Module) -> dict[str, Memory]:
+    found = {name: getattr(module, "_memory", None) for name, module in model.named_modules()}
+    return {name: memory for name, memory in found.items() if isinstance(memory, Memory)}
+
+
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype by name."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+class WrongRecord(Exception):
+    """The mistake in a record, in words."""
+
+
+def check_point(checkpoint: Checkpoint, *, samples: int, batches: int, totals: int) -> None:
+    """Raises `CheckpointRefused` unless training on these samples reaches the point of a checkpoint.
+
+    Args:
+        checkpoint: From `load`.
+        samples, batches: Of an epoch.
+        totals: The number of sums within an epoch.
+    """
+    progress, order = checkpoint.record["progress"], checkpoint.tensors["order"]
+    begun = progress["batch"] > 0
+    try:
+        need(progress["batch"] < batches, "progress.batch")
+        need(len(order) == (samples if begun else 0), "order")
+        need(len(progress["totals"]) == (totals if begun else 0), "progress.totals")
+    except WrongRecord as error:
+        raise CheckpointRefused(f"The checkpoint does not fit this run: {error}.") from None
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], slots: dict[int, dict[str, Any]]) -> None:
+    """Raises `WrongRecord` unless options and values by parameter fit this optimizer."""
+    own = optimizer.state_dict()["param_groups"]
+    need(len(groups) == len(own), "optimizer.groups")
+    for group, mine in zip(groups, own, strict=True):
+        need(set(group) == set(mine) and group["params"] == mine["params"], "optimizer.groups")
+        for name, value in mine.items():
+            need(_fits(group[name], value), f"optimizer.groups.{name}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, values in slots.items():
+        need(index < len(parameters), f"optimizer/{index}")
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                shapes = (parameters[index].shape, torch.Size([]))
+                need(value.shape in shapes and value.is_floating_point(), f"optimizer/{index}/{name}")
+
+
+def _fits(value: Any, own: Any) -> bool:
+    """Whether an option of an optimizer may replace its own."""
+    if isinstance(own, (tuple, list)):
+        return isinstance(value, (tuple, list)) and len(value) == len(own) and all(map(_fits, value, own))
+    if isinstance(own, float):
+        is_number = isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+        return is_number and math.isfinite(value)
+    return type(value) is type(own) and value == own
+
+
+def need(holds: Any, name: str) -> None:
+    """Raises `WrongRecord` about the entry `name` unless `holds`."""
+    if not holds:
+        raise WrongRecord(f"{name!r:.60} is missing, or is not what training writes there")
