@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 import wellposed as wp
-from wellposed_lab.cli import app
+from wellposed_lab.cli.commands import app
 from wellposed_lab.cli.train import _certificate
 from wellposed_lab.runs.config import RunConfig
 
@@ -290,7 +290,7 @@ def test_certify_a_configuration_and_exit_codes(tmp_path: Path) -> None:
 
 def test_data_list_and_show() -> None:
     names = {row["name"]: row for row in json.loads(call("data", "list", "--json").stdout)}
-    assert names["digits"]["at_hand"] and {"sphere", "mnist", "camvid"} <= names.keys()
+    assert names["digits"]["available"] and {"sphere", "mnist", "camvid"} <= names.keys()
     assert "digits" in call("data", "list").stdout
     facts = json.loads(call("data", "show", "digits", "--n", 20, "--classes", "3,8", "--json").stdout)
     assert facts["parts"]["train"] == {"X": [20, 64], "least": 0.0, "largest": 1.0, "targets": "-1, 1"}

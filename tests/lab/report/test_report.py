@@ -21,7 +21,7 @@ from report_problems import Element, certificate, figures, parse, parse_file, tr
 from wellposed.certify import Certificate
 from wellposed.errors import InvalidArgument
 from wellposed_lab import report
-from wellposed_lab.cli import app
+from wellposed_lab.cli.commands import app
 from wellposed_lab.report import _page
 from wellposed_lab.report._html import el, embedded
 from wellposed_lab.report._read import read_run

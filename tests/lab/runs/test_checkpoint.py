@@ -18,8 +18,8 @@ import torch
 
 import wellposed as wp
 from wellposed.errors import CheckpointRefused, RunError
-from wellposed_lab.runs.training_state import Progress, capture, check_point, restore
 from wellposed_lab.runs.checkpoint import _checksum, find, load, newest, prune, save, tidy
+from wellposed_lab.runs.training_state import Progress, capture, check_point, restore
 
 KINDS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.errors import InvalidArgument
-from wellposed_lab.runs.config_sections import extended
 from wellposed_lab.runs.config import RunConfig, read, resolve
+from wellposed_lab.runs.config_sections import extended
 from wellposed_lab.runs.run import read_config
 
 

@@ -15,8 +15,8 @@ from wellposed._io import Temporary, append_line, sweep, write_whole
 from wellposed.certify import Certificate, Verdict
 from wellposed.errors import RunError, RunLocked
 from wellposed_lab.runs.config import RunConfig
-from wellposed_lab.runs.run import Run
 from wellposed_lab.runs.records import read_metrics
+from wellposed_lab.runs.run import Run
 
 FILES = ["lock", "log.txt", "metrics.jsonl", "times.jsonl", "environment.json", "summary.json", "report.html"]
 IN_FOLDERS = ["certificates/epoch-00001.json", "checkpoints/step-000000001.json", "figures/landscape.png", "tensorboard/events"]

@@ -16,19 +16,16 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.errors import InvalidArgument
 from wellposed_lab.runs import training
-from wellposed_lab.runs.models import MODELS
-from wellposed_lab.runs.setup import prepare
-from wellposed_lab.runs.training import train
-from wellposed_lab.runs.training_state import Checkpoint
 from wellposed_lab.runs.checkpoint import newest
 from wellposed_lab.runs.config import RunConfig, resolve
-from wellposed_lab.runs.loop import _order, fit
-from wellposed_lab.runs.models import CrossEntropy, Squared
-from wellposed_lab.runs.loop import learning_rate, make_optimizer
 from wellposed_lab.runs.epoch_logger import RunOutcome
-from wellposed_lab.runs.setup import DataParts
-from wellposed_lab.runs.run import Run, read_config
+from wellposed_lab.runs.loop import _order, fit, learning_rate, make_optimizer
+from wellposed_lab.runs.models import MODELS, CrossEntropy, Squared
 from wellposed_lab.runs.records import read_metrics
+from wellposed_lab.runs.run import Run, read_config
+from wellposed_lab.runs.setup import DataParts, prepare
+from wellposed_lab.runs.training import train
+from wellposed_lab.runs.training_state import Checkpoint
 
 BASE = ["run.certify_every=0", "run.tensorboard=false", "run.threads=1", "optimizer.schedule=constant"]
 

@@ -13,8 +13,8 @@ import pytest
 from wellposed.certify import Certificate, Verdict
 from wellposed.errors import InvalidArgument, RunError, RunLocked
 from wellposed_lab.runs.config import RunConfig, resolve
-from wellposed_lab.runs.run import Run, read_config
 from wellposed_lab.runs.records import read_metrics
+from wellposed_lab.runs.run import Run, read_config
 
 
 def rows(run: Run, *epochs: int) -> None:

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from wellposed.errors import CheckpointRefused, InvalidArgument, RunError, WellposedError
-from wellposed_lab.runs.setup import resolve_auto
-from wellposed_lab.runs.setup import prepare
-from wellposed_lab.runs.training import load_run, train
 from wellposed.nn import MonotoneClassifier
 from wellposed_lab.runs.config import resolve
 from wellposed_lab.runs.models import CrossEntropy, Segmentation, Squared
-from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.records import read_metrics
+from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.setup import prepare, resolve_auto
+from wellposed_lab.runs.training import load_run, train
 
 QUICK = ["run.tensorboard=false", "run.certify_every=0", "run.threads=1"]
 
@@ -165,8 +164,8 @@ def test_a_monotone_convolution_takes_images() -> None:
 
 
 def test_networks_of_images_have_few_channels_unless_a_width_is_said() -> None:
-    from wellposed_lab.runs.setup import resolve_auto
     from wellposed_lab.runs.config import resolve
+    from wellposed_lab.runs.setup import resolve_auto
 
     assert resolve_auto(resolve({}, ["model.name=monotone_conv"])).model.width == 32
     assert resolve_auto(resolve({"model": {"name": "monotone_conv", "width": 256}}, [])).model.width == 256

@@ -13,12 +13,12 @@ from torch import nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument
-from wellposed_lab.runs import processes
-from wellposed_lab.runs.processes import largest_product, on_threads, threads_for
 from wellposed_lab.report import _state
-from wellposed_lab.runs.training import train
+from wellposed_lab.runs import processes
 from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.processes import largest_product, on_threads, threads_for
 from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.training import train
 
 QUICK = ["data.n=6", "model.width=5", "run.epochs=1", "run.tensorboard=false", "run.certify_every=0"]
 SOURCE = Path(wp.__file__).parent
