@@ -1,4 +1,4 @@
-"""What is in a run directory, as far as it can be read."""
+"""The files of a run directory, as far as they can be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunFiles:
         folder: Of the run.
         name: Of the folder.
         config: Sections with keys.
-        config_text: As it stands in the file.
+        config_text: The text of config.yaml.
         sessions: Of environment.json.
         rows: Of metrics.jsonl, in order.
         seconds: All epochs together, of times.jsonl.
@@ -57,7 +57,7 @@ class RunFiles:
         return [(epoch, value) for epoch, value in points if epoch is not None and value is not None]
 
     def last(self, name: str) -> Any:
-        """The last value of a column that is there."""
+        """The last known value of a column."""
         return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
 
     def key(self, section: str, name: str) -> Any:
@@ -70,7 +70,7 @@ def read_run(folder: Path) -> RunFiles:
     """Reads a run directory.
 
     Raises:
-        InvalidArgument: It is no directory, or holds nothing of a run.
+        InvalidArgument: The path is not a directory, or contains nothing of a run.
     """
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is not a run directory; give one that `wellposed train` made, such as runs/first.")
@@ -104,7 +104,7 @@ def _text(run: RunFiles, name: str, limit: int = RECORD, *, optional: bool = Fal
     try:
         content = read_bytes(run.folder / name, limit=limit, error=RunError, within=run.folder)
     except RunError as error:
-        run.remarks.append(f"{name} is left out: {error}")
+        run.remarks.append(f"{name} is omitted: {error}")
         return None
     if content is None:
         if not optional:
@@ -123,7 +123,7 @@ def _last_lines(run: RunFiles, name: str) -> list[str]:
             file.seek(max(0, size - LOG_LINES * LOG_WIDTH))
             text = file.read(LOG_LINES * LOG_WIDTH).decode("utf-8", errors="replace")
     except RunError as error:
-        run.remarks.append(f"{name} is left out: {error}")
+        run.remarks.append(f"{name} is omitted: {error}")
         return []
     return [line[:LOG_WIDTH] for line in text.splitlines()[-LOG_LINES:]]
 
@@ -135,12 +135,12 @@ def _json(run: RunFiles, name: str, *, optional: bool = False) -> Any:
     try:
         return parse_json(text, name, error=RunError)
     except RunError:
-        run.remarks.append(f"{name} is damaged and left out.")
+        run.remarks.append(f"{name} is damaged and omitted.")
         return None
 
 
 def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
-    """Rows of a JSON Lines file; lines that are not rows are counted and left out."""
+    """Rows of a JSON Lines file; other lines are counted and omitted."""
     rows, damaged = [], 0
     for line in (_text(run, name, ROWS, optional=optional) or "").split("\n"):
         try:
@@ -154,7 +154,7 @@ def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str
             damaged += 1
     if damaged:
         what = "1 line is cut off or damaged and is" if damaged == 1 else f"{damaged} lines are cut off or damaged and are"
-        run.remarks.append(f"{name}: {what} left out.")
+        run.remarks.append(f"{name}: {what} omitted.")
     return rows
 
 
@@ -182,19 +182,19 @@ def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
     try:
         files = certificate_files(run.folder)
     except RunError as error:
-        run.remarks.append(f"certificates/ is left out: {error}")
+        run.remarks.append(f"certificates/ is omitted: {error}")
         return []
     named = {path for _, path in files}
     for path in files_in(run.folder / "certificates", "epoch-", ".json", error=RunError, within=run.folder):
         if path not in named:
-            run.remarks.append(f"certificates/{path.name} is no certificate and is left out.")
+            run.remarks.append(f"certificates/{path.name} is not a certificate and is omitted.")
     for epoch, path in files:
         name = f"certificates/{path.name}"
         plain = _json(run, name)
         size += path.lstat().st_size if plain is not None else 0
         if size > ROWS:
             run.remarks.append(
-                f"{name} and those after it are left out: all certificates together have more than {ROWS:,} bytes."
+                f"{name} and those after it are omitted: all certificates together have more than {ROWS:,} bytes."
             )
             break
         if plain is None:
@@ -202,7 +202,7 @@ def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
         try:
             certificate, said = as_recorded(plain)
         except InvalidArgument:
-            run.remarks.append(f"{name} is no certificate and is left out.")
+            run.remarks.append(f"{name} is not a certificate and is omitted.")
             continue
         run.remarks += [f"{name} {sentence}." for sentence in said]
         found.append((epoch, certificate))

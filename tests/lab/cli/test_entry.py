@@ -72,6 +72,6 @@ def test_the_wheel_contains_every_file_of_both_packages(tmp_path: Path) -> None:
         (scripts,) = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
     source = [path for path in (ROOT / "src").rglob("*") if path.is_file() and path.suffix not in (".pyc", ".pyo")]
     assert {path.relative_to(ROOT / "src").as_posix() for path in source} <= names
-    report = "wellposed_lab/report"
-    assert {f"{report}/page.css", f"{report}/page.js", "wellposed/py.typed", "wellposed_lab/runs/__init__.py"} <= names
+    report = {f"wellposed_lab/report/{name}" for name in ("page.css", "page.js", "page.html", "parts.html")}
+    assert report | {"wellposed/py.typed", "wellposed_lab/py.typed", "wellposed_lab/runs/__init__.py"} <= names
     assert "wellposed = wellposed_lab.cli:main" in scripts

@@ -13,7 +13,7 @@ from torch import nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument
-from wellposed_lab.report import _state
+from wellposed_lab.report import _network
 from wellposed_lab.runs import processes
 from wellposed_lab.runs.config import resolve
 from wellposed_lab.runs.processes import largest_product, on_threads, threads_for
@@ -81,8 +81,8 @@ def test_a_run_goes_on_with_the_threads_it_had(tmp_path: Path, monkeypatch: pyte
 def test_the_page_of_a_small_network_is_made_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads_of_a_run(tmp_path / "run")
     used: list[int] = []
-    monkeypatch.setattr(_state, "_predict", lambda *_: used.append(torch.get_num_threads()))
-    assert not _state.network_state(tmp_path / "run").remarks
+    monkeypatch.setattr(_network, "_predict", lambda *_: used.append(torch.get_num_threads()))
+    assert not _network.network_state(tmp_path / "run").remarks
     assert used == [1] and torch.get_num_threads() == 3
 
 
