@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import io
 import json
@@ -24,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import safetensors.torch
 import torch
 import yaml
 
 import wellposed as wp
+from wellposed.data.own import checksum
 from wellposed.errors import WellposedError
 from wellposed.landscape import Surface
 from wellposed_lab import report
@@ -48,6 +52,8 @@ __all__ = ["Findings", "fuzz"]
 SECONDS = 60
 #: Every so many cases the expensive readers are called as well: the page with its network, and going on with the run.
 EVERY = 10
+#: The folder of data of the user.
+OWN = "own"
 #: A sentence, not a dump.
 LENGTH = 4000
 
@@ -112,12 +118,19 @@ class Bench:
         parts = {f"x_{part}": draw.integers(0, 256, (20, 28, 28)).astype(np.uint8) for part in ("train", "test")}
         parts |= {f"y_{part}": np.arange(20).astype(np.uint8) % 10 for part in ("train", "test")}
         np.savez_compressed(self.folder / "mnist.npz", **parts)
+        (self.folder / OWN).mkdir()
+        columns = {"size": draw.standard_normal(12), "rooms": draw.integers(1, 9, 12), "town": np.array(["n", "s"] * 6)}
+        columns["y"] = columns["size"] - columns["rooms"]
+        rows = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+        (self.folder / OWN / "table.csv").write_text("\n".join(rows))
+        pyarrow.parquet.write_table(pyarrow.table(columns), self.folder / OWN / "table.parquet")
+        np.savez(self.folder / OWN / "arrays.npz", X=draw.standard_normal((12, 3)), y=draw.standard_normal(12))
         self.good = _contents(self.folder)
         self.around = _contents(self.outside)
 
     def run(self, case: int) -> None:
         """One case: a file is mutated, read, and put back."""
-        name = self.rng.choice([name for name in self.good if not name.endswith((".parquet", "lock"))])
+        name = self.rng.choice([name for name in self.good if name not in ("metrics.parquet", "lock")])
         other = self._mutate(name)
         before = _contents(self.folder)
         readers = dict(self._readers(name))
@@ -170,6 +183,9 @@ class Bench:
         folder = self.folder
         if name == "mnist.npz":
             yield "data", lambda: _with_data(folder)
+            return
+        if name.startswith(OWN):
+            yield "own data", lambda: _own(folder / name)
             return
         if name.endswith("landscape.npz"):
             yield "surface", lambda: repr(Surface.load(folder / name))
@@ -265,6 +281,15 @@ def _with_data(folder: Path) -> None:
             wp.data.load("mnist", 4, (0, 1), n_test=2)
     finally:
         os.environ.pop("WELLPOSED_DATA") if before is None else os.environ.update(WELLPOSED_DATA=before)
+
+
+def _own(path: Path) -> None:
+    """Reads data of the user as training does; a table, for regression and for classes."""
+    checksum(str(path))
+    table = path.suffix != ".npz"
+    wp.data.load(str(path), 6, n_test=3, columns=("size", "rooms") if table else None)
+    if table:
+        wp.data.load(str(path), target="town", columns=("size",), classify=True)
 
 
 def _mutated(rng: random.Random, content: bytes) -> bytes:
@@ -385,7 +410,34 @@ def _forge_archive(rng: random.Random, path: Path, content: bytes) -> None:
         (np.savez if rng.random() < 0.5 else np.savez_compressed)(file, **arrays)
 
 
+def _forge_csv(rng: random.Random, path: Path, content: bytes) -> None:
+    """A table with one cell, or one line, replaced."""
+    rows = [line.split(",") for line in content.decode().splitlines()]
+    row = rng.randrange(len(rows))
+    rows[row][rng.randrange(len(rows[row]))] = str(rng.choice(NASTY))
+    if rng.random() < 0.2:
+        rows[row] = rows[row] * rng.choice([0, 2, 500])
+    path.write_text("\n".join(",".join(cells) for cells in rows), errors="replace")
+
+
+def _forge_parquet(rng: random.Random, path: Path, content: bytes) -> None:
+    """A whole file with one column replaced or removed."""
+    table = pyarrow.parquet.read_table(io.BytesIO(content))
+    columns: dict[str, Any] = {name: table[name] for name in table.column_names}
+    name, n = rng.choice(table.column_names), len(table)
+    values: list[list[Any]] = [
+        [None] * n, ["x"] * n, [[1.0]] * n, [{"a": 1}] * n, [float("nan")] * n, [True] * n, [b"\xff"] * n, [2**63 - 1] * n,
+        [datetime.date(2001, 1, 1)] * n, [float("inf")] * n, [None, *range(n - 1)],
+    ]  # fmt: skip
+    columns[name] = rng.choice(values)
+    if rng.random() < 0.2:
+        del columns[name]
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
 _FORGERS = {
+    ".csv": _forge_csv,
+    ".parquet": _forge_parquet,
     ".json": _forge_json,
     ".jsonl": _forge_lines,
     ".yaml": _forge_yaml,
