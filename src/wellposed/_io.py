@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and never through a link.
 
-New content is written under a temporary name, and the file is then renamed. A temporary file is locked while its writer is
-alive, so `sweep` can remove what killed processes left and keep what living ones write.
+New content is written under a temporary name, and the file is then renamed. A temporary file is
+locked while its writer is alive, so `sweep` removes only those of killed processes.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def open_plain(path: Path, flags: int) -> int:
     """The handle of a regular file; links are not followed.
 
     Raises:
-        OSError: ELOOP for a link, EMLINK for writing to a file with a second hard link, ENXIO for a pipe, a socket or a
-            device; or the error of the operating system.
+        OSError: ELOOP for a link, EMLINK for writing to a file with a second hard link, ENXIO for a
+            pipe, a socket or a device; or the error of the operating system.
     """
     if not _NOFOLLOW and os.path.islink(path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -89,12 +89,12 @@ def open_plain(path: Path, flags: int) -> int:
 
 
 def refuse_special_files(folder: Path, inside: Iterable[str] = (), in_place: Iterable[str] = ()) -> None:
-    """Raises `RunError` if a folder contains a link, a pipe, a socket or a device; the folder itself may be a link.
+    """Raises `RunError` if a folder, possibly a link, contains a link, pipe, socket or device.
 
     Args:
         folder: The folder to check.
         inside: Names of subfolders to check too, if they exist.
-        in_place: Names of files that are changed in place, which may not have a second hard link either.
+        in_place: Names of files changed in place, which may not have a second hard link.
     """
     for name in ("", *inside):
         try:
@@ -116,7 +116,7 @@ def refuse_special_files(folder: Path, inside: Iterable[str] = (), in_place: Ite
 
 
 def try_lock(handle: int) -> bool:
-    """Locks an open file or folder until it is closed or its process ends; False if another process holds the lock.
+    """Locks an open file or folder until it is closed; False if another process holds the lock.
 
     Raises:
         OSError: The file system does not support locks.
@@ -197,7 +197,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file atomically: after a crash at any moment it has the old content or the new one."""
+    """Replaces a file atomically: after a crash it has the old content or the new one."""
     with writing(path), replacing(path) as file:
         file.write(content)
 

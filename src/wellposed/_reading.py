@@ -1,4 +1,4 @@
-"""Reading files of unknown origin: regular files of limited size, JSON, NumPy archives; every refusal is one sentence."""
+"""Files of unknown origin: regular files of limited size, JSON, NumPy archives."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _KINDS = {
 def opened(
     path: Path, *, limit: int, error: type[WellposedError], within: Path | None = None
 ) -> Iterator[tuple[BinaryIO, int] | None]:
-    """A regular file and its size; None if the file does not exist. Pipes, devices and folders are refused before reading.
+    """A regular file and its size; None if it does not exist. Pipes and devices are refused.
 
     Args:
         path: The file.
         limit: The largest size in bytes.
         error: The class of every refusal.
-        within: A folder above the file in which links are refused; None follows links, for paths given by the user.
+        within: A folder above the file in which links are refused; None follows links.
     """
     # O_NONBLOCK: a pipe without a writer opens at once, and is refused below
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -88,7 +88,7 @@ def read_bytes(path: Path, *, limit: int, error: type[WellposedError], within: P
 
 
 def sha256(path: Path, *, limit: int, error: type[WellposedError]) -> str | None:
-    """The checksum of a file in hexadecimal; None if it does not exist. Arguments as in `opened`."""
+    """The hexadecimal checksum of a file; None if it does not exist. Arguments as in `opened`."""
     total = hashlib.sha256()
     with opened(path, limit=limit, error=error) as found:
         if found is None:
@@ -124,7 +124,7 @@ def read_object(path: Path, *, limit: int, error: type[WellposedError], within: 
 
 
 def parse_json(text: str, where: str, *, error: type[WellposedError]) -> Any:
-    """The value of JSON text of at most `DEPTH` levels; a refusal of class `error` names the text `where`."""
+    """The value of JSON text of at most `DEPTH` levels; an `error` names the text `where`."""
     try:
         plain = json.loads(text)
     except RecursionError:
@@ -141,7 +141,7 @@ def parse_json(text: str, where: str, *, error: type[WellposedError]) -> Any:
 
 
 def files_in(folder: Path, prefix: str, suffix: str, *, error: type[WellposedError], within: Path) -> list[Path]:
-    """The files of a folder with this prefix and suffix, sorted; empty if the folder does not exist.
+    """The files of a folder with this prefix and suffix, sorted; empty without the folder.
 
     `error` and `within` are as in `opened`; a folder that is a link is refused.
     """
@@ -188,15 +188,15 @@ def read_arrays(
 ) -> dict[str, np.ndarray] | None:
     """The arrays of an .npz file by name; None if the file does not exist.
 
-    The stated sizes are checked before anything is decompressed, and each array must have the size in its header. Objects,
-    which need pickle, and encrypted members are refused.
+    The stated sizes are checked before anything is decompressed, and each array must have the size
+    in its header. Objects, which need pickle, and encrypted members are refused.
 
     Args:
         path: The file; links are followed.
         limit: The largest size in bytes of the file, and of all arrays together.
         error: The class of every refusal.
         says: The refusal of a file that is not a sound archive, with {path} and {reason}.
-        names: Which arrays, or a function that selects from all names; all if not given. Missing ones are omitted.
+        names: Which arrays, or a function that selects from all names; all if not given.
     """
     with opened(path, limit=limit, error=error) as found:
         if found is None:
@@ -217,7 +217,7 @@ def read_arrays(
 
 
 def _check_directory(file: BinaryIO, size: int) -> None:
-    """Refuses a member list that would fill the memory; zipfile looks for its end record in these two places."""
+    """Refuses a member list that would fill the memory; zipfile finds its end in two places."""
     file.seek(max(0, size - _END - _COMMENT))
     tail = file.read()
     for place in {len(tail) - _END, tail.rfind(b"PK\5\6")}:

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print; no mathematics. One file a command; `commands` gathers them."""
+"""The command line: parse, call, print; no mathematics. `commands` gathers the commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The entry point `wellposed`. The version is printed without torch, which takes a second to import."""
+    """The entry point `wellposed`. The version is printed without importing torch."""
     words = sys.argv[1:]
     if words == ["--version"]:
         import importlib.metadata
@@ -33,5 +33,5 @@ def main() -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends a command like Ctrl-C: files stay whole, the lock is released, the exit code is 130."""
+    """SIGTERM ends a command like Ctrl-C: files stay whole, locks are released, exit code 130."""
     raise KeyboardInterrupt

@@ -63,7 +63,7 @@ def show(
     columns: Annotated[str | None, typer.Option("--columns", help="The columns to learn from, such as age,income.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load a data set and say what is in it and what was done to it."""
+    """Load a data set and show what is in it and how it was preprocessed."""
     with message_console().status(f"loading {name}"):
         inputs = None if columns is None else tuple(part.strip() for part in columns.split(","))
         data = load(name, n, _classes(classes), seed=seed, paper=paper, target=target, columns=inputs)
@@ -83,7 +83,7 @@ def check(
     names: Annotated[list[str] | None, typer.Argument(help="Which; all whose files are there if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the files in $WELLPOSED_DATA and check shapes, ranges and checksums; exit 1 if one is wrong."""
+    """Check shapes, ranges and checksums of the files in $WELLPOSED_DATA."""
     folder = os.environ.get("WELLPOSED_DATA")
     if not folder:
         raise InvalidArgument("WELLPOSED_DATA is not set: set it to the folder with mnist.npz and the like.")

@@ -73,7 +73,7 @@ def landscape(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
-    """Draw the loss around the parameters of a run, and mark where it is not that of one equilibrium."""
+    """Draw the loss around the parameters of a run; mark points without one equilibrium."""
     if at not in ("last", "best"):
         raise InvalidArgument(f"--at must be last or best; got {at!r}.")
     if direction not in DIRECTIONS:
@@ -151,7 +151,7 @@ def _mean(loss: AbstractLoss) -> Callable[[Any, Any], Tensor]:
     def mean(output: Tensor, y: Tensor) -> Tensor:
         return loss.total(output, y) / max(loss.count(y), 1)
 
-    mean.__qualname__ = type(loss).__name__  # what the record says, and must say again to be continued
+    mean.__qualname__ = type(loss).__name__  # part of the record, which --resume compares
     return mean
 
 
@@ -195,7 +195,7 @@ def _sharpness(summary: dict[str, Any], asked: bool | None, seed: int, *of: Any)
 
 
 def _draw(found: Surface, path: Path, title: str) -> str | None:
-    """The picture's path; None without matplotlib, which is said."""
+    """The path of the picture; None, with a message, without matplotlib."""
     ends = _range(found)
     log = ends is not None and ends[0] > 0 and ends[1] > 100 * ends[0]
     try:

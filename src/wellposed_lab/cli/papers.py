@@ -70,7 +70,7 @@ def reproduce(
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and their claims, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON; a list of several.")] = False,
 ) -> None:
-    """Run experiments of the papers, all if none is named, and say which claims are reproduced, with numbers."""
+    """Run experiments of the papers, all if none is named, and show which claims are reproduced."""
     if listing:
         _list(as_json=as_json)
         return
@@ -167,7 +167,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
     page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the table as a web page.")] = None,
 ) -> None:
-    """Check the claims of the papers with numbers, and print what holds, what does not, and the corrected form."""
+    """Check the claims of the papers with numbers; print what holds and what must be corrected."""
     with message_console().status("checking") as status:
 
         def show(finding: Finding) -> None:

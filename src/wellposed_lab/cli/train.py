@@ -46,7 +46,7 @@ LINE, BAR = "epoch {done:.1f} of {total:g}: {text}", "{done:.1f}/{total:.0f} {te
 
 
 class EpochProgress:
-    """A `Listener` of `fit`; what was measured at the end of an epoch stays visible, with its epoch."""
+    """A `Listener` of `fit`; measurements at the end of an epoch stay visible, with the epoch."""
 
     def __init__(self, display: ProgressDisplay) -> None:
         self._display, self._measured = display, ""
@@ -129,7 +129,7 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
 
 
 def _explain_extension(settings: RunConfig) -> None:
-    """Under a cosine schedule an extended run differs from one that was started with this length."""
+    """Under a cosine schedule an extended run differs from one started with this length."""
     old, new = settings.run.extended[-1], settings.run.epochs
     rate = learning_rate(settings.optimizer, old, 1, new)
     print_message(

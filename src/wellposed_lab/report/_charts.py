@@ -62,7 +62,7 @@ def line(name: str, points: Iterable[tuple[Any, Any]], colour: int, **options: A
 
 
 def axes(x: str, y: str, *, log: bool = False, **options: Any) -> dict[str, Any]:
-    """A layout with titled axes; `log` makes the vertical one logarithmic, `options` are further entries."""
+    """A layout with titled axes, the vertical one logarithmic if `log`, and further `options`."""
 
     def title(text: str) -> dict[str, Any]:
         return {"text": plain(text), "font": {"size": 13}, "standoff": 8}
@@ -91,7 +91,7 @@ class Lines:
         listed: Sequence[tuple[Any, Any]] | None = None,
         **options: Any,
     ) -> None:
-        """A line; its sentence is the label followed by `said`, its numbers are the points if not `listed`."""
+        """A line; the sentence is label + `said`, the numbers are `listed` or the points."""
         self.traces.append(line(label, points, colour, **options))
         self.sentences.append(label + said)
         self.rows += [(label, int(x), y) for x, y in (points if listed is None else listed) if y is not None]
@@ -230,9 +230,9 @@ def _norms(run: RunFiles) -> dict[str, Points]:
 def certified_losses(run: RunFiles) -> tuple[str, list[tuple[float, float | None]]]:
     r"""What certificates prove about the training loss, from each to the next.
 
-    A descent: |r_k| <= q^k |r_0|, so the loss, |r|^2 over a constant, is at most q^(2k) times that at
-    the certificate. A flow: |r(t)| <= exp(-s t) |r_0|; a step of plain descent on the mean over n
-    samples with rate lr is lr/n of its time.
+    A descent: |r_k| <= q^k |r_0|, so the loss, |r|^2 over a constant, is at most q^(2k) times that
+    at the certificate. A flow: |r(t)| <= exp(-s t) |r_0|; a step of plain descent on the mean over
+    n samples with rate lr is lr/n of its time.
 
     Returns:
         A sentence about the line, and its points, broken between certificates.
@@ -277,7 +277,7 @@ def _bound(certificate: Certificate, start: float, steps: float, flow_step: floa
 
 
 def _flow_step(run: RunFiles) -> float | None:
-    """The time of the flow in one step; None for all but plain full-batch descent with one step size."""
+    """The time of the flow in one step of plain full-batch descent; None for other optimizers."""
     samples = run.summary.get("samples")
     n = as_number(samples.get("train")) if isinstance(samples, dict) else None
     size, batch = as_number(run.key("optimizer", "lr")), as_number(run.key("run", "batch_size"))

@@ -1,4 +1,4 @@
-"""What only the network of a run shows: its tangent kernel, its predictions, how far its parameters moved."""
+"""What the network of a run shows: tangent kernel, predictions, how far parameters moved."""
 
 from __future__ import annotations
 
@@ -94,8 +94,7 @@ def _fill(state: NetworkState, folder: Path) -> None:
     model = problem.model
     torch.set_num_threads(threads_for(model, problem.parts.train[0]))
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    earlier = config.earlier_fingerprints()
-    checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), earlier=earlier, log=state.remarks.append)
+    checkpoint = newest(folder / "checkpoints", config.fingerprints(), log=state.remarks.append)
     if checkpoint is None:
         state.remarks.append("There is no checkpoint; the network is shown as it was at the start.")
     X = _kernel_inputs(state, problem)

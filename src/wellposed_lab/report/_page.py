@@ -1,4 +1,4 @@
-"""The page around its parts, one file that needs nothing else; its templates are page.html and parts.html."""
+"""The page around its parts, one self-contained file; templates: page.html and parts.html."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def thinned(points: Sequence[Any], limit: int = DRAWN) -> list[Any]:
 
 
 def number(value: Any) -> str:
-    """Text as it is, a float with four digits, None as a dash."""
+    """Text unchanged, a float with four digits, None as a dash."""
     if value is None:
         return "–"
     if isinstance(value, float) and math.isfinite(value):

@@ -23,7 +23,7 @@ LOG_LINES, LOG_WIDTH = 200, 2000
 
 @dataclass
 class RunFiles:
-    """The files of a run. A part that is missing or damaged is empty, and a sentence in `remarks` says so.
+    """The files of a run. A missing or damaged part is empty, with a sentence in `remarks`.
 
     Attributes:
         folder: Of the run.

@@ -1,1 +1,1 @@
-"""A training run: configuration, data and network by name, the loop, checkpoints, the run directory."""
+"""Training runs: configuration, networks by name, the loop, checkpoints, the run directory."""

@@ -110,22 +110,21 @@ def find(folder: Path) -> list[Path]:
     return sorted(own, key=lambda path: (_step(path), not _is_interrupted(path)), reverse=True)
 
 
-def newest(folder: Path, *, fingerprint: str, log: Callable[[str], None], earlier: Collection[str] = ()) -> Checkpoint | None:
+def newest(folder: Path, fingerprints: Collection[str], *, log: Callable[[str], None]) -> Checkpoint | None:
     """The newest sound checkpoint of this configuration; None if the folder has no checkpoints.
 
     A run repeats the same numbers from any of its checkpoints, so a refused one costs time only.
 
     Args:
         folder: Of the checkpoints.
-        fingerprint: Of the configuration.
+        fingerprints: Of the configuration.
         log: Called with the reason for every refused checkpoint.
-        earlier: Fingerprints of the shorter runs that this one continues.
     """
     refused = []
     for path in find(folder):
         try:
             checkpoint = load(path)
-            if checkpoint.record["fingerprint"] not in (fingerprint, *earlier):
+            if checkpoint.record["fingerprint"] not in fingerprints:
                 raise CheckpointRefused(f"{path} was made with another configuration.")
         except CheckpointRefused as error:
             refused.append(str(error))
@@ -157,7 +156,7 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
-    """Before training continues from a checkpoint: renames newer ones, which were refused, and removes old ones."""
+    """Before a run continues from a checkpoint: renames newer ones (refused), removes old ones."""
     for path in find(folder):
         if _step(path) > checkpoint.record["progress"]["step"]:
             for part in (path, path.with_suffix(".safetensors")):

@@ -1,4 +1,4 @@
-"""A configuration from a YAML file of unknown origin and changes "section.key=value"; every mistake is one sentence."""
+"""A configuration from a YAML file of unknown origin and changes "section.key=value"."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def resolve(plain: Mapping[str, Any], changes: Iterable[str] = (), *, where: str
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of YAML text; raises `InvalidArgument` that names `where`, the line and the mistake."""
+    """The value of YAML text; an `InvalidArgument` names `where`, the line and the mistake."""
     try:
         return _load(text)
     except _WrongYaml as error:
@@ -87,9 +87,8 @@ class _WrongYaml(Exception):
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses repeated keys, of which YAML takes the last, and aliases that multiply or contain themselves.
-
-    Nine lines of ten aliases each make 10^9 values.
+    """Refuses repeated keys, of which YAML takes the last, and aliases that contain themselves or
+    multiply: nine lines of ten aliases each make 10^9 values.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -138,7 +137,7 @@ def _load(text: str) -> Any:
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Nodes below and including this one, aliases expanded; `known` has counts by identity, None while one is counted."""
+    """Nodes in this one, aliases expanded; `known` has counts by identity, None while counting."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) in known:
@@ -209,7 +208,7 @@ def _whole(leaf: str) -> str:
 
 
 def _completed(change: str) -> str:
-    """A hint for a change that is not section.key=value: with its section, and with a value if it has none."""
+    """A hint for a change that is not section.key=value: its section, or an example of a value."""
     key, equals, text = (part.strip() for part in change.partition("="))
     known = _defaults()
     if not equals and key in known:

@@ -1,4 +1,4 @@
-"""The sections of a configuration, the keys of each, and which configurations give the same numbers."""
+"""The sections of a configuration with their keys, and which configurations are equivalent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class DataSection(_Section):
 
 
 class ModelSection(_Section):
-    """Which network. Keys after `width` belong to some networks only; null takes the network's default."""
+    """Which network. Keys after `width` belong to some networks only; null is their default."""
 
     name: str = Field(
         default="auto",
@@ -187,16 +187,15 @@ class RunConfig(_Section):
     def fingerprint(self) -> str:
         """Equal for configurations whose runs have the same numbers, as far as both go.
 
-        Keys that decide only how long a run is and what is kept of it do not count; under a cosine schedule the length counts.
+        `FREE` keys do not count, nor does the length, except under a cosine schedule.
         """
-        return self._fingerprints()[-1]
+        return self.fingerprints()[-1]
 
-    def earlier_fingerprints(self) -> list[str]:
-        """Those of the shorter runs that this one continues: their checkpoints are checkpoints of this one."""
-        return self._fingerprints()[:-1]
+    def fingerprints(self) -> list[str]:
+        """Those of the shorter runs that this one continues, and its own, which is the last.
 
-    def _fingerprints(self) -> list[str]:
-        """One for each length that the run had, the present one last. Only a cosine schedule depends on the length."""
+        Checkpoints of all of them are usable. Only under a cosine schedule there are several.
+        """
         plain = self.model_dump()
         lengths = [*plain["run"].pop("extended"), plain["run"].pop("epochs")]
         for key in FREE:
@@ -219,7 +218,7 @@ class RunConfig(_Section):
 
 
 def extended(before: RunConfig, after: RunConfig) -> RunConfig:
-    """The configuration with which a run continues; under a cosine schedule it records the length that the run had.
+    """The configuration of a continued run; under a cosine schedule it records the old length.
 
     Args:
         before: Of the run.
@@ -235,7 +234,7 @@ def extended(before: RunConfig, after: RunConfig) -> RunConfig:
                 f"run.epochs can be raised and not lowered under the cosine schedule; got {new} for a run of {old} epochs."
             )
         after = after.model_copy(update={"run": after.run.model_copy(update={"extended": [*before.run.extended, old]})})
-    if before.fingerprint() not in after._fingerprints():
+    if before.fingerprint() not in after.fingerprints():
         raise InvalidArgument(
             "--resume continues with the same numbers, so --set may not change what they depend on (run.epochs may be raised)."
         )

@@ -1,4 +1,4 @@
-"""After every epoch: a row of metrics, TensorBoard, a certificate, the decision to stop, a checkpoint."""
+"""After every epoch: a row of metrics, a certificate, the decision to stop, a checkpoint."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class EpochLogger:
         return capture(step.model, step.optimizer, self.progress, fingerprint=step.config.fingerprint())
 
     def _judge(self, row: dict[str, Any]) -> bool:
-        """Whether the validation loss is the best so far; sets the reason to stop, if one applies."""
+        """Whether the validation loss is the best so far; sets the reason to stop, if any."""
         progress, options = self.progress, self.options
         if not math.isfinite(row.get("train_loss", 0.0)):
             progress.stop = "not_finite"

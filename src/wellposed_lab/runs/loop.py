@@ -1,4 +1,4 @@
-"""Minibatch training: read `fit` from top to bottom. Then a step, the optimizers, the learning rates."""
+"""Minibatch training: read `fit` from top to bottom; then a step, optimizers, learning rates."""
 
 from __future__ import annotations
 
@@ -226,5 +226,5 @@ def learning_rate(options: OptimizerSection, step: int, batches: int, epochs: in
 
 
 def _length_at(options: RunSection, step: int, batches: int) -> int:
-    """The length in epochs of the schedule at a step: of an extended run, the least that contains it."""
+    """The length of the schedule: of an extended run, the least that contains the step."""
     return next((length for length in options.extended if step < length * batches), options.epochs)

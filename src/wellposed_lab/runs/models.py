@@ -84,7 +84,7 @@ class Classifier(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """Logits of every pixel: a convolution of size 1 on the equilibrium of a monotone convolution."""
+    """Logits of every pixel: a 1x1 convolution on the equilibrium of a monotone convolution."""
 
     def __init__(self, design: _Design) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def kind_of(name: str) -> ModelKind:
 
 
 class AbstractLoss(abc.ABC):
-    """A mean over counted items, samples or pixels. Everything is a sum, so batches and processes add up."""
+    """A mean over counted items, samples or pixels; sums, so that batches and processes add up."""
 
     @abc.abstractmethod
     def total(self, output: Tensor, y: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class CrossEntropy(AbstractLoss):
 class Segmentation(AbstractLoss):
     """Cross-entropy of every pixel that counts; accuracy of pixels, mean intersection over union.
 
-    The mean is over the classes that occur, among the counted pixels, in the truth or in the predictions.
+    The mean is over the classes in the truth or the predictions of counted pixels.
 
     Args:
         classes: Number of logits.

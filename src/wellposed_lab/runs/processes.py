@@ -72,9 +72,9 @@ class World:
     def add_gradients(self, model: nn.Module) -> None:
         """Replaces every gradient by its sum over the processes; None stays None if all have None.
 
-        `DistributedDataParallel` would do it during the backward pass. But when it is freed after its
-        process group (as after an exception, whose traceback holds it), torch's destructor sometimes
-        deadlocks: it joins gloo's threads while it holds the interpreter's lock that they wait for.
+        `DistributedDataParallel` would do it during the backward pass. But when it is freed after
+        its process group (as after an exception, whose traceback holds it), its destructor may
+        deadlock: it joins gloo's threads and holds the interpreter's lock that they wait for.
         """
         if self.size == 1:
             return
@@ -116,7 +116,7 @@ def joined() -> Iterator[World]:
 
 
 class Interruption:
-    """While the context is open, Ctrl-C and SIGTERM set `asked`, so that training ends after a step.
+    """While the context is open, Ctrl-C and SIGTERM set `asked`: training ends after a step.
 
     A second signal interrupts at once.
     """
@@ -205,7 +205,7 @@ def _commit(folder: Path) -> dict[str, str] | None:
 
 
 def _platform() -> str:
-    """System, release, machine and C library; `platform.platform` runs `uname`, or `cmd` on Windows."""
+    """System, release, machine and C library; `platform.platform` would run a program."""
     if not hasattr(os, "uname"):
         return sysconfig.get_platform()
     name = os.uname()
@@ -231,7 +231,7 @@ def git_head(folder: Path) -> str | None:
 
 
 def _repository(folder: Path) -> Path | None:
-    """The folder with HEAD: `.git` here or above, or the folder that a file `.git` names (a worktree)."""
+    """The folder with HEAD: `.git` here or above, or the one that a file `.git` names."""
     for place in (folder, *folder.parents):
         git = place / ".git"
         if git.is_dir():

@@ -52,7 +52,7 @@ def read_times(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
-    """The sessions in environment.json; empty if it cannot be read, which is not a reason to refuse a run."""
+    """The sessions in environment.json; empty if it cannot be read."""
     try:
         plain = read_object(folder / "environment.json", limit=RECORD, error=RunError, within=folder) or {}
     except RunError:
@@ -69,7 +69,7 @@ def certificate_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_certificate(folder: Path, path: Path) -> Certificate:
-    """A certificate of a run; one that contradicts itself becomes UNDECIDED, with the reason in its note.
+    """A certificate of a run; one that contradicts itself becomes UNDECIDED, with a note.
 
     Args:
         folder: The run directory.
@@ -167,14 +167,14 @@ def halving(certificate: Certificate) -> str:
 
 
 def plain_flow(certificate: Certificate) -> str:
-    """The verdict of the radius certificate about plain gradient flow, with one speed for all parameters."""
+    """The verdict of the radius certificate about plain gradient flow (equal speeds)."""
     flows = (one for one in each(certificate) if (one.theorem, one.dynamics) == ("radius", "flow"))
     found = [str(one.verdict) for one in flows if hidden_ratio(one) == 1]
     return f"plain gradient flow: {found[0] if found else 'not tried'}"
 
 
 def licence(certificate: Certificate) -> str:
-    """In one line: what moves, how fast the residual falls, the verdict about plain flow; "" without a rate."""
+    """What moves, how fast the residual falls, the verdict about plain flow; "" without a rate."""
     if not certificate.certified or certificate.rate is None:
         return ""
     if certificate.dynamics == "flow" and hidden_ratio(certificate) == 1:

@@ -40,7 +40,7 @@ FOLDERS = ("certificates", "checkpoints", "figures")
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raises `RunError` if a run contains links or special files, through which writes would leave it."""
+    """Raises `RunError` if a run contains links or special files, which writes would follow."""
     refuse_special_files(folder, (*FOLDERS, "tensorboard"), in_place=("lock", "log.txt"))
 
 
@@ -150,8 +150,8 @@ class Run:
         """Removes what was written after an epoch, half-written lines included.
 
         Args:
-            epoch: The last one that is kept; -1 starts again, after a process that was killed before
-                its first checkpoint.
+            epoch: The last one that is kept; -1 starts again, after a process that was killed
+                before its first checkpoint.
 
         Raises:
             RunError: Rows are missing; or with -1 there are results, whose checkpoints were lost.
@@ -172,7 +172,7 @@ class Run:
                 path.unlink()
 
     def _refuse_to_start_again(self) -> None:
-        """The first checkpoint follows the row of epoch 0: with more rows, checkpoints were lost."""
+        """The first checkpoint follows the row of epoch 0: with more, checkpoints were lost."""
         epochs = [row["epoch"] for row in read_metrics(self.folder)] + [epoch for epoch, _ in certificate_files(self.folder)]
         if max(epochs, default=0) > 0 or (self.folder / "summary.json").exists():
             raise RunError(

@@ -140,7 +140,7 @@ def _holder(handle: int) -> dict[str, Any] | None:
 
 
 class LineFile:
-    """Lines that this process appends; it restores them if the file is deleted or changed meanwhile.
+    """Lines that this process appends, and restores if the file is deleted or changed.
 
     Args:
         path: The file, possibly with lines.

@@ -1,4 +1,4 @@
-"""From a configuration to data, a network and a loss that fit each other; `auto` values are resolved first."""
+"""From a configuration to data, a network and a loss that fit each other."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def prepare(config: RunConfig) -> Problem:
     """Loads the data and draws the network; the same configuration gives the same problem.
 
     Raises:
-        InvalidArgument: Parts of the configuration do not fit each other, or the memory is too small for them.
+        InvalidArgument: Parts of the configuration do not fit each other, or the memory.
     """
     with _within_memory("data.n, data.features, data.size or model.width"):
         return _prepared(resolve_auto(config))
@@ -102,7 +102,7 @@ def resolve_auto(config: RunConfig) -> RunConfig:
 
 
 def _of_file(data: DataSection) -> DataSection:
-    """All of a file and unscaled, unless given; with its full path and checksum, so that a resumed run reads the same."""
+    """All of a file, unscaled, unless given; with its full path and checksum for a resumed run."""
     given = data.model_fields_set
     changes: dict[str, Any] = {key: None for key in ("n", "norm") if key not in given}
     path = Path(data.name).expanduser().absolute()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, listener: Li
 
 
 def load_run(folder: Path, *, at: str = "last") -> tuple[RunConfig, Problem, Checkpoint | None]:
-    """The configuration, data and model of a run, and the checkpoint of the model; None at the start.
+    """The configuration, data and model of a run, and its checkpoint; None at the start.
 
     Args:
         folder: The run directory.
@@ -106,12 +107,8 @@ def load_run(folder: Path, *, at: str = "last") -> tuple[RunConfig, Problem, Che
     if at == "best":
         checkpoint: Checkpoint | None = load(folder / "checkpoints" / "best.json")
     else:
-        checkpoint = newest(
-            folder / "checkpoints",
-            fingerprint=config.fingerprint(),
-            earlier=config.earlier_fingerprints(),
-            log=lambda text: warnings.warn(text, stacklevel=2),
-        )
+        log = functools.partial(warnings.warn, stacklevel=3)
+        checkpoint = newest(folder / "checkpoints", config.fingerprints(), log=log)
     if checkpoint is not None:
         restore(checkpoint, problem.model)
     return config, problem, checkpoint
@@ -151,12 +148,8 @@ def _opened(world: World, config: RunConfig, folder: Path, resume: bool) -> Iter
 
 
 def _where_to_continue(world: World, config: RunConfig, folder: Path, run: Run | None) -> Checkpoint | None:
-    checkpoint = newest(
-        folder / "checkpoints",
-        fingerprint=config.fingerprint(),
-        earlier=config.earlier_fingerprints(),
-        log=run.log if run is not None else lambda text: None,
-    )
+    log = run.log if run is not None else lambda text: None
+    checkpoint = newest(folder / "checkpoints", config.fingerprints(), log=log)
     world.wait()  # no process removes checkpoints before all have read them
     if run is not None:
         for epoch, path in certificate_files(folder):

@@ -166,7 +166,7 @@ def _restore_random_state(tensors: Mapping[str, Tensor], record: Mapping[str, An
 
 
 def forget_tuned_values(model: nn.Module) -> None:
-    """Makes the next solve equal to that of a new process, so that a resumed run has the same numbers."""
+    """Makes the next solve equal to that of a new process, such as one that resumes the run."""
     for module in model.modules():
         if isinstance(getattr(module, "_memory", None), Memory):
             setattr(module, "_memory", Memory())  # noqa: B010 (a plain assignment is typed as a parameter)
@@ -191,7 +191,7 @@ class WrongRecord(Exception):
 
 
 def check_point(checkpoint: Checkpoint, *, samples: int, batches: int, totals: int) -> None:
-    """Raises `CheckpointRefused` unless training on these samples reaches the point of a checkpoint.
+    """Raises `CheckpointRefused` unless training on these samples reaches the checkpoint.
 
     Args:
         checkpoint: From `load`.

@@ -106,15 +106,15 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(damage: str,
     with pytest.raises(CheckpointRefused, match=damage):
         load(newer)
     said: list[str] = []
-    good = newest(tmp_path, fingerprint="f", log=said.append)
+    good = newest(tmp_path, ["f"], log=said.append)
     assert good is not None and good.epoch == 1 and len(said) == 1
 
 
 def test_when_none_is_usable(tmp_path: Path) -> None:
-    assert newest(tmp_path, fingerprint="f", log=print) is None
+    assert newest(tmp_path, ["f"], log=print) is None
     two(tmp_path)
     with pytest.raises(CheckpointRefused, match="No checkpoint is usable.*another configuration.*another configuration"):
-        newest(tmp_path, fingerprint="g", log=lambda text: None)
+        newest(tmp_path, ["g"], log=lambda text: None)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(call: str, when: int, tmp_pat
     monkeypatch.undo()
     assert before.items() <= {path.name: path.read_bytes() for path in tmp_path.iterdir()}.items()
     assert not list(tmp_path.glob(".*.tmp"))
-    good = newest(tmp_path, fingerprint="f", log=print)
+    good = newest(tmp_path, ["f"], log=print)
     assert good is not None and good.epoch == 2
 
 
@@ -171,7 +171,7 @@ def test_prune_finishes_what_was_killed_in_the_middle(tmp_path: Path) -> None:
 def test_tidy_never_removes_the_one_in_use(tmp_path: Path) -> None:
     older, newer = two(tmp_path)
     os.truncate(newer.with_suffix(".safetensors"), 10)
-    good = newest(tmp_path, fingerprint="f", log=lambda text: None)
+    good = newest(tmp_path, ["f"], log=lambda text: None)
     assert good is not None
     tidy(tmp_path, good, 1)
     assert find(tmp_path) == [older]

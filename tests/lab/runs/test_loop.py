@@ -145,7 +145,7 @@ def in_folder(config: RunConfig, folder: Path, listener: Any = None) -> tuple[Ru
     checkpoint: Checkpoint | None = None
     with Run.open(folder, config) if resumed else Run.create(folder, config) as run:
         if resumed:
-            checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), log=print)
+            checkpoint = newest(folder / "checkpoints", [config.fingerprint()], log=print)
             run.rewind(-1 if checkpoint is None else checkpoint.epoch)
         outcome = fit(
             problem.model, problem.parts, config, loss=problem.loss, run=run, checkpoint=checkpoint, listener=listener
