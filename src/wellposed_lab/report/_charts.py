@@ -9,7 +9,7 @@ from typing import Any
 
 from wellposed.certify import Certificate
 from wellposed_lab.report._page import Figure, number, thinned
-from wellposed_lab.report._read import RunFiles, as_number
+from wellposed_lab.report._read import RunData, as_number
 from wellposed_lab.runs.records import each
 
 __all__ = ["COLOURS", "Lines", "axes", "line", "losses", "margin", "margins", "measure", "norm_lines", "plain"]
@@ -103,13 +103,13 @@ class Lines:
         return Figure(key, title, self.traces, layout, " ".join(self.sentences), caption, header, self.rows, toggles)
 
 
-def _labelled(runs: Sequence[RunFiles]) -> Iterator[tuple[int | None, str, RunFiles]]:
+def _labelled(runs: Sequence[RunData]) -> Iterator[tuple[int | None, str, RunData]]:
     """(number, beginning of labels, run); a single run has no number and no name."""
     for index, run in enumerate(runs):
         yield (index, f"{run.name}: ", run) if len(runs) > 1 else (None, "", run)
 
 
-def losses(runs: Sequence[RunFiles]) -> Figure | str:
+def losses(runs: Sequence[RunData]) -> Figure | str:
     """Measured and certified losses, on a logarithmic axis; or why there is no figure."""
     lines, remarks = Lines(), []
     for index, first, run in _labelled(runs):
@@ -134,7 +134,7 @@ def losses(runs: Sequence[RunFiles]) -> Figure | str:
     return lines.figure("loss", "Loss, measured and certified", layout, caption, ("line", "epoch", "loss"), toggles=True)
 
 
-def measure(runs: Sequence[RunFiles], name: str) -> Figure | None:
+def measure(runs: Sequence[RunData], name: str) -> Figure | None:
     """A measure of all parts (`train_accuracy`), or `equilibrium_steps`; None if no run has it."""
     lines, whole = Lines(), name == "equilibrium_steps"
     for index, first, run in _labelled(runs):
@@ -159,7 +159,7 @@ def measure(runs: Sequence[RunFiles], name: str) -> Figure | None:
     return lines.figure(name.replace("_", "-"), MEASURES[name], layout, caption, ("line", "epoch", label))
 
 
-def margin(runs: Sequence[RunFiles]) -> Figure | str:
+def margin(runs: Sequence[RunData]) -> Figure | str:
     """By how much well-posedness is proved, along training."""
     lines = Lines()
     for _, first, run in _labelled(runs):
@@ -179,7 +179,7 @@ def margin(runs: Sequence[RunFiles]) -> Figure | str:
     return lines.figure("margin", "Margin of well-posedness", layout, caption, ("condition", "epoch", "margin"))
 
 
-def norm_lines(runs: Sequence[RunFiles]) -> Figure | str:
+def norm_lines(runs: Sequence[RunData]) -> Figure | str:
     """The norms in the certificates."""
     lines = Lines()
     for _, first, run in _labelled(runs):
@@ -197,7 +197,7 @@ def norm_lines(runs: Sequence[RunFiles]) -> Figure | str:
     return lines.figure("norms", "Norms at the certificates", layout, caption, ("norm", "epoch", "value"), toggles=True)
 
 
-def margins(run: RunFiles) -> dict[str, list[tuple[float, float]]]:
+def margins(run: RunData) -> dict[str, list[tuple[float, float]]]:
     """By condition of well-posedness: (epoch, margin). Positive is proved."""
     found: dict[str, list[tuple[float, float]]] = {}
     for epoch, certificate in run.certificates:
@@ -209,7 +209,7 @@ def margins(run: RunFiles) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def _norms(run: RunFiles) -> dict[str, Points]:
+def _norms(run: RunData) -> dict[str, Points]:
     """By name: (epoch, norm), of everything measured with the name of a norm, |W| or |X|_F.
 
     Theorems have different letters for the same matrix: equal lines become one, "|R|, |W|".
@@ -227,7 +227,7 @@ def _norms(run: RunFiles) -> dict[str, Points]:
     return {", ".join(same): list(points) for points, same in names.items()}
 
 
-def certified_losses(run: RunFiles) -> tuple[str, list[tuple[float, float | None]]]:
+def certified_losses(run: RunData) -> tuple[str, list[tuple[float, float | None]]]:
     r"""What certificates prove about the training loss, from each to the next.
 
     A descent: |r_k| <= q^k |r_0|, so the loss, |r|^2 over a constant, is at most q^(2k) times that
@@ -276,7 +276,7 @@ def _bound(certificate: Certificate, start: float, steps: float, flow_step: floa
     return start * rate ** (2 * steps)
 
 
-def _flow_step(run: RunFiles) -> float | None:
+def _flow_step(run: RunData) -> float | None:
     """The time of the flow in one step of plain full-batch descent; None for other optimizers."""
     samples = run.summary.get("samples")
     n = as_number(samples.get("train")) if isinstance(samples, dict) else None

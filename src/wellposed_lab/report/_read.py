@@ -15,14 +15,14 @@ from wellposed.certify._recheck import as_recorded
 from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed_lab.runs.records import RECORD, ROWS, certificate_files
 
-__all__ = ["RunFiles", "as_number", "read_run"]
+__all__ = ["RunData", "as_number", "read_run"]
 
 #: Lines of log.txt on the page, and characters of one.
 LOG_LINES, LOG_WIDTH = 200, 2000
 
 
 @dataclass
-class RunFiles:
+class RunData:
     """The files of a run. A missing or damaged part is empty, with a sentence in `remarks`.
 
     Attributes:
@@ -66,7 +66,7 @@ class RunFiles:
         return keys.get(name) if isinstance(keys, dict) else None
 
 
-def read_run(folder: Path) -> RunFiles:
+def read_run(folder: Path) -> RunData:
     """Reads a run directory.
 
     Raises:
@@ -74,7 +74,7 @@ def read_run(folder: Path) -> RunFiles:
     """
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is not a run directory; give one that `wellposed train` made, such as runs/first.")
-    run = RunFiles(folder, folder.resolve().name)
+    run = RunData(folder, folder.resolve().name)
     text = _text(run, "config.yaml")
     run.config_text = text or ""
     run.config = _config(run, run.config_text)
@@ -100,7 +100,7 @@ def as_number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _text(run: RunFiles, name: str, limit: int = RECORD, *, optional: bool = False) -> str | None:
+def _text(run: RunData, name: str, limit: int = RECORD, *, optional: bool = False) -> str | None:
     try:
         content = read_bytes(run.folder / name, limit=limit, error=RunError, within=run.folder)
     except RunError as error:
@@ -113,7 +113,7 @@ def _text(run: RunFiles, name: str, limit: int = RECORD, *, optional: bool = Fal
     return content.decode("utf-8", errors="replace")
 
 
-def _last_lines(run: RunFiles, name: str) -> list[str]:
+def _last_lines(run: RunData, name: str) -> list[str]:
     """The end of a file that may be of any size."""
     try:
         with opened(run.folder / name, limit=sys.maxsize, error=RunError, within=run.folder) as found:
@@ -128,7 +128,7 @@ def _last_lines(run: RunFiles, name: str) -> list[str]:
     return [line[:LOG_WIDTH] for line in text.splitlines()[-LOG_LINES:]]
 
 
-def _json(run: RunFiles, name: str, *, optional: bool = False) -> Any:
+def _json(run: RunData, name: str, *, optional: bool = False) -> Any:
     text = _text(run, name, optional=optional)
     if text is None:
         return None
@@ -139,7 +139,7 @@ def _json(run: RunFiles, name: str, *, optional: bool = False) -> Any:
         return None
 
 
-def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
+def _lines(run: RunData, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
     """Rows of a JSON Lines file; other lines are counted and omitted."""
     rows, damaged = [], 0
     for line in (_text(run, name, ROWS, optional=optional) or "").split("\n"):
@@ -158,7 +158,7 @@ def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str
     return rows
 
 
-def _config(run: RunFiles, text: str) -> dict[str, Any]:
+def _config(run: RunData, text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
@@ -176,7 +176,7 @@ def _config(run: RunFiles, text: str) -> dict[str, Any]:
     return {str(section): keys for section, keys in plain.items()}
 
 
-def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
+def _certificates(run: RunData) -> list[tuple[int, Certificate]]:
     """Those that can be read, as far as they agree with themselves."""
     found, size = [], 0
     try:

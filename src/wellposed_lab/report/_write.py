@@ -17,7 +17,7 @@ from wellposed.errors import InvalidArgument
 from wellposed_lab.report._charts import losses, margin, margins, measure, norm_lines
 from wellposed_lab.report._network import NetworkState, network_state, parameter_table, predictions, spectrum
 from wellposed_lab.report._page import Part, Section, number, page, table
-from wellposed_lab.report._read import RunFiles, as_number, read_run
+from wellposed_lab.report._read import RunData, as_number, read_run
 from wellposed_lab.runs.records import each, licence, moves
 
 __all__ = ["compare", "write"]
@@ -98,7 +98,7 @@ def compare(run_dirs: Iterable[str | os.PathLike[str]], out: str | os.PathLike[s
     return _save(page(f"Comparison of {len(runs)} runs", ", ".join(run.name for run in runs), sections, remarks), out)
 
 
-def _described(run: RunFiles) -> str:
+def _described(run: RunData) -> str:
     """What was trained on what, in a line."""
     model, data, width = run.key("model", "name"), run.key("data", "name"), run.key("model", "width")
     if model is None or data is None:
@@ -123,7 +123,7 @@ def _badge(verdict: Verdict) -> Markup:
     return Markup('<span class="badge {}">{} {} as recorded</span>').format(verdict.value, _SIGNS[verdict], str(verdict))
 
 
-def _glance(run: RunFiles) -> Part:
+def _glance(run: RunData) -> Part:
     """The most important numbers."""
     tiles: list[tuple[str, str, str]] = []
     for part in ("train", "validation", "test"):
@@ -145,7 +145,7 @@ def _glance(run: RunFiles) -> Part:
     return {"kind": "tiles", "tiles": tiles}
 
 
-def _certificates(run: RunFiles) -> list[Part]:
+def _certificates(run: RunData) -> list[Part]:
     """A row for every certificate, and the last one in full."""
     if not run.certificates:
         return ["No certificate was made: certificates/ is empty (run.certify_every, or no theorem for this network)."]
@@ -189,7 +189,7 @@ def _holds(hypothesis: Hypothesis) -> Markup:
     return Markup("<div>{}{}</div>").format(_NO_WRAP.format(_HOLDS[hypothesis.holds]), note)
 
 
-def _configuration(run: RunFiles) -> Part:
+def _configuration(run: RunData) -> Part:
     """The resolved configuration, by sections."""
     if not run.config_text:
         return "config.yaml is missing, so the configuration is not known."
@@ -202,7 +202,7 @@ def _configuration(run: RunFiles) -> Part:
     return {"kind": "columns", "tables": tables}
 
 
-def _environment(run: RunFiles) -> Part:
+def _environment(run: RunData) -> Part:
     """The machine, a column for every session."""
     if not run.sessions:
         return "environment.json is missing or empty, so the environment is not known."
@@ -212,7 +212,7 @@ def _environment(run: RunFiles) -> Part:
     return table("Environment", header, [(name, *(_text(session.get(name)) for session in flat)) for name in names])
 
 
-def _log(run: RunFiles) -> Part:
+def _log(run: RunData) -> Part:
     """The end of the log."""
     return {"kind": "pre", "text": "\n".join(run.log), "label": "Log"} if run.log else "log.txt is missing or empty."
 
@@ -233,7 +233,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _named(runs: Sequence[RunFiles]) -> list[RunFiles]:
+def _named(runs: Sequence[RunData]) -> list[RunData]:
     """Runs with different names: equal names get a number."""
     names: list[str] = []
     for run in runs:
@@ -244,7 +244,7 @@ def _named(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
-def _overview(runs: Sequence[RunFiles]) -> Part:
+def _overview(runs: Sequence[RunData]) -> Part:
     columns = ["train_loss", "validation_loss", "test_loss", "train_accuracy", "test_accuracy", "test_miou"]
     columns = [name for name in columns if any(run.last(name) is not None for run in runs)]
     rows: list[tuple[Any, ...]] = []
@@ -260,7 +260,7 @@ def _overview(runs: Sequence[RunFiles]) -> Part:
     return table("Runs", header, rows)
 
 
-def _differences(runs: Sequence[RunFiles]) -> Part:
+def _differences(runs: Sequence[RunData]) -> Part:
     flat = [
         {
             f"{section}.{key}": value

@@ -16,7 +16,7 @@ from wellposed.nn import EquilibriumLayer
 from wellposed_lab.runs.epoch_logger import EpochLogger, Listener, RunOutcome
 from wellposed_lab.runs.models import AbstractLoss
 from wellposed_lab.runs.processes import Interruption, World
-from wellposed_lab.runs.training_state import Checkpoint, Progress, check_point, forget_tuned_values, restore
+from wellposed_lab.runs.training_state import Checkpoint, Progress, check_reachable, forget_tuned_values, restore
 
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import OptimizerSection, RunConfig, RunSection
@@ -66,7 +66,7 @@ def fit(
     batches = math.ceil(len(X) / batch_size)
     optimizer = make_optimizer(model, config.optimizer)
     if checkpoint is not None:
-        check_point(checkpoint, samples=len(X), batches=batches, totals=len(TOTALS))
+        check_reachable(checkpoint, samples=len(X), batches=batches, totals=len(TOTALS))
     progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
     train_step = TrainStep(model, optimizer, loss, config, world)
     outcome = RunOutcome("epochs", progress)

@@ -135,29 +135,16 @@ def _prepared(config: RunConfig) -> Problem:
     elif named := [key for key in ("target", "columns", "standardize", "sha256") if getattr(d, key) is not None]:
         raise InvalidArgument(f"data.{named[0]} is for files (.csv, .parquet, .npz); omit it for data.name={d.name}.")
     _check_memory("data.n, data.n_test and data.features", _drawn(d))
-    data = load(
-        d.name,
-        d.n,
-        None if d.classes is None else tuple(int(c) for c in d.classes),
-        seed=d.seed,
-        n_test=d.n_test,
-        paper=d.paper,
-        grey=d.grey,
-        size=d.size,
-        norm=d.norm,
-        flatten=d.flatten is True,
-        features=d.features,
-        noise=d.noise,
-        dtype=dtype,
-        **own,
-    )
+    classes = None if d.classes is None else tuple(int(c) for c in d.classes)
+    same = d.model_dump(include={"seed", "n_test", "paper", "grey", "size", "norm", "features", "noise"})
+    data = load(d.name, d.n, classes, flatten=d.flatten is True, dtype=dtype, **same, **own)
     X, y, y_test = data.X, data.y, data.y_test
     if kind.task == "classification" and _are_signs(y):
         y, y_test = (y > 0).long(), None if y_test is None else (y_test > 0).long()
-    loss, classes = _loss(config, y, y_test, kind.task)
+    loss, outputs = _loss(config, y, y_test, kind.task)
     generator = torch.Generator().manual_seed(config.run.seed)
     _check_memory("model.width", config.model.width * max(config.model.width, X.shape[1]) * X.element_size())
-    model = build(config.model, tuple(X.shape[1:]), classes, generator=generator, dtype=dtype).to(device)
+    model = build(config.model, tuple(X.shape[1:]), outputs, generator=generator, dtype=dtype).to(device)
     test = None if data.X_test is None or y_test is None else _to(device, data.X_test, y_test)
     if not d.validation:
         return Problem(data, DataParts(_to(device, X, y), None, test), model, loss)

@@ -20,7 +20,7 @@ __all__ = [
     "Progress",
     "WrongRecord",
     "capture",
-    "check_point",
+    "check_reachable",
     "forget_tuned_values",
     "need",
     "restore",
@@ -190,7 +190,7 @@ class WrongRecord(Exception):
     """The mistake in a record, in words."""
 
 
-def check_point(checkpoint: Checkpoint, *, samples: int, batches: int, totals: int) -> None:
+def check_reachable(checkpoint: Checkpoint, *, samples: int, batches: int, totals: int) -> None:
     """Raises `CheckpointRefused` unless training on these samples reaches the checkpoint.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 import wellposed as wp
 from wellposed.errors import CheckpointRefused, RunError
 from wellposed_lab.runs.checkpoint import _checksum, find, load, newest, prune, save, tidy
-from wellposed_lab.runs.training_state import Progress, capture, check_point, restore
+from wellposed_lab.runs.training_state import Progress, capture, check_reachable, restore
 
 KINDS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
@@ -259,9 +259,9 @@ def test_a_point_that_training_does_not_come_to_is_refused(tmp_path: Path) -> No
     ):
         checkpoint = capture(model, optimizer, progress, fingerprint="f")
         with pytest.raises(CheckpointRefused, match="does not fit this run"):
-            check_point(checkpoint, samples=3, batches=2, totals=5)
+            check_reachable(checkpoint, samples=3, batches=2, totals=5)
     good = capture(model, optimizer, Progress(batch=1, order=order, totals=[0.0] * 5), fingerprint="f")
-    check_point(good, samples=3, batches=2, totals=5)
+    check_reachable(good, samples=3, batches=2, totals=5)
 
 
 def test_links_and_pipes_among_checkpoints_are_refused(tmp_path: Path) -> None:
