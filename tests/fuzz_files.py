@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import io
 import json
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,14 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import safetensors.torch
 import torch
 import yaml
 
 import wellposed as wp
-from wellposed.data.own import checksum
+from fuzz_data import forge_csv, forge_parquet, load_own, pack, write_own
 from wellposed.errors import WellposedError
 from wellposed.landscape import Surface
 from wellposed_lab import report
@@ -118,19 +116,13 @@ class Bench:
         parts = {f"x_{part}": draw.integers(0, 256, (20, 28, 28)).astype(np.uint8) for part in ("train", "test")}
         parts |= {f"y_{part}": np.arange(20).astype(np.uint8) % 10 for part in ("train", "test")}
         np.savez_compressed(self.folder / "mnist.npz", **parts)
-        (self.folder / OWN).mkdir()
-        columns = {"size": draw.standard_normal(12), "rooms": draw.integers(1, 9, 12), "town": np.array(["n", "s"] * 6)}
-        columns["y"] = columns["size"] - columns["rooms"]
-        rows = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
-        (self.folder / OWN / "table.csv").write_text("\n".join(rows))
-        pyarrow.parquet.write_table(pyarrow.table(columns), self.folder / OWN / "table.parquet")
-        np.savez(self.folder / OWN / "arrays.npz", X=draw.standard_normal((12, 3)), y=draw.standard_normal(12))
+        write_own(self.folder / OWN, draw)
         self.good = _contents(self.folder)
         self.around = _contents(self.outside)
 
     def run(self, case: int) -> None:
         """One case: a file is mutated, read, and put back."""
-        name = self.rng.choice([name for name in self.good if name not in ("metrics.parquet", "lock")])
+        name = self.rng.choice([name for name in self.good if name != "metrics.parquet" and not name.endswith("lock")])
         other = self._mutate(name)
         before = _contents(self.folder)
         readers = dict(self._readers(name))
@@ -185,7 +177,7 @@ class Bench:
             yield "data", lambda: _with_data(folder)
             return
         if name.startswith(OWN):
-            yield "own data", lambda: _own(folder / name)
+            yield "own data", lambda: load_own(self.rng, folder / name)
             return
         if name.endswith("landscape.npz"):
             yield "surface", lambda: repr(Surface.load(folder / name))
@@ -283,15 +275,6 @@ def _with_data(folder: Path) -> None:
         os.environ.pop("WELLPOSED_DATA") if before is None else os.environ.update(WELLPOSED_DATA=before)
 
 
-def _own(path: Path) -> None:
-    """Reads data of the user as training does; a table, for regression and for classes."""
-    checksum(str(path))
-    table = path.suffix != ".npz"
-    wp.data.load(str(path), 6, n_test=3, columns=("size", "rooms") if table else None)
-    if table:
-        wp.data.load(str(path), target="town", columns=("size",), classify=True)
-
-
 def _mutated(rng: random.Random, content: bytes) -> bytes:
     """Bytes flipped, cut, doubled, moved or replaced, one to four times."""
     data = bytearray(content)
@@ -370,7 +353,9 @@ def _forge_tensors(rng: random.Random, path: Path, content: bytes) -> None:
     else:
         moved = tensors.pop(name)
         if how > len(choices):
-            tensors[rng.choice(["x", "optimizer/x/y", "optimizer/0", "optimizer/99/exp_avg", "random/torch"])] = moved
+            tensors[
+                rng.choice(["x", "optimizer/0/evil", "optimizer/x/y", "optimizer/0", "optimizer/99/exp_avg", "random/torch"])
+            ] = moved
     new = _mutated(rng, content) if rng.random() < 0.3 else safetensors.torch.save(tensors)
     path.write_bytes(new)
     beside = path.with_suffix(".json")
@@ -389,7 +374,7 @@ def _forge_archive(rng: random.Random, path: Path, content: bytes) -> None:
     if name == "__record__":
         arrays[name] = np.array(json.dumps(_change(rng, json.loads(str(arrays[name])))).replace("\x00", ""))
     else:
-        old = arrays[name]
+        old = arrays[name] if arrays[name].dtype.kind != "U" else np.zeros(arrays[name].shape)
         choices = [
             np.array(1.0),
             old.astype(np.float32),
@@ -402,47 +387,26 @@ def _forge_archive(rng: random.Random, path: Path, content: bytes) -> None:
             np.zeros((1 << 22,)),
             old[..., None],
             np.array([(1, 2.0)], dtype="i4,f8"),
+            np.full(old.shape, 0x7FFFFFFF, np.uint32).view("<U1"),
+            np.full(old.shape, np.longdouble("1e4000")),
         ]
         arrays[name] = choices[rng.randrange(len(choices))]
     if rng.random() < 0.2:
         del arrays[rng.choice(list(arrays))]
     with path.open("wb") as file:
         (np.savez if rng.random() < 0.5 else np.savez_compressed)(file, **arrays)
-
-
-def _forge_csv(rng: random.Random, path: Path, content: bytes) -> None:
-    """A table with one cell, or one line, replaced."""
-    rows = [line.split(",") for line in content.decode().splitlines()]
-    row = rng.randrange(len(rows))
-    rows[row][rng.randrange(len(rows[row]))] = str(rng.choice(NASTY))
-    if rng.random() < 0.2:
-        rows[row] = rows[row] * rng.choice([0, 2, 500])
-    path.write_text("\n".join(",".join(cells) for cells in rows), errors="replace")
-
-
-def _forge_parquet(rng: random.Random, path: Path, content: bytes) -> None:
-    """A whole file with one column replaced or removed."""
-    table = pyarrow.parquet.read_table(io.BytesIO(content))
-    columns: dict[str, Any] = {name: table[name] for name in table.column_names}
-    name, n = rng.choice(table.column_names), len(table)
-    values: list[list[Any]] = [
-        [None] * n, ["x"] * n, [[1.0]] * n, [{"a": 1}] * n, [float("nan")] * n, [True] * n, [b"\xff"] * n, [2**63 - 1] * n,
-        [datetime.date(2001, 1, 1)] * n, [float("inf")] * n, [None, *range(n - 1)],
-    ]  # fmt: skip
-    columns[name] = rng.choice(values)
-    if rng.random() < 0.2:
-        del columns[name]
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    if rng.random() < 0.1:
+        pack(path, rng.choice([zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]))
 
 
 _FORGERS = {
-    ".csv": _forge_csv,
-    ".parquet": _forge_parquet,
     ".json": _forge_json,
     ".jsonl": _forge_lines,
     ".yaml": _forge_yaml,
     ".safetensors": _forge_tensors,
     ".npz": _forge_archive,
+    ".csv": lambda rng, path, content: forge_csv(rng, path, content, NASTY),
+    ".parquet": forge_parquet,
 }
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ FILES = 100_000
 DIRECTORY = 1 << 20
 #: Sizes of the end record of an archive, and of the longest comment after it.
 _END, _COMMENT = 22, 1 << 16
+#: Compression methods of members; with all others zipfile unpacks whole blocks, whatever size is stated.
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -240,6 +243,8 @@ def _arrays(archive: zipfile.ZipFile, limit: int, names: Sequence[str] | None) -
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     if info.flag_bits & 1:
         raise _Damaged(f"{info.filename} is encrypted")
+    if info.compress_type not in _BOUNDED:
+        raise _Damaged(f"{info.filename} is compressed by method {info.compress_type}; NumPy writes stored or deflated members")
     with archive.open(info) as member:
         version = npy.read_magic(member)
         if version not in ((1, 0), (2, 0)):
@@ -256,6 +261,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         if member.readinto(content) != stated or member.read(1):
             raise _Damaged(f"{info.filename} is truncated")
     flat = np.frombuffer(content, dtype=dtype) if stated else np.empty(math.prod(shape), dtype)
+    if dtype.kind == "U" and stated:
+        largest = int(flat.view(np.dtype(np.uint32).newbyteorder(dtype.byteorder)).max())
+        if largest > sys.maxunicode:
+            raise _Damaged(f"{info.filename} is not Unicode text: it has characters beyond U+{sys.maxunicode:X}")
     return flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from types import FrameType
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller chose to ignore it
         signal.signal(signal.SIGTERM, _terminate)
     try:
+        from wellposed_lab.cli._app import printable
         from wellposed_lab.cli.commands import app
     except ModuleNotFoundError as error:
         if error.name not in ("pydantic", "rich", "typer", "yaml"):
@@ -28,6 +30,8 @@ def main() -> None:
         from wellposed.errors import how_to_install
 
         raise SystemExit(f"The command line needs {error.name}; install it with: {how_to_install('cli')}.") from None
+    as_usual = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **options: printable(as_usual(*args, **options))
     # `wellposed train --debug` means the same as `wellposed --debug train`
     app(["--debug", *(word for word in words if word != "--debug")] if "--debug" in words else words)
 

@@ -7,12 +7,14 @@ import functools
 import importlib.metadata
 import re
 import textwrap
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +22,7 @@ from wellposed.errors import IllPosed, NotConverged, RunError, WellposedError
 
 __all__ = [
     "ExitCode",
+    "PrintableConsole",
     "app",
     "guarded",
     "message_console",
@@ -28,6 +31,7 @@ __all__ = [
     "print_plain",
     "print_table",
     "print_wrapped",
+    "printable",
     "result_console",
 ]
 
@@ -72,14 +76,38 @@ class _Settings:
     debug = False
 
 
+#: Categories of characters that steer a terminal and do not show: control, format (such as directions), half surrogate
+#: pairs, private and unassigned ones, and ends of lines and paragraphs.
+_STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+
+
+def printable(text: str) -> str:
+    """The text with U+FFFD for each character that would steer a terminal; line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        "\ufffd" if character not in "\n\t" and unicodedata.category(character) in _STEERING else character
+        for character in text
+    )
+
+
+class PrintableConsole(Console):
+    """A console whose texts are `printable`; its own colours and movements are not texts."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The parts of what is printed."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
 def result_console() -> Console:
     """For results. Made anew, because tests and pipes replace the stream."""
-    return Console(soft_wrap=True)
+    return PrintableConsole(soft_wrap=True)
 
 
 def message_console() -> Console:
     """For everything else: progress, hints, errors."""
-    return Console(stderr=True, soft_wrap=True)
+    return PrintableConsole(stderr=True, soft_wrap=True)
 
 
 def print_plain(text: str, *, style: str = "") -> None:

@@ -26,6 +26,8 @@ __all__ = ["compare", "write"]
 _SIGNS = {Verdict.CERTIFIED: "✓", Verdict.VIOLATED: "✗", Verdict.UNDECIDED: "?"}
 _HOLDS = {True: "✓ holds", False: "✗ fails", None: "? undecided"}
 _MEASURES = ("accuracy", "miou", "equilibrium_steps")
+#: Sessions and entries of environment.json on the page; a session has about 20.
+SESSIONS, ENTRIES = 10, 200
 _NO_WRAP = Markup('<span class="nowrap">{}</span>')
 
 AS_RECORDED = (
@@ -65,7 +67,7 @@ def write(run_dir: str | os.PathLike[str], out: str | os.PathLike[str] | None = 
         ),
         Section("outputs", "Predictions", [shown] if isinstance(shown, str) else shown),
         Section("configuration", "Configuration", [_configuration(run)]),
-        Section("environment", "Environment", [_environment(run)]),
+        Section("environment", "Environment", _environment(run)),
         Section("log", "Log", [_log(run)]),
     ]
     return _save(page(run.name, _described(run), sections, run.remarks), folder / "report.html" if out is None else out)
@@ -114,7 +116,7 @@ def _save(text: str, out: str | os.PathLike[str]) -> Path:
     with writing(path, begun=False):
         path.parent.mkdir(parents=True, exist_ok=True)
     # text from a run may hold lone surrogates, which UTF-8 cannot
-    write_whole(path, text.encode("utf-8", errors="replace"))
+    write_whole(path, text.encode("utf-8", errors="replace"), begun=False)
     return path
 
 
@@ -202,14 +204,19 @@ def _configuration(run: RunData) -> Part:
     return {"kind": "columns", "tables": tables}
 
 
-def _environment(run: RunData) -> Part:
+def _environment(run: RunData) -> list[Part]:
     """The machine, a column for every session."""
     if not run.sessions:
-        return "environment.json is missing or empty, so the environment is not known."
-    flat = [dict(_flat(session)) for session in run.sessions]
+        return ["environment.json is missing or empty, so the environment is not known."]
+    count = len(run.sessions)
+    flat = [dict(_flat(session)) for session in run.sessions[-SESSIONS:]]
     names = list(dict.fromkeys(name for session in flat for name in session))
-    header = ("", *(f"session {index}" for index in range(1, len(flat) + 1))) if len(flat) > 1 else ("", "value")
-    return table("Environment", header, [(name, *(_text(session.get(name)) for session in flat)) for name in names])
+    header = ("", *(f"session {index}" for index in range(count - len(flat) + 1, count + 1))) if count > 1 else ("", "value")
+    rows = [(name, *(_text(session.get(name)) for session in flat)) for name in names[:ENTRIES]]
+    shown = [f"the last {SESSIONS} of {count} sessions"] if count > SESSIONS else []
+    shown += [f"the first {ENTRIES} of {len(names)} entries"] if len(names) > ENTRIES else []
+    said = {"kind": "paragraph", "text": f"Shown are {' and '.join(shown)}; environment.json holds all."} if shown else None
+    return [said, table("Environment", header, rows)]
 
 
 def _log(run: RunData) -> Part:

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor
 
-from wellposed._io import write_whole
+from wellposed._io import remove, set_aside, write_whole
 from wellposed._reading import files_in, read_bytes, read_text
 from wellposed.errors import CheckpointRefused, MissingPackage, how_to_install
 from wellposed.kernel._memory import available_memory
@@ -147,12 +147,12 @@ def prune(folder: Path, keep: int) -> None:
     kept = {path.stem for path in (*regular, *found[:1])}
     for path in found:
         if path.stem not in kept:
-            path.unlink(missing_ok=True)
+            remove(path)
     for path in folder.glob("step-*.safetensors"):
         # also those without a record: a process was killed here, or between the two writes of a checkpoint
         oldest = found[:1] if _is_interrupted(path) else regular[-1:]
         if _NAME.fullmatch(path.stem) and path.stem not in kept and oldest and _step(path) <= _step(oldest[0]):
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
@@ -161,7 +161,7 @@ def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
         if _step(path) > checkpoint.record["progress"]["step"]:
             for part in (path, path.with_suffix(".safetensors")):
                 if part.exists():
-                    part.replace(part.with_name(f"{part.name}.refused"))
+                    set_aside(part)
     prune(folder, keep)
 
 

@@ -31,6 +31,7 @@ __all__ = ["Interruption", "World", "environment", "git_head", "joined", "larges
 
 #: How long the other processes wait for the first one, which certifies.
 PATIENCE = timedelta(hours=12)
+_START = "Start by torchrun, which sets these variables, or unset WORLD_SIZE for one process."
 #: Products of fewer floating point operations run on one thread. A product of 1e8 takes 1 to 4 ms on one thread, so a second
 #: thread saves at most 2 ms. Where other processes use the same cores, threads wait for each other in every product, 24 ms and
 #: more (measured on two busy cores: 0.39 ms became 24 ms at 1.7e7 operations, 2.2 ms became 65 ms at 6.7e7).
@@ -102,17 +103,45 @@ class World:
 @contextmanager
 def joined() -> Iterator[World]:
     """The processes of torchrun while the context is open; one process without torchrun."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or "RANK" not in os.environ:
+    size = _world_size()
+    if size == 1:
         yield World()
         return
+    _check_variables(size)
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         raise InvalidArgument("This torch has no distributed training with gloo; start one process, without torchrun.")
-    torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:  # no such host or port, or one that is taken
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InvalidArgument(f"The other processes could not be joined ({reason}). {_START}") from error
     try:
         yield World(torch.distributed.get_rank(), torch.distributed.get_world_size())
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _world_size() -> int:
+    """The number of processes that train together: WORLD_SIZE, or 1 if it is not set."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not _is_count(text) or int(text) < 1:
+        raise InvalidArgument(f"WORLD_SIZE must be the number of processes, at least 1; got {text!r}. {_START}")
+    return int(text)
+
+
+def _check_variables(size: int) -> None:
+    """Raises unless the variables that torchrun sets are there and fit each other."""
+    rank = os.environ.get("RANK")
+    if rank is None:
+        raise InvalidArgument(f"WORLD_SIZE is {size} and RANK is not set. {_START}")
+    if not _is_count(rank) or int(rank) >= size:
+        raise InvalidArgument(f"RANK must be the number of this process, 0 to {size - 1}; got {rank!r}. {_START}")
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise InvalidArgument(f"WORLD_SIZE is {size} and {missing[0]} is not set. {_START}")
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 9
 
 
 class Interruption:
@@ -192,7 +221,7 @@ def environment(seed: int, threads: int | str) -> dict[str, Any]:
         "processors": os.cpu_count(),
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
         "threads": threads,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "processes": _world_size(),
         "seed": seed,
         "command": sys.argv,
         "git": {"source": _commit(Path(__file__).parent), "working_directory": _commit(Path())},

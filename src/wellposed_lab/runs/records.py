@@ -8,20 +8,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wellposed._reading import files_in, read_bytes, read_object
-from wellposed.certify import Certificate
+from wellposed.certify import Certificate, Verdict
 from wellposed.certify._recheck import as_recorded
 from wellposed.errors import InvalidArgument, RunError
 
 __all__ = [
+    "Recorded",
     "certificate_files",
     "each",
     "halving",
     "hidden_ratio",
+    "last_recorded",
     "licence",
     "moves",
     "plain_flow",
@@ -82,6 +85,50 @@ def read_certificate(folder: Path, path: Path) -> Certificate:
         return as_recorded(plain)[0]
     except InvalidArgument as problem:
         raise RunError(f"{path} is damaged: {problem} Put a good copy back, or delete it.") from None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A certificate that only a file supports.
+
+    Attributes:
+        name: Of the file.
+        certificate: UNDECIDED if it contradicts itself or its row.
+        contradiction: How it contradicts its row, in a sentence; empty if it does not.
+    """
+
+    name: str
+    certificate: Certificate
+    contradiction: str = ""
+
+
+def last_recorded(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Recorded | None:
+    """The last certificate of a run, compared with its row in metrics.jsonl; None without any.
+
+    Args:
+        folder: The run directory.
+        rows: From `read_metrics`.
+
+    Raises:
+        RunError: The file is not a certificate.
+    """
+    files = certificate_files(folder)
+    if not files:
+        return None
+    epoch, path = files[-1]
+    certificate = read_certificate(folder, path)
+    row = next((row for row in rows if row["epoch"] == epoch), {})
+    rate = certificate.rate
+    claimed = {
+        "certified": certificate.certified,
+        "certified_by": certificate.theorem,
+        "certified_rate": rate if rate is None or math.isfinite(rate) else None,
+    }
+    odd = [name for name, value in claimed.items() if row.get(name) != value]
+    if not odd:
+        return Recorded(path.name, certificate)
+    said = f"{path.name} contradicts metrics.jsonl ({odd[0]} of epoch {epoch} is {row.get(odd[0])!r:.60} there)"
+    return Recorded(path.name, Certificate(certificate.theorem, Verdict.UNDECIDED, note=f"{said}."), said)
 
 
 def _rows(folder: Path, name: str, needed: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.data import Dataset, load
-from wellposed.data.own import checksum, is_path
+from wellposed.data.own import checksum, is_path, own_path
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.kernel._memory import available_memory, readable
 from wellposed_lab.runs.models import MODELS, AbstractLoss, CrossEntropy, Segmentation, Squared, build, kind_of
@@ -105,7 +104,7 @@ def _of_file(data: DataSection) -> DataSection:
     """All of a file, unscaled, unless given; with its full path and checksum for a resumed run."""
     given = data.model_fields_set
     changes: dict[str, Any] = {key: None for key in ("n", "norm") if key not in given}
-    path = Path(data.name).expanduser().absolute()
+    path = own_path(data.name).absolute()
     if data.sha256 is None:
         changes["sha256"] = checksum(str(path))
     return data.model_copy(update={**changes, "name": str(path)})

@@ -143,7 +143,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
             slots.setdefault(int(index), {})[slot] = tensor
     groups = record["optimizer"]["groups"]
     try:
-        _check_optimizer(optimizer, groups, slots)
+        _check_optimizer(optimizer, groups, slots, progress.step)
         model.load_state_dict(saved)
         optimizer.load_state_dict({"state": slots, "param_groups": groups})
         _restore_random_state(tensors, record["random"])
@@ -208,31 +208,79 @@ def check_reachable(checkpoint: Checkpoint, *, samples: int, batches: int, total
         raise CheckpointRefused(f"The checkpoint does not fit this run: {error}.") from None
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], slots: dict[int, dict[str, Any]]) -> None:
-    """Raises `WrongRecord` unless options and values by parameter fit this optimizer."""
+def _check_optimizer(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], slots: dict[int, dict[str, Any]], steps: int
+) -> None:
+    """Raises `WrongRecord` unless options and values by parameter are those of this optimizer.
+
+    A parameter that never had a gradient has no values; all others have those that one step on a
+    small parameter makes. Of the options only the step size changes along a run.
+
+    Args:
+        optimizer: The one that is to be restored.
+        groups: Its options, from the record.
+        slots: Its numbers and tensors by parameter.
+        steps: The number of steps taken.
+    """
     own = optimizer.state_dict()["param_groups"]
     need(len(groups) == len(own), "optimizer.groups")
     for group, mine in zip(groups, own, strict=True):
         need(set(group) == set(mine) and group["params"] == mine["params"], "optimizer.groups")
         for name, value in mine.items():
-            need(_fits(group[name], value), f"optimizer.groups.{name}")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            same = _is_step_size(group[name]) if name == "lr" else _equals(group[name], value)
+            need(same, f"optimizer.groups.{name}")
+    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in slots.items():
         need(index < len(parameters), f"optimizer/{index}")
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                shapes = (parameters[index].shape, torch.Size([]))
-                need(value.shape in shapes and value.is_floating_point(), f"optimizer/{index}/{name}")
+        parameter, group = parameters[index]
+        expected = _slots(optimizer, group, parameter)
+        for name in sorted(values.keys() | expected.keys()):
+            good = name in values and name in expected and _fits(values[name], expected[name], parameter)
+            need(good and _is_in_range(name, values[name]), f"optimizer/{index}/{name}")
+    stateless = all(not _slots(optimizer, group, parameter) for parameter, group in parameters)
+    need(slots or steps == 0 or stateless, "optimizer")
 
 
-def _fits(value: Any, own: Any) -> bool:
-    """Whether an option of an optimizer may replace its own."""
+def _slots(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """What one step of such an optimizer keeps about a parameter of shape (2,), by name."""
+    small = torch.zeros(2, dtype=parameter.dtype, requires_grad=True)
+    small.grad = torch.zeros_like(small)
+    twin = type(optimizer)([{**group, "params": [small]}])  # type: ignore[call-arg]
+    twin.step()
+    return dict(twin.state[small])
+
+
+def _fits(value: Any, expected: Any, parameter: Tensor) -> bool:
+    """Whether `value` can be of the parameter, as `expected` is of a small one."""
+    if not isinstance(expected, Tensor):
+        return _is_number(value)
+    shape = parameter.shape if expected.dim() else expected.shape
+    return isinstance(value, Tensor) and value.shape == shape and value.is_floating_point()
+
+
+def _is_in_range(name: str, value: Any) -> bool:
+    if name == "step":
+        count = float(value)
+        return math.isfinite(count) and count >= 0 and count == int(count)
+    return name != "exp_avg_sq" or not bool((value < 0).any())
+
+
+def _is_step_size(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value) and value >= 0
+
+
+def _equals(value: Any, own: Any) -> bool:
+    """Whether an option is the optimizer's own; JSON makes lists of tuples."""
     if isinstance(own, (tuple, list)):
-        return isinstance(value, (tuple, list)) and len(value) == len(own) and all(map(_fits, value, own))
+        return isinstance(value, (tuple, list)) and len(value) == len(own) and all(map(_equals, value, own))
     if isinstance(own, float):
-        is_number = isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
-        return is_number and math.isfinite(value)
+        return _is_number(value) and value == own
     return type(value) is type(own) and value == own
+
+
+def _is_number(value: Any) -> bool:
+    """A number that a float can hold; JSON of Python has NaN and infinities."""
+    return type(value) is float or (type(value) is int and value.bit_length() < 1024)
 
 
 def need(holds: Any, name: str) -> None:
