@@ -30,18 +30,19 @@ import torch
 import yaml
 
 import wellposed as wp
-from fuzz_data import forge_parquet, pack, write_own
+from fuzz_data import forge_csv, forge_parquet, load_own, pack, write_own
 from wellposed.errors import WellposedError
 from wellposed.landscape import Surface
 from wellposed_lab import report
 from wellposed_lab.report._read import read_run
-from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_metrics, read_sessions, read_times
-from wellposed_lab.runs.checkpoint import _checksum, load, restore
+from wellposed_lab.runs.checkpoint import _checksum, load
 from wellposed_lab.runs.config import resolve
-from wellposed_lab.runs.optimizers import make_optimizer
+from wellposed_lab.runs.loop import make_optimizer
+from wellposed_lab.runs.records import certificate_files, read_certificate, read_metrics, read_sessions, read_times
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import prepare
 from wellposed_lab.runs.training import load_run, train
+from wellposed_lab.runs.training_state import restore
 
 __all__ = ["Findings", "fuzz"]
 
@@ -49,6 +50,8 @@ __all__ = ["Findings", "fuzz"]
 SECONDS = 60
 #: Every so many cases the expensive readers are called as well: the page with its network, and going on with the run.
 EVERY = 10
+#: The folder of data of the user.
+OWN = "own"
 #: A sentence, not a dump.
 LENGTH = 4000
 
@@ -113,7 +116,7 @@ class Bench:
         parts = {f"x_{part}": draw.integers(0, 256, (20, 28, 28)).astype(np.uint8) for part in ("train", "test")}
         parts |= {f"y_{part}": np.arange(20).astype(np.uint8) % 10 for part in ("train", "test")}
         np.savez_compressed(self.folder / "mnist.npz", **parts)
-        write_own(self.folder, draw)
+        write_own(self.folder / OWN, draw)
         self.good = _contents(self.folder)
         self.around = _contents(self.outside)
 
@@ -173,8 +176,8 @@ class Bench:
         if name == "mnist.npz":
             yield "data", lambda: _with_data(folder)
             return
-        if name.startswith("own."):
-            yield "own", lambda: wp.data.load(str(folder / name), 4, n_test=2, classify=self.rng.random() < 0.5 or None)
+        if name.startswith(OWN):
+            yield "own data", lambda: load_own(self.rng, folder / name)
             return
         if name.endswith("landscape.npz"):
             yield "surface", lambda: repr(Surface.load(folder / name))
@@ -402,6 +405,7 @@ _FORGERS = {
     ".yaml": _forge_yaml,
     ".safetensors": _forge_tensors,
     ".npz": _forge_archive,
+    ".csv": lambda rng, path, content: forge_csv(rng, path, content, NASTY),
     ".parquet": forge_parquet,
 }
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wellposed._npz import read_arrays
-from wellposed._reading import files_in, parse_json, read_bytes, read_object, read_text
+from wellposed._reading import files_in, parse_json, read_arrays, read_bytes, read_object, read_text
 from wellposed.errors import InvalidArgument, RunError
 
 

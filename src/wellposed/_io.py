@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and never through a link.
 
-A new content is written under a temporary name and renamed. The temporary file is locked while its writer lives, so that what a
-killed process left behind can be told from what another one is writing, and is removed by `sweep`.
+New content is written under a temporary name, and the file is then renamed. A temporary file is
+locked while its writer is alive, so `sweep` removes only those of killed processes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from wellposed._file_lock import is_at, try_lock
 from wellposed.errors import RunError
 
 __all__ = [
     "Temporary",
     "append_line",
     "check_outputs",
+    "is_at",
     "is_temporary",
     "open_plain",
     "refuse_special_files",
@@ -31,7 +31,7 @@ __all__ = [
     "replacing",
     "set_aside",
     "sweep",
-    "sync_folder",
+    "try_lock",
     "write_whole",
     "writing",
 ]
@@ -59,11 +59,11 @@ _ALWAYS: int = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | geta
 
 @contextmanager
 def writing(path: Path, *, begun: bool = True) -> Iterator[None]:
-    """Turns what the operating system says about `path` into one sentence.
+    """Turns an `OSError` about `path` into a `RunError` of one sentence.
 
     Args:
         path: What is written.
-        begun: Whether there is a run already that something may have happened to.
+        begun: Whether the run exists already, so that a checkpoint may be there to resume from.
     """
     try:
         yield
@@ -86,11 +86,11 @@ def check_outputs(folder: Path, names: Iterable[str]) -> None:
 
 
 def open_plain(path: Path, flags: int) -> int:
-    """Opens a regular file itself, never what a link of this name points to; returns the handle.
+    """The handle of a regular file; links are not followed.
 
     Raises:
-        OSError: ELOOP for a link, EMLINK for a file with a second name that would be changed in place, ENXIO for a pipe, a
-            socket or a device; or what the operating system says.
+        OSError: ELOOP for a link, EMLINK for writing to a file with a second hard link, ENXIO for a
+            pipe, a socket or a device; or the error of the operating system.
     """
     if not _NOFOLLOW and os.path.islink(path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -106,12 +106,12 @@ def open_plain(path: Path, flags: int) -> int:
 
 
 def refuse_special_files(folder: Path, inside: Iterable[str] = (), in_place: Iterable[str] = ()) -> None:
-    """Raises `RunError` if a folder holds a link, a pipe, a socket or a device; the folder itself may be a link.
+    """Raises `RunError` if a folder, possibly a link, contains a link, pipe, socket or device.
 
     Args:
-        folder: What is looked through.
-        inside: Names of folders in it that are looked through as well, if they are there.
-        in_place: Names of files in it that are changed in place: they may not have a second name (a hard link) either.
+        folder: The folder to check.
+        inside: Names of subfolders to check too, if they exist.
+        in_place: Names of files changed in place, which may not have a second hard link.
     """
     for name in ("", *inside):
         try:
@@ -132,11 +132,36 @@ def refuse_special_files(folder: Path, inside: Iterable[str] = (), in_place: Ite
                 raise RunError(f"{path} is a pipe, a socket or a device; a run holds files and folders only. Remove it.")
 
 
-class Temporary:
-    """A new file beside `path` that takes its place when it is complete.
+def try_lock(handle: int) -> bool:
+    """Locks an open file or folder until it is closed; False if another process holds the lock.
+
+    Raises:
+        OSError: The file system does not support locks.
+    """
+    from filelock import lock_descriptor
+
+    return lock_descriptor(handle, blocking=False)
+
+
+def is_at(handle: int, path: str | os.PathLike[str], *, follow: bool = False) -> bool:
+    """Whether `path` still names this open file.
 
     Args:
-        path: What is replaced, or made.
+        handle: Of the file or folder.
+        path: Its name.
+        follow: Whether `path` may be a link to it.
+    """
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path, follow_symlinks=follow))
+    except OSError:
+        return False
+
+
+class Temporary:
+    """A new file beside `path`, which replaces it when complete.
+
+    Args:
+        path: The file to create or replace.
         ending: Of the temporary name.
 
     Attributes:
@@ -156,16 +181,16 @@ class Temporary:
             return
 
     def commit(self) -> None:
-        """The new content is on the disk, and then under the name, when this returns."""
+        """Writes the content to the disk, then renames the file."""
         os.fsync(self.handle)
         if os.name == "nt":
             self._close()  # open files cannot be renamed there
         os.replace(self.path, self._target)
         self._close()
-        sync_folder(self._target.parent)
+        _sync_folder(self._target.parent)
 
     def discard(self) -> None:
-        """As if it had never been."""
+        """Removes the file."""
         self._close()
         self.path.unlink(missing_ok=True)
 
@@ -177,7 +202,7 @@ class Temporary:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write; when the context ends without an error, its content is that of `path`, at once and on the disk."""
+    """A file to write, which replaces `path` atomically when the context ends without an error."""
     temporary = Temporary(path)
     try:
         with os.fdopen(temporary.handle, "w+b", closefd=False) as file:
@@ -189,7 +214,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: bytes, *, begun: bool = True) -> None:
-    """Replaces a file so that a reader, or a crash at any moment, sees the old content or the new one, never a part.
+    """Replaces a file atomically: after a crash it has the old content or the new one.
 
     Args:
         path: The file.
@@ -201,7 +226,7 @@ def write_whole(path: Path, content: bytes, *, begun: bool = True) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line and waits until it is on the disk."""
+    """Appends a line and waits until it is on the disk."""
     with writing(path):
         new = not path.exists()
         with os.fdopen(open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
@@ -209,7 +234,7 @@ def append_line(path: Path, line: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            sync_folder(path.parent)
+            _sync_folder(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -228,19 +253,19 @@ def set_aside(path: Path) -> None:
 
 
 def is_temporary(name: str, ending: str = "tmp") -> bool:
-    """Whether a file of this name is what a killed writer leaves."""
+    """Whether this is the name of a temporary file, which a killed writer leaves."""
     return re.fullmatch(rf"\..+\.\d+(-[0-9a-f]{{8}})?\.{ending}", name) is not None
 
 
 def sweep(folder: Path, *, target: str | None = None, ending: str = "tmp") -> None:
-    """Removes what killed processes had not finished writing, and nothing that a living one writes.
+    """Removes temporary files of killed processes; those of living processes stay.
 
     Args:
         folder: Where to look.
-        target: Only what was to become this file.
+        target: Remove only temporary files of this file.
         ending: Of the temporary names.
     """
-    with contextlib.suppress(OSError):  # a folder that is not there, or not ours
+    with contextlib.suppress(OSError):  # a folder that is missing or not readable
         for name in os.listdir(folder):
             if is_temporary(name, ending) and (target is None or name.startswith(f".{target}.")):
                 _remove_if_dead(folder / name)
@@ -259,8 +284,8 @@ def _remove_if_dead(path: Path) -> None:
             path.unlink()
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes renames in a folder survive a loss of power, where the system can do that."""
+def _sync_folder(folder: Path) -> None:
+    """Makes renames in a folder survive a power failure, where the system can do that."""
     if os.name == "nt":
         return  # folders cannot be opened there
     handle = os.open(folder, os.O_RDONLY)

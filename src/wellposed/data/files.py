@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wellposed._npz import read_arrays
-from wellposed._reading import sha256
+from wellposed._reading import read_arrays, sha256
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 
 __all__ = ["FILES", "digits", "read"]

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from wellposed._io import replacing, sweep
-from wellposed._npz import read_arrays
-from wellposed._reading import parse_json
+from wellposed._reading import parse_json, read_arrays
 from wellposed.errors import InvalidArgument
 
 __all__ = ["from_plain", "load_arrays", "plain", "save_arrays", "whole"]

@@ -1,15 +1,41 @@
-"""The command line: parse, call, print; no mathematics. One file a command; each registers itself with `app`."""
+"""The command line: parse, call, print; no mathematics. `commands` gathers the commands."""
 
-from wellposed.errors import how_to_install as _how_to_install
+from __future__ import annotations
 
-try:
-    import pydantic as _pydantic  # noqa: F401
-    import typer as _typer  # noqa: F401
-    import yaml as _yaml  # noqa: F401
-except ImportError as error:
-    raise SystemExit(f"The command line needs {error.name}; install it with: {_how_to_install('cli')}.") from None
+import signal
+import sys
+import warnings
+from types import FrameType
+from typing import NoReturn
 
-from wellposed_lab.cli import audit, bench, certify, data, landscape, report, reproduce, train
-from wellposed_lab.cli._app import app, main
+__all__ = ["main"]
 
-__all__ = ["app", "audit", "bench", "certify", "data", "landscape", "main", "report", "reproduce", "train"]
+
+def main() -> None:
+    """The entry point `wellposed`. The version is printed without importing torch."""
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        import importlib.metadata
+
+        print(importlib.metadata.version("wellposed"))
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller chose to ignore it
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        from wellposed_lab.cli._app import printable
+        from wellposed_lab.cli.commands import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("pydantic", "rich", "typer", "yaml"):
+            raise
+        from wellposed.errors import how_to_install
+
+        raise SystemExit(f"The command line needs {error.name}; install it with: {how_to_install('cli')}.") from None
+    as_usual = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **options: printable(as_usual(*args, **options))
+    # `wellposed train --debug` means the same as `wellposed --debug train`
+    app(["--debug", *(word for word in words if word != "--debug")] if "--debug" in words else words)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends a command like Ctrl-C: files stay whole, locks are released, exit code 130."""
+    raise KeyboardInterrupt

@@ -1,35 +1,53 @@
-"""The application that commands register with, exit codes, and errors as one sentence."""
+"""The application that commands register with: exit codes, errors as one sentence, and printing."""
 
 from __future__ import annotations
 
 import enum
 import functools
 import importlib.metadata
-import signal
-import sys
-import warnings
-from collections.abc import Callable
-from types import FrameType
-from typing import Annotated, Any, NoReturn, TypeVar, cast
+import re
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from wellposed.errors import IllPosed, NotConverged, RunError, WellposedError
-from wellposed_lab.cli._printable import PrintableConsole, printable
 
-__all__ = ["ExitCode", "app", "guarded", "main", "out", "say"]
+__all__ = [
+    "ExitCode",
+    "PrintableConsole",
+    "app",
+    "guarded",
+    "message_console",
+    "print_labelled",
+    "print_message",
+    "print_plain",
+    "print_table",
+    "print_wrapped",
+    "printable",
+    "result_console",
+]
+
+#: Text is never squeezed into fewer columns, however narrow the terminal.
+LEAST = 30
 
 
 class ExitCode(enum.IntEnum):
-    """What a script learns from a command."""
+    """The exit code of a command."""
 
     OK = 0
     NEGATIVE = 1  # not certified, not converged, a check failed
     MISTAKE = 2  # of the caller: a wrong option, key, value or file
     RUN = 3  # a run directory is locked, damaged or cannot be written
-    BUG = 4  # an error that nobody foresaw
-    INTERRUPTED = 130  # as the shells have it
+    BUG = 4  # an unforeseen error
+    INTERRUPTED = 130  # as in shells
 
 
 EPILOG = (
@@ -58,14 +76,48 @@ class _Settings:
     debug = False
 
 
-def out() -> Console:
-    """Where results go. Made anew, because tests and pipes replace the stream."""
+#: Categories of characters that steer a terminal and do not show: control, format (such as directions), half surrogate
+#: pairs, private and unassigned ones, and ends of lines and paragraphs.
+_STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+
+
+def printable(text: str) -> str:
+    """The text with U+FFFD for each character that would steer a terminal; line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        "\ufffd" if character not in "\n\t" and unicodedata.category(character) in _STEERING else character
+        for character in text
+    )
+
+
+class PrintableConsole(Console):
+    """A console whose texts are `printable`; its own colours and movements are not texts."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The parts of what is printed."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def result_console() -> Console:
+    """For results. Made anew, because tests and pipes replace the stream."""
     return PrintableConsole(soft_wrap=True)
 
 
-def say() -> Console:
-    """Where everything else goes: progress, hints, errors."""
+def message_console() -> Console:
+    """For everything else: progress, hints, errors."""
     return PrintableConsole(stderr=True, soft_wrap=True)
+
+
+def print_plain(text: str, *, style: str = "") -> None:
+    """A result."""
+    result_console().print(text, style=style, highlight=False, markup=False)
+
+
+def print_message(text: str) -> None:
+    """A hint or a warning, on stderr."""
+    message_console().print(text, highlight=False, markup=False)
 
 
 def _show_version(asked: bool) -> None:
@@ -99,8 +151,8 @@ def guarded(command: Command) -> Command:
         except WellposedError as error:
             if _Settings.debug:
                 raise
-            # an argument of the library is no option of the command line
-            _complain(str(error).replace("pass on_ill_posed='warn' to go on without proof", "take a smaller optimizer.lr"))
+            # an argument of the library is not an option of the command line
+            _complain(re.sub("pass on_ill_posed='warn' to [a-z ]*", "take a smaller optimizer.lr", str(error)))
             negative = isinstance(error, (IllPosed, NotConverged))
             code = ExitCode.RUN if isinstance(error, RunError) else ExitCode.NEGATIVE if negative else ExitCode.MISTAKE
             raise typer.Exit(code) from None
@@ -115,28 +167,40 @@ def guarded(command: Command) -> Command:
 
 
 def _complain(text: str) -> None:
-    say().print(f"[red]error:[/] {_escape(text)}", highlight=False)
+    message_console().print(f"[red]error:[/] {escape(text)}", highlight=False)
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
+def print_labelled(label: str, text: str, *, indent: int, style: str = "") -> None:
+    """A label, and the text beside it in a column, wrapped at spaces so that paths can be copied.
 
-    return escape(text)
+    Args:
+        label: At most `indent` - 1 letters.
+        text: The text.
+        indent: Where the column begins.
+        style: Of the label.
+    """
+    console = result_console()
+    for number, line in enumerate(_lines(text, console.width - indent)):
+        beginning = (label if number == 0 else "").ljust(indent)
+        console.print(Text.assemble((beginning, style), line), highlight=False)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends a command as Ctrl-C does: files are left whole, the directory is given free, the exit code is 130."""
-    raise KeyboardInterrupt
+def print_wrapped(text: str, *, indent: int = 2, style: str = "") -> None:
+    """Lines of text; long ones are wrapped with an indent."""
+    width = result_console().width
+    for line in text.split("\n"):
+        first, *others = _lines(line, width)
+        print_plain(first, style=style)
+        for other in _lines(" ".join(others), width - indent) if others else []:
+            print_plain(f"{'':<{indent}}{other}", style=style)
 
 
-def main() -> None:
-    """The entry point `wellposed`."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller chose to ignore it
-        signal.signal(signal.SIGTERM, _terminated)
-    as_usual = warnings.formatwarning
-    warnings.formatwarning = lambda *args, **options: printable(as_usual(*args, **options))
-    # `wellposed train --debug` means the same as `wellposed --debug train`
-    words = sys.argv[1:]
-    if "--debug" in words:
-        words = ["--debug", *(word for word in words if word != "--debug")]
-    app(words)
+def print_table(table: Table) -> None:
+    """A table with wrapped cells, never cut."""
+    for column in table.columns:
+        column.overflow = "fold"
+    result_console().print(table, soft_wrap=False)
+
+
+def _lines(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, LEAST), break_long_words=False, break_on_hyphens=False) or [""]

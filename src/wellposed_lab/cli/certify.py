@@ -11,10 +11,18 @@ import typer
 from wellposed.certify import Certificate
 from wellposed.certify._any_model import certificate_of, has_certificate
 from wellposed.errors import InvalidArgument
-from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
-from wellposed_lab.cli._layout import print_labelled, print_wrapped
-from wellposed_lab.runs._threads import on_threads, threads_for
+from wellposed_lab.cli._app import (
+    ExitCode,
+    app,
+    guarded,
+    message_console,
+    print_labelled,
+    print_plain,
+    print_wrapped,
+    result_console,
+)
 from wellposed_lab.runs.config import read
+from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.setup import Problem, prepare
 from wellposed_lab.runs.training import load_run
 
@@ -29,7 +37,7 @@ EPILOG = (
 )
 
 
-#: Where the hypotheses begin, beside the word that judges them.
+#: Where the hypotheses begin, beside their verdicts.
 INDENT = 11
 
 
@@ -47,7 +55,7 @@ def certify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
 ) -> None:
     """Check what is proved about a network at its present parameters."""
-    with say().status("certifying"):
+    with message_console().status("certifying"):
         problem, where = _problem(source, list(changes or []), at)
         certificate = _certificate(problem, theorem)
     if as_json:
@@ -79,16 +87,15 @@ def _certificate(problem: Problem, theorem: str) -> Certificate:
 
 
 def _show(certificate: Certificate) -> None:
-    """`str(certificate)`; where its table is wider than the terminal, its rows below each other."""
+    """`str(certificate)`; a table wider than the terminal is printed row below row."""
     lines, count = str(certificate).split("\n"), len(certificate.hypotheses)
     start = next((i for i, line in enumerate(lines) if line.startswith("hypothesis ")), len(lines))
     before, table, after = lines[:start], lines[start : start + count + 2], lines[start + count + 2 :]
-    console = out()
     for line in before:
         print_wrapped(line)
-    if all(len(line) <= console.width for line in table):
+    if all(len(line) <= result_console().width for line in table):
         for line in table:
-            console.print(line, highlight=False, markup=False)
+            print_plain(line)
     else:
         for part in certificate.hypotheses:
             holds = {True: "holds", False: "fails", None: "undecided"}[part.holds]

@@ -15,8 +15,7 @@ from wellposed.data import Dataset, load
 from wellposed.data._load import NAMES
 from wellposed.data.files import FILES
 from wellposed.errors import InvalidArgument, WellposedError, did_you_mean
-from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
-from wellposed_lab.cli._layout import print_table
+from wellposed_lab.cli._app import ExitCode, app, guarded, message_console, print_plain, print_table
 
 __all__ = ["check", "list_", "show"]
 
@@ -44,11 +43,11 @@ def list_(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("name", "samples", "at hand", "from")
+    table = Table("name", "samples", "available", "from")
     for row in rows:
-        folder, _, file = row["from"].rpartition(os.sep) if row["at_hand"] else ("", "", row["from"])
+        folder, _, file = row["from"].rpartition(os.sep) if row["available"] else ("", "", row["from"])
         origin = f"{file} in $WELLPOSED_DATA" if folder else file
-        table.add_row(row["name"], row["samples"], "yes" if row["at_hand"] else "no", origin)
+        table.add_row(row["name"], row["samples"], "yes" if row["available"] else "no", origin)
     print_table(table)
 
 
@@ -64,19 +63,18 @@ def show(
     columns: Annotated[str | None, typer.Option("--columns", help="The columns to learn from, such as age,income.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load a data set and say what is in it and what was done to it."""
-    with say().status(f"loading {name}"):
+    """Load a data set and show what is in it and how it was preprocessed."""
+    with message_console().status(f"loading {name}"):
         inputs = None if columns is None else tuple(part.strip() for part in columns.split(","))
         data = load(name, n, _classes(classes), seed=seed, paper=paper, target=target, columns=inputs)
     facts = _facts(data)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
-    out().print(str(data), highlight=False, markup=False)
+    print_plain(str(data))
     for part, numbers in facts["parts"].items():
         span = f"[{numbers['least']:.4g}, {numbers['largest']:.4g}]"
-        text = f"{part}: X {tuple(numbers['X'])} in {span}, targets {numbers['targets']}"
-        out().print(text, highlight=False, markup=False)
+        print_plain(f"{part}: X {tuple(numbers['X'])} in {span}, targets {numbers['targets']}")
 
 
 @group.command(epilog="[bold]Example[/]\n\n  wellposed data check mnist cifar10")
@@ -85,7 +83,7 @@ def check(
     names: Annotated[list[str] | None, typer.Argument(help="Which; all whose files are there if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the files in $WELLPOSED_DATA and check shapes, ranges and checksums; exit 1 if one is wrong."""
+    """Check shapes, ranges and checksums of the files in $WELLPOSED_DATA."""
     folder = os.environ.get("WELLPOSED_DATA")
     if not folder:
         raise InvalidArgument("WELLPOSED_DATA is not set: set it to the folder with mnist.npz and the like.")
@@ -96,7 +94,7 @@ def check(
     if not chosen:
         raise InvalidArgument(f"{folder} holds none of {', '.join(f'{name}.npz' for name in FILES)}; put some there.")
     rows = []
-    with say().status("checking") as status:
+    with message_console().status("checking") as status:
         for name in chosen:
             status.update(f"checking {name}")
             rows.append({"name": name, **_checked(name, Path(folder))})
@@ -104,7 +102,7 @@ def check(
         typer.echo(json.dumps(rows, indent=2))
     else:
         for row in rows:
-            out().print(f"{row['name']}: {'good' if row['good'] else 'WRONG'}, {row['says']}", highlight=False, markup=False)
+            print_plain(f"{row['name']}: {'good' if row['good'] else 'WRONG'}, {row['says']}")
     if not all(row["good"] for row in rows):
         raise typer.Exit(ExitCode.NEGATIVE)
 
@@ -124,16 +122,16 @@ def _origin(name: str) -> dict[str, Any]:
     built_in = {"sphere": "any number", "moons": "any number", "digits": "1797 of 8x8"}
     if name in built_in:
         drawn = name != "digits"
-        at_hand = drawn or importlib.util.find_spec("sklearn") is not None
-        return {"samples": built_in[name], "at_hand": at_hand, "from": "drawn" if drawn else "scikit-learn"}
+        available = drawn or importlib.util.find_spec("sklearn") is not None
+        return {"samples": built_in[name], "available": available, "from": "drawn" if drawn else "scikit-learn"}
     shape, classes, remote = FILES[name]
     folder = os.environ.get("WELLPOSED_DATA")
     path = None if not folder else Path(folder) / f"{name}.npz"
     samples = f"{'x'.join(map(str, shape))}, {classes} classes"
     if path is not None and path.is_file():
-        return {"samples": samples, "at_hand": True, "from": str(path)}
+        return {"samples": samples, "available": True, "from": str(path)}
     fetched = f", or OpenML ({remote})" if remote else ""
-    return {"samples": samples, "at_hand": False, "from": f"{name}.npz in $WELLPOSED_DATA{fetched}"}
+    return {"samples": samples, "available": False, "from": f"{name}.npz in $WELLPOSED_DATA{fetched}"}
 
 
 def _facts(data: Dataset) -> dict[str, Any]:

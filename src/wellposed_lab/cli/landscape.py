@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,13 +15,13 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from wellposed._io import check_outputs, write_whole, writing
+from wellposed._progress import progress_display
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
-from wellposed_lab.cli._app import ExitCode, app, guarded, say
-from wellposed_lab.cli._layout import print_table
-from wellposed_lab.runs._threads import threads_for
-from wellposed_lab.runs.losses import AbstractLoss
+from wellposed_lab.cli._app import ExitCode, app, guarded, message_console, print_message, print_table
+from wellposed_lab.runs.models import AbstractLoss
+from wellposed_lab.runs.processes import threads_for
 from wellposed_lab.runs.run import refuse_foreign
 from wellposed_lab.runs.setup import Problem
 from wellposed_lab.runs.training import load_run
@@ -40,9 +39,9 @@ EPILOG = (
 )
 
 DIRECTIONS = ("filter", "random", "hessian")
-#: Parameters times samples up to which the Hessian is looked at unasked.
+#: Parameters times samples up to which the Hessian is computed by default.
 CHEAP = 200_000
-SECONDS_BETWEEN_LINES = 5.0
+LINE = "landscape: {done:g} of {total:g} points"
 
 
 @app.command(epilog=EPILOG)
@@ -74,7 +73,7 @@ def landscape(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
-    """Draw the loss around the parameters of a run, and mark where it is not that of one equilibrium."""
+    """Draw the loss around the parameters of a run; mark points without one equilibrium."""
     if at not in ("last", "best"):
         raise InvalidArgument(f"--at must be last or best; got {at!r}.")
     if direction not in DIRECTIONS:
@@ -90,19 +89,21 @@ def landscape(
     file = folder / "landscape.npz"
     check_outputs(folder, ("landscape.npz", "landscape.json", "landscape.png"))
     if file.exists() and not resume:
-        raise InvalidArgument(
-            f"{file} holds a landscape already: go on with it by --resume, or choose another folder by --out."
-        )
+        raise InvalidArgument(f"{file} holds a landscape already: continue it by --resume, or choose another folder by --out.")
     generator = torch.Generator().manual_seed(seed)
     directions = _directions(direction, 1 if one else 2, model, loss, X, y, generator)
     try:
-        with writing(file, begun=False):
+        with (
+            writing(file, begun=False),
+            progress_display("landscape", show=not quiet, line=LINE, bar="{done:.0f}/{total:.0f}", ends=False) as display,
+        ):
             found = surface(
                 model, loss, X, y,
-                directions=directions, num=points, radius=radius, generator=generator, file=file, progress=_progress(quiet),
+                directions=directions, num=points, radius=radius, generator=generator, file=file,
+                progress=lambda done, total: display.update(done, total=total),
             )  # fmt: skip
     except KeyboardInterrupt:
-        say().print("Interrupted; the points so far are saved. Go on with the same words and --resume.", highlight=False)
+        print_message("Interrupted; the points so far are saved. Continue with the same words and --resume.")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     centre = surface(model, loss, X, y, directions=directions[:1], num=1, generator=torch.Generator().manual_seed(seed))
     known = bool(np.isfinite(centre.values[0]))
@@ -149,7 +150,7 @@ def _mean(loss: AbstractLoss) -> Callable[[Any, Any], Tensor]:
     def mean(output: Tensor, y: Tensor) -> Tensor:
         return loss.total(output, y) / max(loss.count(y), 1)
 
-    mean.__qualname__ = type(loss).__name__  # what the record says, and must say again to be continued
+    mean.__qualname__ = type(loss).__name__  # part of the record, which --resume compares
     return mean
 
 
@@ -157,7 +158,7 @@ def _directions(
     kind: str, num: int, model: nn.Module, loss: Callable[[Any, Any], Tensor], X: Tensor, y: Tensor, generator: torch.Generator
 ) -> list[dict[str, Tensor]]:
     if kind == "hessian":
-        with say().status("looking for the largest curvature"):
+        with message_console().status("looking for the largest curvature"):
             return hessian_directions(model, loss, X, y, num=num, generator=generator)
     drawn = [random_direction(model, generator=generator) for _ in range(num)]
     if kind == "filter":
@@ -168,21 +169,6 @@ def _directions(
 def _unit(direction: dict[str, Tensor]) -> dict[str, Tensor]:
     length = torch.cat([part.reshape(-1) for part in direction.values()]).norm()
     return {name: part / length for name, part in direction.items()}
-
-
-def _progress(quiet: bool) -> bool | Callable[[int, int], None]:
-    """A bar on a terminal, a line now and then elsewhere."""
-    if quiet or say().is_terminal:
-        return not quiet
-    shown = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > SECONDS_BETWEEN_LINES:
-            shown = time.monotonic()
-            say().print(f"landscape: {done} of {total} points", highlight=False)
-
-    return tell
 
 
 def _range(found: Surface) -> list[float] | None:
@@ -200,7 +186,7 @@ def _sharpness(summary: dict[str, Any], asked: bool | None, seed: int, *of: Any)
     if asked is None and summary["parameters"] * summary["samples"] > CHEAP:
         return {"sharpness": None, "sharpness_missing": "not cheap here; ask with --sharpness, or for fewer --samples"}
     try:
-        with say().status("looking at the Hessian"):
+        with message_console().status("looking at the Hessian"):
             found = sharpness(*of, generator=torch.Generator().manual_seed(seed))
     except WellposedError as error:
         return {"sharpness": None, "sharpness_missing": str(error)}
@@ -208,13 +194,13 @@ def _sharpness(summary: dict[str, Any], asked: bool | None, seed: int, *of: Any)
 
 
 def _draw(found: Surface, path: Path, title: str) -> str | None:
-    """The picture's path; None without matplotlib, which is said."""
+    """The path of the picture; None, with a message, without matplotlib."""
     ends = _range(found)
     log = ends is not None and ends[0] > 0 and ends[1] > 100 * ends[0]
     try:
         figure = line(found, log=log) if found.values.ndim == 1 else contour(found, log=log)
     except MissingPackage as missing:
-        say().print(f"There is no picture: {missing}", markup=False, highlight=False)
+        print_message(f"There is no picture: {missing}")
         return None
     figure.axes[0].set_title(title, fontsize=10)
     content = io.BytesIO()

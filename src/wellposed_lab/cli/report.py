@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from wellposed.errors import how_to_install
-from wellposed_lab.cli._app import app, guarded, out, say
+from wellposed_lab.cli._app import app, guarded, message_console, print_message, print_plain
 from wellposed_lab.report import can_draw, compare, write
 
 __all__ = ["report"]
@@ -36,14 +36,14 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the path as JSON.")] = False,
 ) -> None:
     """Write an HTML page about a run, or a comparison of several, and print its path."""
-    with say().status("writing the page"):
+    with message_console().status("writing the page"):
         page = write(runs[0], path) if len(runs) == 1 else compare(runs, path or Path("comparison.html"))
     if not can_draw():
-        hint = f"The page has tables in place of figures: plotly is missing. Install it with: {how_to_install('report')}."
-        say().print(hint, markup=False, highlight=False)
+        install = how_to_install("report")
+        print_message(f"The page has tables in place of figures: plotly is missing. Install it with: {install}.")
     if as_json:
         typer.echo(json.dumps({"report": str(page)}))
     else:
-        out().print(str(page), markup=False, highlight=False)
+        print_plain(str(page))
     if show and not webbrowser.open(page.resolve().as_uri()):
-        say().print(f"No browser could be opened; open {page} by hand.", markup=False, highlight=False)
+        print_message(f"No browser could be opened; open {page} by hand.")

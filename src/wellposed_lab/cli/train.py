@@ -7,26 +7,23 @@ import importlib.util
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from wellposed._progress import ProgressDisplay, progress_display
 from wellposed.certify import Certificate
 from wellposed.data.own import short_name
 from wellposed.errors import InvalidArgument
-from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
-from wellposed_lab.cli._layout import print_table
-from wellposed_lab.cli._progress import watching
-from wellposed_lab.runs._fingerprint import extended
-from wellposed_lab.runs._licence import halving, hidden_ratio, moves, plain_flow
-from wellposed_lab.runs._recorded import last_recorded
-from wellposed_lab.runs._run_files import read_metrics
-from wellposed_lab.runs.config import Config, read, resolve
-from wellposed_lab.runs.defaults import filled_in
+from wellposed_lab.cli._app import ExitCode, app, guarded, print_message, print_plain, print_table
+from wellposed_lab.runs.config import RunConfig, read, resolve
+from wellposed_lab.runs.config_sections import extended
+from wellposed_lab.runs.loop import learning_rate
 from wellposed_lab.runs.models import MODELS
-from wellposed_lab.runs.optimizers import learning_rate
+from wellposed_lab.runs.records import halving, hidden_ratio, last_recorded, moves, plain_flow, read_metrics
 from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.setup import resolve_auto
 from wellposed_lab.runs.training import Trained
 from wellposed_lab.runs.training import train as train_run
 
@@ -45,6 +42,29 @@ EPILOG = (
     "[bold]Networks[/] (model.name)\n\n"
     + "\n\n".join(f"  {name}: {kind.summary.replace('[', chr(92) + '[')}" for name, kind in MODELS.items())
 )
+LINE, BAR = "epoch {done:.1f} of {total:g}: {text}", "{done:.1f}/{total:.0f} {text}"
+
+
+class EpochProgress:
+    """A `Listener` of `fit`; measurements at the end of an epoch stay visible, with the epoch."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display, self._measured = display, ""
+
+    def on_batch(self, epoch: int, batch: int, batches: int, loss: float) -> None:
+        """A step was taken."""
+        self._display.update(epoch + batch / batches, f"batch loss {loss:.3g}{self._measured}")
+
+    def on_epoch(self, row: dict[str, Any]) -> None:
+        """An epoch is over."""
+        known = [("train_loss", "train loss"), ("validation_loss", "validation loss"), ("test_accuracy", "test accuracy")]
+        parts = [f"{label} {row[name]:.4g}" for name, label in known if name in row]
+        if "certified" in row:
+            parts.append("certified" if row["certified"] else "not certified")
+        if parts:
+            self._measured = f"; at epoch {row['epoch']}: {', '.join(parts)}"
+        mean = f"mean batch loss {row['batch_loss']:.3g}" if "batch_loss" in row else "at the start"
+        self._display.update(row["epoch"], f"{mean}{self._measured}")
 
 
 @app.command(epilog=EPILOG)
@@ -55,7 +75,7 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. optimizer.lr=1e-3.")
     ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run directory; runs/DATE-MODEL-DATA if not given.")] = None,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Go on with this run directory.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Continue this run directory.")] = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Make the HTML page at the end.")] = True,
@@ -66,8 +86,9 @@ def train(
     if show_config:
         typer.echo(settings.to_yaml(), nl=False)
         return
-    with watching(settings.run.epochs, quiet=quiet) as watch:
-        trained = train_run(settings, folder, resume=resume is not None, listener=watch)
+    epochs = settings.run.epochs
+    with progress_display("training", epochs, show=not quiet, line=LINE, bar=BAR, ends=False) as display:
+        trained = train_run(settings, folder, resume=resume is not None, listener=EpochProgress(display))
     if not trained.first:
         return
     summary = {"run": str(folder), **trained.summary}
@@ -79,19 +100,19 @@ def train(
     else:
         _show(trained, settings)
         # the last line, so that `$(wellposed train | tail -1)` is the page, or the run without one
-        out().print(str(report or folder), markup=False, highlight=False)
+        print_plain(str(report or folder))
     if trained.outcome.stop == "interrupted":
-        say().print(f"Interrupted; a checkpoint is saved. Go on with: wellposed train --resume {folder}", highlight=False)
+        print_message(f"Interrupted; a checkpoint is saved. Continue with: wellposed train --resume {folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
     if trained.outcome.stop == "not_finite":
-        say().print("The loss became NaN or infinite: lower optimizer.lr.", highlight=False)
+        print_message("The loss became NaN or infinite: lower optimizer.lr.")
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[Config, Path]:
+def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[RunConfig, Path]:
     """The configuration and the run directory."""
     if resume is None:
-        settings = filled_in(resolve({}, changes) if config is None else read(config, changes))
+        settings = resolve_auto(resolve({}, changes) if config is None else read(config, changes))
         date = time.strftime("%Y%m%d-%H%M%S")
         return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{short_name(settings.data.name)}")
     if config is not None or folder is not None:
@@ -103,20 +124,19 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
         new = f"Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
         raise InvalidArgument(f"{error} {new}") from None
     if settings.run.extended != before.run.extended:
-        _say_how_it_is_extended(settings)
+        _explain_extension(settings)
     return settings, resume
 
 
-def _say_how_it_is_extended(settings: Config) -> None:
-    """Under a cosine schedule: the longer run is not the one that would have been started with this length."""
+def _explain_extension(settings: RunConfig) -> None:
+    """Under a cosine schedule an extended run differs from one started with this length."""
     old, new = settings.run.extended[-1], settings.run.epochs
     rate = learning_rate(settings.optimizer, old, 1, new)
-    text = (
+    print_message(
         f"The cosine schedule depends on run.epochs: up to epoch {old} it stays that of {old} epochs, after it that of {new}, "
         f"so the step size rises from near 0 to {rate:.3g} there. A run of {new} epochs from the start has other numbers; "
         "with optimizer.schedule=constant or step it has the same."
     )
-    say().print(text, highlight=False, markup=False)
 
 
 def _unused(folder: Path) -> Path:
@@ -125,7 +145,7 @@ def _unused(folder: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _show(trained: Trained, settings: Config) -> None:
+def _show(trained: Trained, settings: RunConfig) -> None:
     summary, last = trained.summary, trained.summary["last"]
     table = Table(title=f"{settings.model.name} on {short_name(settings.data.name)}", show_header=False, title_justify="left")
     samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())
@@ -156,7 +176,7 @@ def _seconds(total: float | None) -> str:
 
 
 def _last_certificate(trained: Trained, optimizer: str) -> str:
-    """The last certificate in words: of this session, or as a file has it, which is said."""
+    """The last certificate in words; one from a file is said to be as recorded."""
     first = trained.summary["first_certified_epoch"]
     if trained.outcome.certificate is not None:
         return _certificate(trained.outcome.certificate, first, optimizer)
@@ -171,7 +191,7 @@ def _last_certificate(trained: Trained, optimizer: str) -> str:
 
 
 def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:
-    """The last verdict, and what it is about: not the optimizer that was used."""
+    """The last verdict and what it is about, which is not the optimizer used."""
     if not certificate.certified:
         return f"not certified ({certificate.theorem}); `wellposed certify RUN` says why"
     head = f"CERTIFIED by {certificate.theorem}{'' if first is None else f', first at epoch {first}'}: "
@@ -188,12 +208,12 @@ def _certificate(certificate: Certificate, first: int | None, optimizer: str) ->
 
 
 def _report(folder: Path) -> Path | None:
-    """The page of the run, if pages can be made here."""
+    """The page of the run, if pages can be made."""
     if importlib.util.find_spec("wellposed_lab.report") is None:
         return None
     try:
         path = Path(importlib.import_module("wellposed_lab.report").write(folder))
-    except Exception as error:  # the run is complete and written, whatever becomes of its page
-        say().print(f"The report could not be made ({type(error).__name__}: {error}).", highlight=False, markup=False)
+    except Exception as error:  # the run is complete without its page
+        print_message(f"The report could not be made ({type(error).__name__}: {error}).")
         return None
     return path if path.exists() else None

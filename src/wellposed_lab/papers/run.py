@@ -18,7 +18,7 @@ from wellposed.plot.experiments import experiment as picture_of
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.record import Record, TaskCache, program, write
 from wellposed_lab.papers.registry import find
-from wellposed_lab.runs._threads import on_threads
+from wellposed_lab.runs.processes import on_threads
 
 __all__ = ["reproduce", "run_tasks", "why_no_figure"]
 

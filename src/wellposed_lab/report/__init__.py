@@ -1,7 +1,6 @@
-"""One self-contained HTML page per run, or per comparison of runs: no network, light and dark, for screen and print."""
+"""One self-contained HTML page per run, or per comparison of runs, for screen and print."""
 
-from wellposed_lab.report._compare import compare
 from wellposed_lab.report._page import can_draw
-from wellposed_lab.report._write import write
+from wellposed_lab.report._write import compare, write
 
 __all__ = ["can_draw", "compare", "write"]

@@ -1,4 +1,4 @@
-"""What is in a run directory, as far as it can be read."""
+"""The files of a run directory, as far as they can be read."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from wellposed._reading import files_in, opened, parse_json, read_bytes
 from wellposed.certify import Certificate
 from wellposed.certify._recheck import as_recorded
 from wellposed.errors import InvalidArgument, RunError, how_to_install
-from wellposed_lab.runs._run_files import RECORD, ROWS, certificate_files
+from wellposed_lab.runs.records import RECORD, ROWS, certificate_files
 
-__all__ = ["RunFiles", "as_number", "read_run"]
+__all__ = ["RunData", "as_number", "read_run"]
 
 #: Lines of log.txt on the page, and characters of one.
 LOG_LINES, LOG_WIDTH = 200, 2000
 
 
 @dataclass
-class RunFiles:
-    """The files of a run. A part that is missing or damaged is empty, and a sentence in `remarks` says so.
+class RunData:
+    """The files of a run. A missing or damaged part is empty, with a sentence in `remarks`.
 
     Attributes:
         folder: Of the run.
         name: Of the folder.
         config: Sections with keys.
-        config_text: As it stands in the file.
+        config_text: The text of config.yaml.
         sessions: Of environment.json.
         rows: Of metrics.jsonl, in order.
         seconds: All epochs together, of times.jsonl.
@@ -57,7 +57,7 @@ class RunFiles:
         return [(epoch, value) for epoch, value in points if epoch is not None and value is not None]
 
     def last(self, name: str) -> Any:
-        """The last value of a column that is there."""
+        """The last known value of a column."""
         return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
 
     def key(self, section: str, name: str) -> Any:
@@ -66,15 +66,15 @@ class RunFiles:
         return keys.get(name) if isinstance(keys, dict) else None
 
 
-def read_run(folder: Path) -> RunFiles:
+def read_run(folder: Path) -> RunData:
     """Reads a run directory.
 
     Raises:
-        InvalidArgument: It is no directory, or holds nothing of a run.
+        InvalidArgument: The path is not a directory, or contains nothing of a run.
     """
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is not a run directory; give one that `wellposed train` made, such as runs/first.")
-    run = RunFiles(folder, folder.resolve().name)
+    run = RunData(folder, folder.resolve().name)
     text = _text(run, "config.yaml")
     run.config_text = text or ""
     run.config = _config(run, run.config_text)
@@ -103,11 +103,11 @@ def as_number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _text(run: RunFiles, name: str, limit: int = RECORD, *, optional: bool = False) -> str | None:
+def _text(run: RunData, name: str, limit: int = RECORD, *, optional: bool = False) -> str | None:
     try:
         content = read_bytes(run.folder / name, limit=limit, error=RunError, within=run.folder)
     except RunError as error:
-        run.remarks.append(f"{name} is left out: {error}")
+        run.remarks.append(f"{name} is omitted: {error}")
         return None
     if content is None:
         if not optional:
@@ -116,7 +116,7 @@ def _text(run: RunFiles, name: str, limit: int = RECORD, *, optional: bool = Fal
     return content.decode("utf-8", errors="replace")
 
 
-def _last_lines(run: RunFiles, name: str) -> list[str]:
+def _last_lines(run: RunData, name: str) -> list[str]:
     """The end of a file that may be of any size."""
     try:
         with opened(run.folder / name, limit=sys.maxsize, error=RunError, within=run.folder) as found:
@@ -126,24 +126,24 @@ def _last_lines(run: RunFiles, name: str) -> list[str]:
             file.seek(max(0, size - LOG_LINES * LOG_WIDTH))
             text = file.read(LOG_LINES * LOG_WIDTH).decode("utf-8", errors="replace")
     except RunError as error:
-        run.remarks.append(f"{name} is left out: {error}")
+        run.remarks.append(f"{name} is omitted: {error}")
         return []
     return [line[:LOG_WIDTH] for line in text.splitlines()[-LOG_LINES:]]
 
 
-def _json(run: RunFiles, name: str, *, optional: bool = False) -> Any:
+def _json(run: RunData, name: str, *, optional: bool = False) -> Any:
     text = _text(run, name, optional=optional)
     if text is None:
         return None
     try:
         return parse_json(text, name, error=RunError)
     except RunError:
-        run.remarks.append(f"{name} is damaged and left out.")
+        run.remarks.append(f"{name} is damaged and omitted.")
         return None
 
 
-def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
-    """Rows of a JSON Lines file; lines that are not rows are counted and left out."""
+def _lines(run: RunData, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
+    """Rows of a JSON Lines file; other lines are counted and omitted."""
     rows, damaged = [], 0
     for line in (_text(run, name, ROWS, optional=optional) or "").split("\n"):
         try:
@@ -157,20 +157,20 @@ def _lines(run: RunFiles, name: str, *, optional: bool = False) -> list[dict[str
             damaged += 1
     if damaged:
         what = "1 line is cut off or damaged and is" if damaged == 1 else f"{damaged} lines are cut off or damaged and are"
-        run.remarks.append(f"{name}: {what} left out.")
+        run.remarks.append(f"{name}: {what} omitted.")
     return rows
 
 
-def _config(run: RunFiles, text: str) -> dict[str, Any]:
+def _config(run: RunData, text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        from wellposed_lab.runs.config_yaml import BYTES, parse_text
+        from wellposed_lab.runs.config import BYTES, parse_yaml
     except ImportError:
         run.remarks.append(f"config.yaml is shown as text, because pyyaml is not installed; {how_to_install('cli')}.")
         return {}
     try:
-        plain = parse_text(text, "config.yaml") if len(text) <= BYTES else None
+        plain = parse_yaml(text, "config.yaml") if len(text) <= BYTES else None
     except InvalidArgument:
         plain = None
     if not isinstance(plain, dict):
@@ -179,25 +179,25 @@ def _config(run: RunFiles, text: str) -> dict[str, Any]:
     return {str(section): keys for section, keys in plain.items()}
 
 
-def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
+def _certificates(run: RunData) -> list[tuple[int, Certificate]]:
     """Those that can be read, as far as they agree with themselves."""
     found, size = [], 0
     try:
         files = certificate_files(run.folder)
     except RunError as error:
-        run.remarks.append(f"certificates/ is left out: {error}")
+        run.remarks.append(f"certificates/ is omitted: {error}")
         return []
     named = {path for _, path in files}
     for path in files_in(run.folder / "certificates", "epoch-", ".json", error=RunError, within=run.folder):
         if path not in named:
-            run.remarks.append(f"certificates/{path.name} is no certificate and is left out.")
+            run.remarks.append(f"certificates/{path.name} is not a certificate and is omitted.")
     for epoch, path in files:
         name = f"certificates/{path.name}"
         plain = _json(run, name)
         size += path.lstat().st_size if plain is not None else 0
         if size > ROWS:
             run.remarks.append(
-                f"{name} and those after it are left out: all certificates together have more than {ROWS:,} bytes."
+                f"{name} and those after it are omitted: all certificates together have more than {ROWS:,} bytes."
             )
             break
         if plain is None:
@@ -205,7 +205,7 @@ def _certificates(run: RunFiles) -> list[tuple[int, Certificate]]:
         try:
             certificate, said = as_recorded(plain)
         except InvalidArgument:
-            run.remarks.append(f"{name} is no certificate and is left out.")
+            run.remarks.append(f"{name} is not a certificate and is omitted.")
             continue
         run.remarks += [f"{name} {sentence}." for sentence in said]
         found.append((epoch, certificate))

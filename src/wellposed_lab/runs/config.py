@@ -1,219 +1,51 @@
-"""The configuration of a training run: sections, a YAML file, and changes by `section.key=value`."""
+"""A configuration from a YAML file of unknown origin and changes "section.key=value"."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+import yaml
+from pydantic import ValidationError
 
+from wellposed._reading import read_text
 from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed_lab.runs._fingerprint import fingerprints
-from wellposed_lab.runs.config_yaml import parse, parse_value
+from wellposed_lab.runs.config_sections import RunConfig
 
-__all__ = ["Config", "DataSection", "LossSection", "ModelSection", "OptimizerSection", "RunSection", "read", "resolve"]
+__all__ = ["RunConfig", "parse_yaml", "read", "resolve"]
 
-
-#: The most of anything that is counted, and the largest seed: beyond them torch and NumPy overflow.
-COUNT, SEED = 2**31 - 1, 2**63 - 1
-
+#: Largest size of a file in bytes; a configuration with every key has 2,000.
+BYTES = 1 << 16
+#: Largest number of values and keys, with every alias expanded.
+NODES = 10_000
+#: The largest whole number; torch and NumPy cannot take larger ones.
+LARGEST = 2**63 - 1
 #: Characters of a wrong value that are shown.
 SHOWN = 200
 
 
-class _Section(BaseModel):
-    """Unknown keys are errors, and nothing is converted that could be a mistake (`true` is no number)."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class DataSection(_Section):
-    """What is learned; the keys are those of `wellposed.data.load`, with `validation` added."""
-
-    name: str = Field(
-        default="digits",
-        description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn, camvid, or a file: .csv, .parquet, .npz",
-    )
-    target: str | None = Field(default=None, description="column of a table to learn; target, y or label if null")
-    columns: list[str] | None = Field(default=None, description="columns of a table to learn from; null for all others")
-    standardize: bool | None = Field(
-        default=None,
-        description="files: inputs and numbers to learn get mean 0 and standard deviation 1; null does so for tables",
-    )
-    sha256: str | None = Field(default=None, description="of the file; a run fills it in, and refuses another file")
-    n: int | None = Field(default=100, ge=1, le=COUNT, description="training samples; null for all, as for files if not said")
-    n_test: int | None = Field(default=None, ge=1, le=COUNT, description="test samples; null for all")
-    classes: list[int] | Literal["auto"] | None = Field(
-        default="auto",
-        description="which classes; null for all; auto is [0, 1] for networks with one output, and null for classifiers and "
-        "for data without classes to choose from",
-    )
-    paper: str | None = Field(default=None, description="preprocessing of ling2022, gao2022 or gao2023")
-    norm: Literal["unit", "sqrt_d"] | None = Field(
-        default="sqrt_d", description="norm of every sample; null leaves it, as for files if not said"
-    )
-    grey: bool = Field(default=False, description="colours to luminance")
-    size: int | None = Field(default=None, ge=1, le=COUNT, description="images resized to this height and width")
-    flatten: bool | Literal["auto"] = Field(default="auto", description="rows, not images; auto asks the network")
-    features: int = Field(default=50, ge=1, le=COUNT, description="dimension of sphere")
-    noise: float = Field(default=0.1, ge=0, description="standard deviation of moons")
-    validation: float = Field(default=0.0, ge=0, lt=1, description="part of the training samples kept apart for early stopping")
-    seed: int = Field(default=0, ge=0, le=SEED, description="of every draw of data")
-
-    @field_validator("classes", mode="before")
-    @classmethod
-    def _with_commas(cls, value: Any) -> Any:
-        """3,8 as [3, 8], as `wellposed data show --classes` takes it."""
-        listed = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)+", value)
-        return [int(part) for part in value.split(",")] if listed else value
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _names_with_commas(cls, value: Any) -> Any:
-        """age,income as ["age", "income"]."""
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-
-class ModelSection(_Section):
-    """Which network. Keys after `width` belong to some networks only; null takes the network's default."""
-
-    name: str = Field(
-        default="auto",
-        description="gaussian, skip, implicit_only, monotone, dense, ...: see `wellposed train --help`; auto is gaussian, "
-        "dense for more than two classes, and segmenter for pixels",
-    )
-    width: int = Field(
-        default=256, ge=1, le=COUNT, description="units of the equilibrium; for networks of images channels, 32 if not said"
-    )
-    weight_variance: float | None = Field(default=None, description="gaussian")
-    gamma: float | None = Field(default=None, description="skip")
-    gamma0: float | None = Field(default=None, description="implicit_only")
-    init: str | None = Field(default=None, description="implicit_only")
-    margin: float | None = Field(default=None, description="monotone, monotone_classifier, monotone_conv, segmenter")
-    grid: int | None = Field(
-        default=None, ge=1, le=COUNT, description="monotone_conv: regions per side that the read-out averages over"
-    )
-    bound: float | None = Field(default=None, description="dense: the recurrent matrix keeps a spectral norm of at most this")
-    rtol: float | None = Field(default=None, gt=0, lt=1, description="tolerance of the equilibrium")
-    max_steps: int | None = Field(default=None, ge=1, le=COUNT, description="evaluations that an equilibrium may take")
-    on_failure: Literal["raise", "warn", "ignore"] = Field(default="warn", description="when an equilibrium is not found")
-
-
-class OptimizerSection(_Section):
-    """How parameters move."""
-
-    name: Literal["sgd", "adam", "adamw"] = Field(default="adam", description="sgd, adam or adamw")
-    lr: float = Field(default=5e-4, gt=0, description="step size at the start")
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw")
-    beta2: float = Field(default=0.999, ge=0, lt=1, description="adam, adamw")
-    weight_decay: float = Field(default=0.0, ge=0, description="added to the gradient; decoupled for adamw")
-    clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient of all parameters together")
-    schedule: Literal["constant", "step", "cosine"] = Field(default="cosine", description="constant, step or cosine")
-    warmup: int = Field(default=0, ge=0, le=COUNT, description="epochs over which the step size grows from 0")
-    step_every: int = Field(default=30, ge=1, le=COUNT, description="step: epochs between falls")
-    step_factor: float = Field(default=0.1, gt=0, le=1, description="step: what each fall multiplies with")
-
-
-class LossSection(_Section):
-    """What is minimised, a mean over samples (over pixels for segmentation)."""
-
-    name: Literal["auto", "squared", "cross_entropy", "segmentation"] = Field(
-        default="auto", description="auto follows the network"
-    )
-    ignore_index: int | None = Field(
-        default=None, description="segmentation: label that does not count; null is void of camvid"
-    )
-
-
-class RunSection(_Section):
-    """Everything else."""
-
-    epochs: int = Field(default=20, ge=1, le=COUNT, description="passes through the training samples")
-    batch_size: int | None = Field(default=25, ge=1, le=COUNT, description="of all processes together; null for all samples")
-    seed: int = Field(default=0, ge=0, le=SEED, description="of initialization and of the order of samples")
-    device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
-    dtype: Literal["float32", "float64"] = Field(default="float64", description="of parameters and inputs")
-    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        default="auto",
-        description="of torch; auto is 1 for small products and torch's number for large ones, and is remembered",
-    )
-    evaluate_every: int = Field(default=1, ge=1, le=COUNT, description="epochs between evaluations")
-    certify_every: int = Field(default=5, ge=0, le=COUNT, description="epochs between certificates; 0 for none")
-    theorem: str = Field(default="auto", description="of the certificates")
-    patience: int | None = Field(
-        default=None, ge=1, le=COUNT, description="epochs without a better validation loss before it stops"
-    )
-    stop_loss: float | None = Field(default=None, ge=0, description="stops at a training loss of at most this")
-    checkpoint_every: int = Field(default=1, ge=1, le=COUNT, description="epochs between checkpoints")
-    keep: int = Field(default=2, ge=1, le=COUNT, description="checkpoints that are kept")
-    tensorboard: bool = Field(default=True, description="events for TensorBoard, if it is installed")
-    extended: list[int] = Field(
-        default=[], description="lengths in epochs before --resume raised run.epochs; up to each the cosine schedule is its own"
-    )
-
-    @field_validator("extended")
-    @classmethod
-    def _longer_each_time(cls, value: list[int], info: ValidationInfo) -> list[int]:
-        lengths = [0, *value, info.data.get("epochs", math.inf)]
-        if any(later <= earlier for earlier, later in zip(lengths, lengths[1:], strict=False)):
-            raise ValueError(f"the lengths must rise, below epochs={lengths[-1]}; --resume writes them")
-        return value
-
-    @field_validator("threads", mode="before")
-    @classmethod
-    def _null_is_auto(cls, value: Any) -> Any:
-        """As configurations printed by earlier versions have it."""
-        return "auto" if value is None else value
-
-
-class Config(_Section):
-    """All sections."""
-
-    data: DataSection = DataSection()
-    model: ModelSection = ModelSection()
-    optimizer: OptimizerSection = OptimizerSection()
-    loss: LossSection = LossSection()
-    run: RunSection = RunSection()
-
-    def to_yaml(self) -> str:
-        """Every key with its value, as a YAML file."""
-        import yaml
-
-        text: str = yaml.safe_dump(self.model_dump(), sort_keys=False)
-        return text
-
-    def fingerprint(self) -> str:
-        """Equal for configurations whose runs go through the same numbers, as far as both go.
-
-        What only decides how long a run is and what is kept of it does not count; the length does under a cosine schedule.
-        """
-        return fingerprints(self)[-1]
-
-    def earlier_fingerprints(self) -> list[str]:
-        """Of the shorter runs that this one continues: their checkpoints are checkpoints of this one."""
-        return fingerprints(self)[:-1]
-
-
-def read(path: Path, changes: Iterable[str] = (), *, within: Path | None = None) -> Config:
+def read(path: Path, changes: Iterable[str] = (), *, within: Path | None = None) -> RunConfig:
     """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3".
 
     Args:
         path: The file.
         changes: As in `resolve`.
-        within: The run directory that it belongs to, in which links are refused; None follows links.
+        within: The run directory of the file, in which links are refused; None follows links.
     """
-    plain = parse(path, within=within)
+    text = read_text(path, limit=BYTES, error=InvalidArgument, within=within)
+    if text is None:
+        hint = f"`wellposed train --show-config > {path}` makes one."
+        raise InvalidArgument(f"The configuration {path} cannot be read: No such file or directory. {hint}")
+    plain = parse_yaml(text, str(path))
     if plain is not None and not isinstance(plain, dict):
         raise InvalidArgument(f"{path} must hold sections such as 'data:' and 'model:'; got {type(plain).__name__}.")
     return resolve(plain or {}, changes, where=str(path))
 
 
-def resolve(plain: Mapping[str, Any], changes: Iterable[str] = (), *, where: str = "the configuration") -> Config:
+def resolve(plain: Mapping[str, Any], changes: Iterable[str] = (), *, where: str = "the configuration") -> RunConfig:
     """A checked configuration from nested dictionaries and changes.
 
     >>> resolve({"model": {"width": 64}}, ["optimizer.lr=1e-3"]).optimizer.lr
@@ -233,11 +65,109 @@ def resolve(plain: Mapping[str, Any], changes: Iterable[str] = (), *, where: str
         keys = merged.setdefault(section, {})
         if not isinstance(keys, dict):
             raise InvalidArgument(f"'{section}' of {where} must be a section with keys; got {keys!r}.")
-        keys[name] = parse_value(text)
+        keys[name] = _parse_value(text)
     try:
-        return Config.model_validate(_numbers(merged))
+        return RunConfig.model_validate(_numbers(merged))
     except ValidationError as error:
-        raise InvalidArgument(_sentence(error, where)) from None
+        raise InvalidArgument(_invalid_key(error, where)) from None
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of YAML text; an `InvalidArgument` names `where`, the line and the mistake."""
+    try:
+        return _load(text)
+    except _WrongYaml as error:
+        raise InvalidArgument(f"{where}: {error}.") from None
+    except yaml.YAMLError as error:
+        raise InvalidArgument(f"{where} is not a YAML file: {_syntax(error)}.") from None
+
+
+class _WrongYaml(Exception):
+    """The mistake in words."""
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses repeated keys, of which YAML takes the last, and aliases that contain themselves or
+    multiply: nine lines of ten aliases each make 10^9 values.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _count_nodes(node, {}) > NODES:
+            raise _WrongYaml(f"it has more than {NODES:,} values with all aliases written out")
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key in seen:
+                where = f"in line {line}" if line == seen[key] else f"in line {seen[key]} and in line {line}"
+                raise _WrongYaml(f"the key {key!r} is there twice, {where}; keep one of them")
+            seen[key] = line
+        found: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return found
+
+
+def _parse_value(text: str) -> Any:
+    """One value, as after `key:` in a file."""
+    try:
+        return _load(text)
+    except _WrongYaml as error:
+        raise InvalidArgument(f"{text!r} is not a value: {error}.") from None
+    except yaml.YAMLError:
+        raise InvalidArgument(f"{text!r} is not a value that YAML knows; put text with special characters in quotes.") from None
+
+
+def _load(text: str) -> Any:
+    """The value of YAML text; raises `_WrongYaml` or `yaml.YAMLError`."""
+    try:
+        plain = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader: it makes plain Python only
+        _check_numbers(plain)
+    except (_WrongYaml, yaml.YAMLError):
+        raise
+    except RecursionError:
+        raise _WrongYaml("it is nested too deeply") from None
+    except Exception as error:  # a date in month 13, a number of 5000 digits, `!!float x`: the constructors raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _WrongYaml(f"it holds a value that YAML cannot read ({reason.rstrip('.')})") from None
+    return plain
+
+
+def _count_nodes(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Nodes in this one, aliases expanded; `known` has counts by identity, None while counting."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in known:
+        count = known[id(node)]
+        if count is None:
+            raise _WrongYaml(f"the alias in line {node.start_mark.line + 1} holds itself")
+        return count
+    known[id(node)] = None
+    inner = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+    known[id(node)] = count = 1 + sum(_count_nodes(part, known) for part in inner)
+    return count
+
+
+def _check_numbers(value: Any) -> None:
+    """Refuses whole numbers beyond `LARGEST`; Python does not even print the largest."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        size = f"{value}" if value.bit_length() < 100 else f"one of about {round(value.bit_length() * 0.30103)} digits"
+        raise _WrongYaml(f"whole numbers go up to 2^63 - 1; got {size}")
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+    for part in inner:
+        _check_numbers(part)
+
+
+def _syntax(error: yaml.YAMLError) -> str:
+    """Line, column, and the message of YAML."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    context = getattr(error, "context", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return f"{where}{problem}{f' ({context})' if context else ''}"
 
 
 def _numbers(value: Any) -> Any:
@@ -252,15 +182,15 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def _sentence(error: ValidationError, where: str) -> str:
-    """What is wrong, and the nearest key that is known."""
+def _invalid_key(error: ValidationError, where: str) -> str:
+    """The mistake, and the nearest known key."""
     problems = error.errors()
     first = problems[0]
     place = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
-        known = list(Config.model_fields)
+        known = list(RunConfig.model_fields)
         if len(place) > 1:
-            known = list(type(getattr(Config(), place[0])).model_fields)
+            known = list(type(getattr(RunConfig(), place[0])).model_fields)
         within = f"'{place[0]}' of {where}" if len(place) > 1 else where
         hint = did_you_mean(place[-1], known) or _whole(place[-1])
         text = f"Unknown key {'.'.join(place)!r}: {within} has {', '.join(known)}.{hint}"
@@ -279,7 +209,7 @@ def _whole(leaf: str) -> str:
 
 
 def _completed(change: str) -> str:
-    """A hint for a change that is not section.key=value: with its section, and with a value if it has none."""
+    """A hint for a change that is not section.key=value: its section, or an example of a value."""
     key, equals, text = (part.strip() for part in change.partition("="))
     known = _defaults()
     if not equals and key in known:
@@ -293,5 +223,5 @@ def _completed(change: str) -> str:
 
 def _defaults() -> dict[str, Any]:
     """Every section.key with its default."""
-    sections = Config().model_dump()
+    sections = RunConfig().model_dump()
     return {f"{section}.{name}": value for section, keys in sections.items() for name, value in keys.items()}

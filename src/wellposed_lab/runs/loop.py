@@ -1,9 +1,10 @@
-"""Minibatch training: read `fit` from top to bottom."""
+"""Minibatch training: read `fit` from top to bottom; then a step, optimizers, learning rates."""
 
 from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,46 +12,50 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed_lab.runs.epoch_logger import Books
-from wellposed_lab.runs._distributed import World
-from wellposed_lab.runs._interruption import Interruption
-from wellposed_lab.runs.train_step import TOTALS, Trainee
-from wellposed_lab.runs.checkpoint import Checkpoint, Progress, check_point, forget_habits, restore
-from wellposed_lab.runs.losses import AbstractLoss
-from wellposed_lab.runs.optimizers import learning_rate, length_at, make_optimizer
-from wellposed_lab.runs.outcome import Listener, Outcome, Parts
-from wellposed_lab.runs.run import Run
+from wellposed.nn import EquilibriumLayer
+from wellposed_lab.runs.epoch_logger import EpochLogger, Listener, RunOutcome
+from wellposed_lab.runs.models import AbstractLoss
+from wellposed_lab.runs.processes import Interruption, World
+from wellposed_lab.runs.training_state import Checkpoint, Progress, check_reachable, forget_tuned_values, restore
 
 if TYPE_CHECKING:
-    from wellposed_lab.runs.config import Config
+    from wellposed_lab.runs.config_sections import OptimizerSection, RunConfig, RunSection
+    from wellposed_lab.runs.run import Run
+    from wellposed_lab.runs.setup import DataParts
 
-__all__ = ["check_patience", "fit"]
+__all__ = ["TrainStep", "check_patience", "fit", "learning_rate", "make_optimizer"]
+
+#: Samples at once in evaluations, unless the batches are larger.
+EVALUATED_AT_ONCE = 1024
+#: What is summed over the batches of an epoch.
+TOTALS = ("loss", "items", "equilibrium_steps", "solved", "unconverged")
 
 
 def fit(
     model: nn.Module,
-    parts: Parts,
-    config: Config,
+    parts: DataParts,
+    config: RunConfig,
     *,
     loss: AbstractLoss,
     run: Run | None = None,
     checkpoint: Checkpoint | None = None,
     world: World | None = None,
     listener: Listener | None = None,
-) -> Outcome:
+) -> RunOutcome:
     r"""Trains a model on minibatches, in place.
 
-    The loss of a batch is the mean over its items. The order of the samples is a function of `run.seed` and the epoch, and the
-    step size of the step, so that from a checkpoint the same numbers follow. With several processes each works on a part of
-    every batch and gradients are added up: the numbers differ by rounding only.
+    The loss of a batch is the mean over its items. The order of the samples is a function of
+    `run.seed` and the epoch, and the learning rate a function of the step, so a resumed run has the
+    same numbers. With several processes each works on a part of every batch and gradients are added
+    up: the numbers differ by rounding only.
 
     Args:
         model: On the device and of the dtype of the data.
         parts: The data.
-        config: Of it `optimizer` and `run` are read here.
+        config: Its sections `optimizer` and `run` are read here.
         loss: What is minimised.
-        run: Where rows, checkpoints and certificates go; None keeps nothing.
-        checkpoint: Where to go on.
+        run: Where rows, checkpoints and certificates are written; None writes nothing.
+        checkpoint: Where to continue.
         world: The processes; one if not given.
         listener: For a progress bar.
     """
@@ -61,28 +66,27 @@ def fit(
     batches = math.ceil(len(X) / batch_size)
     optimizer = make_optimizer(model, config.optimizer)
     if checkpoint is not None:
-        check_point(checkpoint, samples=len(X), batches=batches, totals=len(TOTALS))
+        check_reachable(checkpoint, samples=len(X), batches=batches, totals=len(TOTALS))
     progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
-    trainee = Trainee(model, optimizer, loss, config, world)
-    outcome = Outcome("epochs", progress)
+    train_step = TrainStep(model, optimizer, loss, config, world)
+    outcome = RunOutcome("epochs", progress)
+    logger = EpochLogger(train_step, parts, run, listener, outcome)
 
     def rate_of(step: int) -> float:
-        return learning_rate(config.optimizer, step, batches, length_at(options, step, batches))
+        return learning_rate(config.optimizer, step, batches, _length_at(options, step, batches))
 
-    books = Books(trainee, parts, run, listener, outcome)
-
-    with Interruption() as interruption, books.events:
+    with Interruption() as interruption, logger:
         if checkpoint is None:
-            books.close_epoch(rate=rate_of(0), began=time.perf_counter())
+            logger.close_epoch(rate=rate_of(0), began=time.perf_counter())
         while progress.stop is None and progress.epoch < options.epochs:
             began, interrupted = time.perf_counter(), False
             if progress.batch == 0:
-                forget_habits(model)  # as after a resume
+                forget_tuned_values(model)  # as after a resume
                 progress.order, progress.totals = _order(options.seed, progress.epoch, len(X)), [0.0] * len(TOTALS)
             rate = rate_of(progress.step)
             for rows in progress.order.split(batch_size)[progress.batch :]:
                 rate = rate_of(progress.step)
-                sums = trainee.step(X, y, rows, rate, interrupted=interruption.asked)
+                sums = train_step(X, y, rows, rate, interrupted=interruption.asked)
                 if sums is None:
                     progress.stop = "not_finite"
                     break
@@ -90,21 +94,21 @@ def fit(
                 progress.step, progress.batch = progress.step + 1, progress.batch + 1
                 if listener is not None:
                     listener.on_batch(progress.epoch, progress.batch, batches, float(sums[0] / sums[1]))
-                interrupted = bool(sums[-1] > 0)  # some process was asked to stop, so all of them do
+                interrupted = bool(sums[-1] > 0)  # one process was asked to stop, so all of them do
                 if interrupted and progress.batch < batches:
-                    return books.interrupted()
+                    return logger.interrupted()
             if progress.stop is not None:
                 break
             progress.epoch, progress.batch, progress.order = progress.epoch + 1, 0, progress.order[:0]
-            books.close_epoch(rate=rate, began=began)
+            logger.close_epoch(rate=rate, began=began)
             if interrupted and progress.stop is None and progress.epoch < options.epochs:
-                return books.interrupted()
+                return logger.interrupted()
     outcome.stop = progress.stop or "epochs"
     return outcome
 
 
-def check_patience(config: Config, parts: Parts) -> None:
-    """Raises `InvalidArgument` if early stopping has nothing to watch."""
+def check_patience(config: RunConfig, parts: DataParts) -> None:
+    """Raises `InvalidArgument` if early stopping has no validation loss."""
     if config.run.patience is not None and parts.validation is None:
         raise InvalidArgument(
             "run.patience watches the validation loss: keep samples apart by data.validation=0.2 or the like."
@@ -115,3 +119,112 @@ def _order(seed: int, epoch: int, n: int) -> Tensor:
     """(n,) a permutation that is a function of seed and epoch."""
     state = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
     return torch.randperm(n, generator=torch.Generator().manual_seed(state >> 1))
+
+
+@dataclass
+class TrainStep:
+    """One step of the optimizer, and evaluations; the attributes are those of `fit`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: AbstractLoss
+    config: RunConfig
+    world: World
+
+    def __call__(self, X: Tensor, y: Tensor, rows: Tensor, rate: float, *, interrupted: bool) -> Tensor | None:
+        """Takes a step on these rows.
+
+        Returns:
+            Sums as in `TOTALS`, and how many processes were interrupted; None if the loss is not
+            finite, and then the parameters stay.
+        """
+        mine = self.world.part(rows)
+        self.model.train()
+        self.optimizer.zero_grad()
+        x, target = X[mine.to(X.device)], y[mine.to(y.device)]
+        total, local = None, [0.0] * len(TOTALS)
+        if len(mine):  # empty with more processes than samples
+            total = self.loss.total(self.model(x), target)
+            local = [float(total.detach()), self.loss.count(target), *self._solves()]
+        sums = self.world.add(torch.tensor([*local, float(interrupted)], dtype=torch.float64))
+        if not math.isfinite(float(sums[0])):
+            return None
+        if total is not None:
+            (total / max(float(sums[1]), 1.0)).backward()
+        self.world.add_gradients(self.model)
+        if self.config.optimizer.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return sums
+
+    def _solves(self) -> tuple[float, float, float]:
+        """Evaluations, samples and failures in the equilibrium solves of the last forward pass."""
+        steps = solved = failed = 0.0
+        for module in self.model.modules():
+            if isinstance(module, EquilibriumLayer) and module.last_solution is not None:
+                solution = module.last_solution
+                steps += float(solution.num_steps.sum())
+                solved += solution.num_steps.numel()
+                failed += float((~solution.converged).sum())
+        return steps, solved, failed
+
+    @torch.no_grad()
+    def evaluate(self, X: Tensor, y: Tensor) -> dict[str, float]:
+        """The loss and the measures on a part of the data, over all processes."""
+        self.model.eval()
+        size = max(EVALUATED_AT_ONCE, self.config.run.batch_size or 0)
+        sums: Tensor | None = None
+        for rows in self.world.part(torch.arange(len(X))).split(size):
+            x, target = X[rows.to(X.device)], y[rows.to(y.device)]
+            output = self.model(x)
+            head = torch.tensor([float(self.loss.total(output, target)), self.loss.count(target)], dtype=torch.float64)
+            part = torch.cat([head, self.loss.tally(output, target).cpu()])
+            sums = part if sums is None else sums + part
+        if sums is None:  # fewer samples than processes
+            output, target = self.model(X[:1]), y[:1]
+            sums = torch.zeros(2 + len(self.loss.tally(output, target)), dtype=torch.float64)
+        self.world.add(sums)
+        count = int(sums[1])
+        return {"loss": float(sums[0]) / max(count, 1), **self.loss.measures(sums[2:], count)}
+
+
+def make_optimizer(model: nn.Module, options: OptimizerSection) -> torch.optim.Optimizer:
+    """SGD, Adam or AdamW on the parameters that require a gradient."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decay = options.weight_decay
+    if options.name == "sgd":
+        return torch.optim.SGD(trained, lr=options.lr, momentum=options.momentum, weight_decay=decay)
+    kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
+    return kind(trained, lr=options.lr, betas=(options.beta1, options.beta2), weight_decay=decay)
+
+
+def learning_rate(options: OptimizerSection, step: int, batches: int, epochs: int) -> float:
+    r"""The learning rate of a step.
+
+    Constant: lr. Step: lr factor^floor(epoch/every). Cosine: lr (1 + cos(pi k/K))/2 at step k of
+    K = epochs * batches. All grow linearly over the first `warmup` epochs.
+
+    The values are those of torch's schedulers up to rounding. These are recursive (the rate of a
+    step is computed from the one before, so it depends on the path by rounding) and would add state
+    to checkpoints; a function of the step keeps resumed, extended and older runs bit-exact.
+
+    Args:
+        options: With the name of the schedule.
+        step: Steps taken so far.
+        batches: Steps of an epoch.
+        epochs: Of the run; of an extended run, the length that `_length_at` gives for the step.
+    """
+    rate = options.lr
+    if options.schedule == "step":
+        rate *= options.step_factor ** (step // batches // options.step_every)
+    elif options.schedule == "cosine":
+        rate *= 0.5 * (1 + math.cos(math.pi * step / (epochs * batches)))
+    warm = options.warmup * batches
+    return rate * (step + 1) / warm if step < warm else rate
+
+
+def _length_at(options: RunSection, step: int, batches: int) -> int:
+    """The length of the schedule: of an extended run, the least that contains the step."""
+    return next((length for length in options.extended if step < length * batches), options.epochs)

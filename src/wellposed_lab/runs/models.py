@@ -1,7 +1,8 @@
-"""Networks by name, for configurations."""
+"""Networks and losses by name, for configurations."""
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,77 +27,72 @@ from wellposed.nn import (
 from wellposed.solve import PeacemanRachford, TunedStep
 
 if TYPE_CHECKING:
-    from wellposed_lab.runs.config import ModelSection
+    from wellposed_lab.runs.config_sections import ModelSection
 
-__all__ = ["MODELS", "Kind", "build"]
+__all__ = ["MODELS", "AbstractLoss", "CrossEntropy", "ModelKind", "Segmentation", "Squared", "build", "kind_of"]
 
-#: Keys of the section that every network takes.
+#: Keys of the section `model` that every network takes.
 COMMON = ("name", "width", "rtol", "max_steps", "on_failure")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of network.
+class _Design:
+    """What a network is made from.
 
     Attributes:
-        task: "regression" (one number a sample), "classification" or "segmentation".
-        options: Keys of the section `model` that it takes besides the common ones.
-        make: (shape of an input, classes, keywords) -> model.
-        summary: What it is, in a few words.
-        images: Whether it takes images and not rows.
+        shape: Of one input.
+        classes, width: Outputs of a classifier, units or channels of the equilibrium.
+        options: Keys of the section `model` that belong to this network.
+        factory_kwargs: generator, dtype and device of the parameters.
+        solver_kwargs: rtol, max_steps and on_failure, as far as they were given.
     """
 
-    task: str
-    options: tuple[str, ...]
-    make: Callable[..., nn.Module]
-    summary: str
-    images: bool = False
+    shape: tuple[int, ...]
+    classes: int
+    width: int
+    options: dict[str, Any]
+    factory_kwargs: dict[str, Any]
+    solver_kwargs: dict[str, Any]
+
+    @property
+    def features(self) -> int:
+        return math.prod(self.shape)
+
+    def read_out(self, like: nn.Linear | nn.Conv2d) -> None:
+        """Draws the weights of a read-out from N(0, 1/width) and sets its bias to 0."""
+        with torch.no_grad():
+            like.weight.copy_(torch.randn(like.weight.shape, **self.factory_kwargs) / math.sqrt(self.width))
+            assert like.bias is not None
+            like.bias.zero_()
 
 
 class Classifier(nn.Module):
-    """logits = V z + v on the equilibrium z that `features` finds.
+    """logits = V z + v on the equilibrium z of `features`, (n, d) -> (n, m)."""
 
-    Args:
-        features: (n, d) -> (n, m).
-        width: m. classes: k.
-        made: generator, dtype and device of the read-out, which starts from V_ij ~ N(0, 1/m), v = 0.
-    """
-
-    def __init__(self, features: nn.Module, width: int, classes: int, made: dict[str, Any]) -> None:
+    def __init__(self, features: nn.Module, design: _Design) -> None:
         super().__init__()
         self.features = features
-        self.head = nn.Linear(width, classes, device=made["device"], dtype=made["dtype"])
-        with torch.no_grad():
-            self.head.weight.copy_(torch.randn(classes, width, **made) / math.sqrt(width))
-            self.head.bias.zero_()
+        factory = design.factory_kwargs
+        self.head = nn.Linear(design.width, design.classes, device=factory["device"], dtype=factory["dtype"])
+        design.read_out(self.head)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, d) -> (n, k)."""
-        features = self.features
-        logits: Tensor = self.head(features.equilibrium(x) if isinstance(features, OptEq) else features(x))
+        equilibrium = getattr(self.features, "equilibrium", self.features)
+        logits: Tensor = self.head(equilibrium(x))
         return logits
 
 
 class Segmenter(nn.Module):
-    """logits of every pixel: a convolution of size 1 on the equilibrium of a monotone convolution.
+    """Logits of every pixel: a 1x1 convolution on the equilibrium of a monotone convolution."""
 
-    Args:
-        channels: (input, state, classes).
-        margin: Of the cell.
-        made: generator, dtype and device.
-        solving: As in `EquilibriumLayer`.
-    """
-
-    def __init__(self, channels: tuple[int, int, int], margin: float, made: dict[str, Any], solving: dict[str, Any]) -> None:
+    def __init__(self, design: _Design) -> None:
         super().__init__()
-        into, state, classes = channels
-        cell = MonotoneConvCell(into, state, margin=margin, **made)
-        self.layer = EquilibriumLayer(cell, PeacemanRachford(TunedStep()), **solving)
-        self.head = nn.Conv2d(state, classes, 1, device=made["device"], dtype=made["dtype"])
-        with torch.no_grad():
-            self.head.weight.copy_(torch.randn(classes, state, 1, 1, **made) / math.sqrt(state))
-            assert self.head.bias is not None
-            self.head.bias.zero_()
+        factory, state = design.factory_kwargs, design.width
+        cell = MonotoneConvCell(design.shape[0], state, margin=design.options.get("margin", 0.5), **factory)
+        self.layer = EquilibriumLayer(cell, PeacemanRachford(TunedStep()), **design.solver_kwargs)
+        self.head = nn.Conv2d(state, design.classes, 1, device=factory["device"], dtype=factory["dtype"])
+        design.read_out(self.head)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, h, w) -> (n, classes, h, w)."""
@@ -104,63 +100,72 @@ class Segmenter(nn.Module):
         return logits
 
 
-def _theory(network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    def make(shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict) -> nn.Module:
-        return network(math.prod(shape), width, **options, **made, **solving)
-
-    return make
+def _theory(network: Callable[..., nn.Module]) -> Callable[[_Design], nn.Module]:
+    return lambda d: network(d.features, d.width, **d.options, **d.factory_kwargs, **d.solver_kwargs)
 
 
-def _dense(shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict) -> nn.Module:
-    cell = DenseCell(math.prod(shape), width, weight=Spectral(options.get("bound", 0.9)), **made)
-    return Classifier(EquilibriumLayer(cell, **solving), width, classes, made)
+def _dense(d: _Design) -> nn.Module:
+    cell = DenseCell(d.features, d.width, weight=Spectral(d.options.get("bound", 0.9)), **d.factory_kwargs)
+    return Classifier(EquilibriumLayer(cell, **d.solver_kwargs), d)
 
 
-def _monotone(
-    shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict
-) -> nn.Module:
-    return MonotoneClassifier.dense(math.prod(shape), width, classes, **options, **made, **solving)
+def _monotone(d: _Design) -> nn.Module:
+    return MonotoneClassifier.dense(d.features, d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
 
 
-def _monotone_conv(
-    shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict
-) -> nn.Module:
-    if len(shape) != 3:
-        raise InvalidArgument(f"model.name='monotone_conv' needs images, got inputs of shape {shape}: set data.flatten=false.")
-    return MonotoneClassifier.conv((shape[0], shape[1], shape[2]), width, classes, **options, **made, **solving)
+def _monotone_conv(d: _Design) -> nn.Module:
+    if len(d.shape) != 3:
+        raise InvalidArgument(
+            f"model.name='monotone_conv' needs images, got inputs of shape {d.shape}: set data.flatten=false."
+        )
+    shape = (d.shape[0], d.shape[1], d.shape[2])
+    return MonotoneClassifier.conv(shape, d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
 
 
-def _opteq(shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict) -> nn.Module:
-    return Classifier(OptEq(math.prod(shape), width, **made, **solving), width, classes, made)
+def _opteq(d: _Design) -> nn.Module:
+    return Classifier(OptEq(d.features, d.width, **d.factory_kwargs, **d.solver_kwargs), d)
 
 
-def _segmenter(
-    shape: tuple[int, ...], classes: int, width: int, options: dict[str, Any], made: dict, solving: dict
-) -> nn.Module:
-    return Segmenter((shape[0], width, classes), options.get("margin", 0.5), made, solving)
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of network.
+
+    Attributes:
+        task: "regression" (one number a sample), "classification" or "segmentation".
+        options: Keys of the section `model` that it takes besides the common ones.
+        make: Makes the network.
+        summary: What it is, in a few words.
+        images: Whether it takes images and not rows.
+    """
+
+    task: str
+    options: tuple[str, ...]
+    make: Callable[[_Design], nn.Module]
+    summary: str
+    images: bool = False
 
 
-MODELS: dict[str, Kind] = {
-    "gaussian": Kind("regression", ("weight_variance",), _theory(GaussianDEQ), "Gaussian ReLU network [ling2022]"),
-    "skip": Kind("regression", ("gamma",), _theory(SkipDEQ), "with a skip connection [gao2022]"),
-    "implicit_only": Kind(
+MODELS: dict[str, ModelKind] = {
+    "gaussian": ModelKind("regression", ("weight_variance",), _theory(GaussianDEQ), "Gaussian ReLU network [ling2022]"),
+    "skip": ModelKind("regression", ("gamma",), _theory(SkipDEQ), "with a skip connection [gao2022]"),
+    "implicit_only": ModelKind(
         "regression", ("gamma0", "init"), _theory(ImplicitOnlyDEQ), "only the recurrent matrix trains [gao2023]"
     ),
-    "monotone": Kind("regression", ("margin",), _theory(MonotoneDEQ), "well-posed by construction [nguyen2022]"),
-    "opteq": Kind("regression", (), _theory(OptEq), "the equilibrium minimises a convex function [xie2021]"),
-    "dense": Kind("classification", ("bound",), _dense, "|W| <= bound < 1 and a linear read-out"),
-    "monotone_classifier": Kind(
+    "monotone": ModelKind("regression", ("margin",), _theory(MonotoneDEQ), "well-posed by construction [nguyen2022]"),
+    "opteq": ModelKind("regression", (), _theory(OptEq), "the equilibrium minimises a convex function [xie2021]"),
+    "dense": ModelKind("classification", ("bound",), _dense, "|W| <= bound < 1 and a linear read-out"),
+    "monotone_classifier": ModelKind(
         "classification", ("margin",), _monotone, "monotone equilibrium, linear read-out [winston2020]"
     ),
-    "monotone_conv": Kind(
+    "monotone_conv": ModelKind(
         "classification",
         ("margin", "grid"),
         _monotone_conv,
         "one monotone convolution, averages, read-out [winston2020]",
         images=True,
     ),
-    "opteq_classifier": Kind("classification", (), _opteq, "opteq with a linear read-out"),
-    "segmenter": Kind("segmentation", ("margin",), _segmenter, "monotone convolution, logits for every pixel", images=True),
+    "opteq_classifier": ModelKind("classification", (), _opteq, "opteq with a linear read-out"),
+    "segmenter": ModelKind("segmentation", ("margin",), Segmenter, "monotone convolution, logits for every pixel", images=True),
 }
 
 
@@ -172,7 +177,7 @@ def build(
     Args:
         section: `model` of the configuration.
         shape: Of one input.
-        classes: How many, for classifiers.
+        classes: The number of classes, for classifiers.
         generator: Of the initialization.
         dtype: Of the parameters.
     """
@@ -182,14 +187,111 @@ def build(
         if key not in kind.options:
             own = ", ".join(kind.options) or "no keys of its own"
             raise InvalidArgument(f"model.{key} is not for {section.name!r}, which has {own}.{did_you_mean(key, kind.options)}")
-    made = {"generator": generator, "dtype": dtype, "device": None}
-    solving = {"rtol": section.rtol, "max_steps": section.max_steps, "on_failure": section.on_failure}
-    solving = {key: value for key, value in solving.items() if value is not None}
-    return kind.make(shape, classes, section.width, given, made, solving)
+    factory_kwargs = {"generator": generator, "dtype": dtype, "device": None}
+    solver_kwargs = {"rtol": section.rtol, "max_steps": section.max_steps, "on_failure": section.on_failure}
+    solver_kwargs = {key: value for key, value in solver_kwargs.items() if value is not None}
+    return kind.make(_Design(shape, classes, section.width, given, factory_kwargs, solver_kwargs))
 
 
-def kind_of(name: str) -> Kind:
-    """The kind of a name, or a sentence with the nearest one."""
+def kind_of(name: str) -> ModelKind:
+    """The kind of network of a name; an unknown name is refused with the nearest known one."""
     if name not in MODELS:
         raise InvalidArgument(f"Unknown model.name {name!r}; known are {', '.join(MODELS)}.{did_you_mean(name, MODELS)}")
     return MODELS[name]
+
+
+class AbstractLoss(abc.ABC):
+    """A mean over counted items, samples or pixels; sums, so that batches and processes add up."""
+
+    @abc.abstractmethod
+    def total(self, output: Tensor, y: Tensor) -> Tensor:
+        """The sum of the loss over the counted items, with a graph."""
+
+    def count(self, y: Tensor) -> int:
+        """The number of counted items."""
+        return y.shape[0]
+
+    @abc.abstractmethod
+    def tally(self, output: Tensor, y: Tensor) -> Tensor:
+        """(k,) float64 sums from which `measures` are computed, without a graph."""
+
+    @abc.abstractmethod
+    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
+        """Names and values, from a sum of tallies."""
+
+
+class Squared(AbstractLoss):
+    """|y_hat - y|^2/2; the accuracy counts equal signs, if the targets are -1 and +1."""
+
+    def __init__(self, *, signs: bool) -> None:
+        self.signs = signs
+
+    def total(self, output: Tensor, y: Tensor) -> Tensor:
+        if output.shape != y.shape:
+            raise InvalidArgument(
+                f"The squared loss needs predictions of the shape of the targets, {tuple(y.shape)}; got {tuple(output.shape)}. "
+                "A network with several outputs takes loss.name=cross_entropy."
+            )
+        return 0.5 * (output - y).square().sum()
+
+    def tally(self, output: Tensor, y: Tensor) -> Tensor:
+        return ((output * y) > 0).sum().double().reshape(1)
+
+    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
+        return {"accuracy": float(tally[0]) / count} if self.signs else {}
+
+
+class CrossEntropy(AbstractLoss):
+    """-log softmax of the true class."""
+
+    def total(self, output: Tensor, y: Tensor) -> Tensor:
+        _check_logits(output, y)
+        return nn.functional.cross_entropy(output, y, reduction="sum")
+
+    def tally(self, output: Tensor, y: Tensor) -> Tensor:
+        return (output.argmax(dim=1) == y).sum().double().reshape(1)
+
+    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
+        return {"accuracy": float(tally[0]) / count}
+
+
+class Segmentation(AbstractLoss):
+    """Cross-entropy of every pixel that counts; accuracy of pixels, mean intersection over union.
+
+    The mean is over the classes in the truth or the predictions of counted pixels.
+
+    Args:
+        classes: Number of logits.
+        ignore_index: The label that does not count.
+    """
+
+    def __init__(self, classes: int, *, ignore_index: int) -> None:
+        self.classes, self.ignore_index = classes, ignore_index
+
+    def total(self, output: Tensor, y: Tensor) -> Tensor:
+        _check_logits(output, y)
+        return nn.functional.cross_entropy(output, y, ignore_index=self.ignore_index, reduction="sum")
+
+    def count(self, y: Tensor) -> int:
+        return int((y != self.ignore_index).sum())
+
+    def tally(self, output: Tensor, y: Tensor) -> Tensor:
+        counted = y != self.ignore_index
+        pairs = y[counted] * self.classes + output.argmax(dim=1)[counted]
+        return torch.bincount(pairs, minlength=self.classes**2).double()
+
+    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
+        confusion = tally.reshape(self.classes, self.classes)
+        both = confusion.diagonal()
+        either = confusion.sum(dim=0) + confusion.sum(dim=1) - both
+        present = either > 0
+        miou = float((both[present] / either[present]).mean()) if bool(present.any()) else 0.0
+        return {"accuracy": float(both.sum()) / max(count, 1), "miou": miou}
+
+
+def _check_logits(output: Tensor, y: Tensor) -> None:
+    if output.dim() != y.dim() + 1 or output.shape[0] != y.shape[0] or output.shape[2:] != y.shape[1:]:
+        raise InvalidArgument(
+            f"Cross-entropy needs logits of shape (n, classes, ...) for targets of shape {tuple(y.shape)}; got "
+            f"{tuple(output.shape)}."
+        )

@@ -13,21 +13,41 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.data import Dataset, load
-from wellposed.data.own import checksum, is_path
+from wellposed.data.own import checksum, is_path, own_path
 from wellposed.errors import InvalidArgument, WellposedError
-from wellposed_lab.runs.defaults import LOSSES, filled_in
-from wellposed_lab.runs.models import MODELS, build, kind_of
 from wellposed.kernel._memory import available_memory, readable
-from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
-from wellposed_lab.runs.outcome import Parts
+from wellposed_lab.runs.models import MODELS, AbstractLoss, CrossEntropy, Segmentation, Squared, build, kind_of
 
 if TYPE_CHECKING:
-    from wellposed_lab.runs.config import Config, DataSection
+    from wellposed_lab.runs.config_sections import DataSection, RunConfig
 
-__all__ = ["Problem", "prepare"]
+__all__ = ["DataParts", "Problem", "prepare", "resolve_auto"]
 
+#: The loss of a task.
+LOSSES = {"regression": "squared", "classification": "cross_entropy", "segmentation": "segmentation"}
+#: The network of a task, if none is named.
+NETWORKS = {"regression": "gaussian", "classification": "dense", "segmentation": "segmenter"}
+#: Data without classes to choose from, and their task.
+WITHOUT_CLASSES = {"sphere": "regression", "moons": "regression", "camvid": "segmentation"}
+#: The default width of a network of images. These are channels, and a step costs their square at every pixel.
+CHANNELS = 32
 #: The label of pixels that belong to no class.
 VOID = {"camvid": 11}
+
+
+@dataclass(frozen=True)
+class DataParts:
+    """Inputs and targets by part: "train", and "validation" and "test" if they exist."""
+
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor] | None = None
+    test: tuple[Tensor, Tensor] | None = None
+
+    def items(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        """(name, (X, y)) of the parts that exist."""
+        for name in ("train", "validation", "test"):
+            if (part := getattr(self, name)) is not None:
+                yield name, part
 
 
 @dataclass(frozen=True)
@@ -35,29 +55,74 @@ class Problem:
     """What `fit` needs.
 
     Attributes:
-        data: As it was loaded, with what was done to it.
-        parts: On the device of the run.
-        model: The network, on the device of the run.
+        data: As loaded, with the steps of its preprocessing.
+        parts, model: On the device of the run.
         loss: What is minimised.
     """
 
     data: Dataset
-    parts: Parts
+    parts: DataParts
     model: nn.Module
     loss: AbstractLoss
 
 
-def prepare(config: Config) -> Problem:
+def prepare(config: RunConfig) -> Problem:
     """Loads the data and draws the network; the same configuration gives the same problem.
 
     Raises:
-        InvalidArgument: Parts of the configuration do not fit each other, or the memory is too small for them.
+        InvalidArgument: Parts of the configuration do not fit each other, or the memory.
     """
     with _within_memory("data.n, data.features, data.size or model.width"):
-        return _prepared(filled_in(config))
+        return _prepared(resolve_auto(config))
 
 
-def _prepared(config: Config) -> Problem:
+def resolve_auto(config: RunConfig) -> RunConfig:
+    """The configuration with every `auto` replaced; what was given is never changed.
+
+    The network follows the data, then the loss, then the number of classes. Classes and loss follow
+    the network: one output learns the classes 0 and 1, a classifier all of them, and data without
+    classes to choose from have none. A network of images has 32 channels if no width is given.
+    """
+    data, model, loss = _of_file(config.data) if is_path(config.data.name) else config.data, config.model, config.loss
+    if model.name == "auto":
+        model = model.model_copy(update={"name": NETWORKS[_task(config)]})
+    kind = kind_of(model.name)
+    task = kind.task
+    if kind.images and "width" not in model.model_fields_set:
+        model = model.model_copy(update={"width": CHANNELS})
+    if data.classes == "auto":
+        classes = [0, 1] if task == "regression" and data.name not in WITHOUT_CLASSES and not is_path(data.name) else None
+        data = data.model_copy(update={"classes": classes})
+    if data.flatten == "auto":
+        data = data.model_copy(update={"flatten": not kind.images})
+    if loss.name == "auto":
+        loss = loss.model_copy(update={"name": LOSSES[task]})
+    return config.model_copy(update={"data": data, "model": model, "loss": loss})
+
+
+def _of_file(data: DataSection) -> DataSection:
+    """All of a file, unscaled, unless given; with its full path and checksum for a resumed run."""
+    given = data.model_fields_set
+    changes: dict[str, Any] = {key: None for key in ("n", "norm") if key not in given}
+    path = own_path(data.name).absolute()
+    if data.sha256 is None:
+        changes["sha256"] = checksum(str(path))
+    return data.model_copy(update={**changes, "name": str(path)})
+
+
+def _task(config: RunConfig) -> str:
+    """The task of a network that is not named."""
+    data, loss = config.data, config.loss
+    if data.name in WITHOUT_CLASSES:
+        return WITHOUT_CLASSES[data.name]
+    if loss.name != "auto":
+        return next(task for task, name in LOSSES.items() if name == loss.name)
+    if is_path(data.name):  # numbers, unless classes are named
+        return "classification" if isinstance(data.classes, list) and len(data.classes) > 2 else "regression"
+    return "regression" if data.classes == "auto" or (data.classes is not None and len(data.classes) == 2) else "classification"
+
+
+def _prepared(config: RunConfig) -> Problem:
     kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
     device, dtype = _device(config.run.device), getattr(torch, config.run.dtype)
     d = config.data
@@ -69,43 +134,30 @@ def _prepared(config: Config) -> Problem:
     elif named := [key for key in ("target", "columns", "standardize", "sha256") if getattr(d, key) is not None]:
         raise InvalidArgument(f"data.{named[0]} is for files (.csv, .parquet, .npz); omit it for data.name={d.name}.")
     _check_memory("data.n, data.n_test and data.features", _drawn(d))
-    data = load(
-        d.name,
-        d.n,
-        None if d.classes is None else tuple(int(c) for c in d.classes),
-        seed=d.seed,
-        n_test=d.n_test,
-        paper=d.paper,
-        grey=d.grey,
-        size=d.size,
-        norm=d.norm,
-        flatten=d.flatten is True,
-        features=d.features,
-        noise=d.noise,
-        dtype=dtype,
-        **own,
-    )
+    classes = None if d.classes is None else tuple(int(c) for c in d.classes)
+    same = d.model_dump(include={"seed", "n_test", "paper", "grey", "size", "norm", "features", "noise"})
+    data = load(d.name, d.n, classes, flatten=d.flatten is True, dtype=dtype, **same, **own)
     X, y, y_test = data.X, data.y, data.y_test
     if kind.task == "classification" and _are_signs(y):
         y, y_test = (y > 0).long(), None if y_test is None else (y_test > 0).long()
-    loss, classes = _loss(config, y, y_test, kind.task)
+    loss, outputs = _loss(config, y, y_test, kind.task)
     generator = torch.Generator().manual_seed(config.run.seed)
     _check_memory("model.width", config.model.width * max(config.model.width, X.shape[1]) * X.element_size())
-    model = build(config.model, tuple(X.shape[1:]), classes, generator=generator, dtype=dtype).to(device)
+    model = build(config.model, tuple(X.shape[1:]), outputs, generator=generator, dtype=dtype).to(device)
     test = None if data.X_test is None or y_test is None else _to(device, data.X_test, y_test)
     if not d.validation:
-        return Problem(data, Parts(_to(device, X, y), None, test), model, loss)
+        return Problem(data, DataParts(_to(device, X, y), None, test), model, loss)
     count = round(d.validation * len(X))
     if not 0 < count < len(X):
         raise InvalidArgument(f"data.validation={d.validation:g} of {len(X)} samples leaves a part empty; choose another one.")
     order = torch.from_numpy(np.random.default_rng([d.seed, 1]).permutation(len(X)))
     kept, apart = order[count:].sort().values, order[:count].sort().values
-    parts = Parts(_to(device, X[kept], y[kept]), _to(device, X[apart], y[apart]), test)
+    parts = DataParts(_to(device, X[kept], y[kept]), _to(device, X[apart], y[apart]), test)
     return Problem(data, parts, model, loss)
 
 
 def _check_unchanged(name: str, expected: str | None) -> None:
-    """The file is the one that the configuration was made with."""
+    """Refuses a file that changed after the configuration was made."""
     found = checksum(name)
     if expected is not None and found != expected:
         raise InvalidArgument(
@@ -114,7 +166,7 @@ def _check_unchanged(name: str, expected: str | None) -> None:
         )
 
 
-def _loss(config: Config, y: Tensor, y_test: Tensor | None, task: str) -> tuple[AbstractLoss, int]:
+def _loss(config: RunConfig, y: Tensor, y_test: Tensor | None, task: str) -> tuple[AbstractLoss, int]:
     """The loss, and the number of classes (0 for numbers), if data and network fit."""
     if y.is_floating_point():
         y_classes, of_data, natural = 0, "two classes, -1 and +1" if _are_signs(y) else "numbers", "squared"
@@ -143,7 +195,7 @@ def _are_signs(y: Tensor) -> bool:
     return y.is_floating_point() and not bool((y.abs() != 1).any())
 
 
-def _ignored(config: Config) -> int:
+def _ignored(config: RunConfig) -> int:
     chosen = config.loss.ignore_index
     return VOID.get(config.data.name, -100) if chosen is None else chosen
 

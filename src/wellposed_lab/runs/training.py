@@ -1,8 +1,9 @@
-"""From a configuration to a run directory, and back from a run directory to its model."""
+"""From a configuration to a run directory, and from a run directory to its model."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Iterator
@@ -12,22 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wellposed.errors import RunError, WellposedError
-from wellposed_lab.runs._threads import on_threads, threads_for
-from wellposed_lab.runs.defaults import filled_in
-from wellposed_lab.runs.setup import Problem, prepare
-from wellposed_lab.runs._distributed import World, joined
-from wellposed_lab.runs._random_state import seed_everything
-from wellposed_lab.runs._recorded import last_recorded
-from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_times
 from wellposed.certify._any_model import check_theorem
-from wellposed_lab.runs.checkpoint import Checkpoint, load, newest, restore, tidy
+from wellposed.errors import RunError, WellposedError
+from wellposed_lab.runs.checkpoint import load, newest, tidy
+from wellposed_lab.runs.epoch_logger import STOPS, Listener, RunOutcome
 from wellposed_lab.runs.loop import check_patience, fit
-from wellposed_lab.runs.outcome import STOPS, Listener, Outcome
-from wellposed_lab.runs.run import Run, read_config, read_metrics
+from wellposed_lab.runs.processes import World, joined, on_threads, threads_for
+from wellposed_lab.runs.records import certificate_files, last_recorded, read_certificate, read_metrics, read_times
+from wellposed_lab.runs.run import Run, read_config
+from wellposed_lab.runs.setup import Problem, prepare, resolve_auto
+from wellposed_lab.runs.training_state import Checkpoint, restore, seed_everything
 
 if TYPE_CHECKING:
-    from wellposed_lab.runs.config import Config
+    from wellposed_lab.runs.config_sections import RunConfig
 
 __all__ = ["Trained", "load_run", "train"]
 
@@ -38,33 +36,33 @@ class Trained:
 
     Attributes:
         folder: The run directory.
-        problem: Data and model, as they are now.
+        problem: Data, and the trained model.
         outcome: Of this session.
-        summary: What summary.json holds.
-        first: Whether this process is the one that writes and prints.
+        summary: The content of summary.json.
+        first: Whether this process writes and prints.
     """
 
     folder: Path
     problem: Problem
-    outcome: Outcome
+    outcome: RunOutcome
     summary: dict[str, Any]
     first: bool
 
 
-def train(config: Config, folder: Path, *, resume: bool = False, listener: Listener | None = None) -> Trained:
+def train(config: RunConfig, folder: Path, *, resume: bool = False, listener: Listener | None = None) -> Trained:
     """Trains in a run directory, in one process or, under torchrun, in several.
 
-    Mistakes in the configuration are found before anything is written, and what it leaves open (`auto`) is filled in, so that
-    config.yaml has every key as it was used.
+    Mistakes in the configuration are found before anything is written, and `auto` values are
+    resolved, so config.yaml has every key as it was used.
 
     Args:
-        config: What to do; for `resume` from `read_config`.
+        config: For `resume` from `read_config`.
         folder: The run directory.
-        resume: Whether to go on with the run that is there.
-        listener: Is told how it goes; used in the first process only.
+        resume: Whether to continue the run in this directory.
+        listener: Is called after batches and epochs, in the first process only.
     """
-    with joined() as world, on_threads(1) as available:  # on one thread the network is drawn alike whatever the machine
-        config = config if resume else filled_in(config)
+    with joined() as world, on_threads(1) as available:  # one thread draws the same network on every machine
+        config = config if resume else resolve_auto(config)
         seed_everything(config.run.seed)
         problem = prepare(config)
         check_patience(config, problem.parts)
@@ -72,9 +70,9 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
             check_theorem(problem.model, *problem.parts.train, theorem=config.run.theorem)
         config = _with_threads(config, problem, world.size, available)
         torch.set_num_threads(int(config.run.threads))
-        seed_everything(config.run.seed)  # again: what `prepare` imports may draw, but only in the first run of a process
+        seed_everything(config.run.seed)  # again: imports in `prepare` may draw, in the first run of a process only
         with _opened(world, config, folder, resume) as run:
-            checkpoint = _where_to_go_on(world, config, folder, run) if resume else None
+            checkpoint = _where_to_continue(world, config, folder, run) if resume else None
             with _warnings_logged(run):
                 outcome = fit(
                     problem.model,
@@ -97,8 +95,8 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
             return Trained(folder, problem, outcome, summary, True)
 
 
-def load_run(folder: Path, *, at: str = "last") -> tuple[Config, Problem, Checkpoint | None]:
-    """The configuration, data and model of a run, and the checkpoint it stands at; None at the initialization.
+def load_run(folder: Path, *, at: str = "last") -> tuple[RunConfig, Problem, Checkpoint | None]:
+    """The configuration, data and model of a run, and its checkpoint; None at the start.
 
     Args:
         folder: The run directory.
@@ -109,19 +107,15 @@ def load_run(folder: Path, *, at: str = "last") -> tuple[Config, Problem, Checkp
     if at == "best":
         checkpoint: Checkpoint | None = load(folder / "checkpoints" / "best.json")
     else:
-        checkpoint = newest(
-            folder / "checkpoints",
-            fingerprint=config.fingerprint(),
-            earlier=config.earlier_fingerprints(),
-            say=lambda text: warnings.warn(text, stacklevel=2),
-        )
+        log = functools.partial(warnings.warn, stacklevel=3)
+        checkpoint = newest(folder / "checkpoints", config.fingerprints(), log=log)
     if checkpoint is not None:
         restore(checkpoint, problem.model)
     return config, problem, checkpoint
 
 
-def _with_threads(config: Config, problem: Problem, processes: int, available: int) -> Config:
-    """With a number in the place of `run.threads: auto`; a number that was said is never changed."""
+def _with_threads(config: RunConfig, problem: Problem, processes: int, available: int) -> RunConfig:
+    """With a number in place of `run.threads: auto`; a given number is never changed."""
     if config.run.threads != "auto":
         return config
     X, _ = problem.parts.train
@@ -131,8 +125,8 @@ def _with_threads(config: Config, problem: Problem, processes: int, available: i
 
 
 @contextlib.contextmanager
-def _opened(world: World, config: Config, folder: Path, resume: bool) -> Iterator[Run | None]:
-    """The run in the first process, None in the others; an error of the first one ends all."""
+def _opened(world: World, config: RunConfig, folder: Path, resume: bool) -> Iterator[Run | None]:
+    """The run in the first process, None in the others; an error of the first ends all."""
     if not world.first:
         if world.agree(0):
             raise RunError("The first process could not open the run directory; it says why.")
@@ -153,26 +147,24 @@ def _opened(world: World, config: Config, folder: Path, resume: bool) -> Iterato
             raise
 
 
-def _where_to_go_on(world: World, config: Config, folder: Path, run: Run | None) -> Checkpoint | None:
-    say = run.log if run is not None else lambda text: None
-    checkpoint = newest(
-        folder / "checkpoints", fingerprint=config.fingerprint(), earlier=config.earlier_fingerprints(), say=say
-    )
-    world.wait()  # nobody removes checkpoints before all have read them
+def _where_to_continue(world: World, config: RunConfig, folder: Path, run: Run | None) -> Checkpoint | None:
+    log = run.log if run is not None else lambda text: None
+    checkpoint = newest(folder / "checkpoints", config.fingerprints(), log=log)
+    world.wait()  # no process removes checkpoints before all have read them
     if run is not None:
         for epoch, path in certificate_files(folder):
             if checkpoint is not None and epoch <= checkpoint.epoch:
-                read_certificate(folder, path)  # a damaged one is refused now, not after all training
+                read_certificate(folder, path)  # refuses a damaged one now, not after training
         run.rewind(-1 if checkpoint is None else checkpoint.epoch)
         if checkpoint is not None:
             tidy(folder / "checkpoints", checkpoint, config.run.keep)
-        run.log("Starts again." if checkpoint is None else f"Goes on after epoch {checkpoint.epoch}.")
+        run.log("Starts again." if checkpoint is None else f"Continues after epoch {checkpoint.epoch}.")
     return checkpoint
 
 
 @contextlib.contextmanager
 def _warnings_logged(run: Run | None) -> Iterator[None]:
-    """Warnings of solvers go to log.txt instead of through the progress bar."""
+    """Writes warnings to log.txt, not through the progress bar."""
     with warnings.catch_warnings():
 
         def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -183,14 +175,14 @@ def _warnings_logged(run: Run | None) -> Iterator[None]:
         yield
 
 
-def _last_certificate(run: Run, rows: list[dict[str, Any]], outcome: Outcome) -> dict[str, Any] | None:
-    """Of what, and for which dynamics and step sizes, the last certificate of a run is one; None without any.
+def _last_certificate(run: Run, rows: list[dict[str, Any]], outcome: RunOutcome) -> dict[str, Any] | None:
+    """The main entries of the last certificate of a run; None without certificates.
 
     `as_recorded` says whether it was read from a file, and not made in this session.
     """
     try:
         found = last_recorded(run.folder, rows)
-    except RunError as error:  # the run has ended, and its summary must not be lost
+    except RunError as error:  # the run has ended, and its summary must still be written
         run.log(f"The summary has no certificate: {error}")
         return None
     if found is None:
@@ -203,12 +195,12 @@ def _last_certificate(run: Run, rows: list[dict[str, Any]], outcome: Outcome) ->
 
 
 def _total_seconds(times: list[dict[str, Any]]) -> float | None:
-    """Of all epochs together; None if a float cannot hold it, so that it is not the time of this run."""
+    """Of all epochs together; None if no float can hold the sum: then it is no time of a run."""
     total = float(sum(time["seconds"] for time in times))
     return round(total, 3) if math.isfinite(total) else None
 
 
-def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
+def _summary(run: Run, problem: Problem, outcome: RunOutcome) -> dict[str, Any]:
     rows = read_metrics(run.folder)
     times = read_times(run.folder)
     certified = [row["epoch"] for row in rows if row.get("certified")]

@@ -17,9 +17,9 @@ import yaml
 from typer.testing import CliRunner
 
 import wellposed as wp
-from wellposed_lab.cli import app
+from wellposed_lab.cli.commands import app
 from wellposed_lab.cli.train import _certificate
-from wellposed_lab.runs.config import Config
+from wellposed_lab.runs.config import RunConfig
 
 SMALL = [
     "data.n=12", "data.n_test=10", "model.width=40", "run.epochs=2", "run.batch_size=5", "run.tensorboard=false",
@@ -125,7 +125,7 @@ def test_the_configuration_printed_is_the_configuration_used(tmp_path: Path) -> 
     (tmp_path / "config.yaml").write_text(shown.stdout)
     again = call("train", tmp_path / "config.yaml", "--show-config")
     assert again.stdout == shown.stdout and yaml.safe_load(shown.stdout)["model"]["width"] == 7
-    assert set(yaml.safe_load(shown.stdout)) == set(Config.model_fields)
+    assert set(yaml.safe_load(shown.stdout)) == set(RunConfig.model_fields)
     assert not (tmp_path / "runs").exists()
 
 
@@ -291,7 +291,7 @@ def test_certify_a_configuration_and_exit_codes(tmp_path: Path) -> None:
 
 def test_data_list_and_show() -> None:
     names = {row["name"]: row for row in json.loads(call("data", "list", "--json").stdout)}
-    assert names["digits"]["at_hand"] and {"sphere", "mnist", "camvid"} <= names.keys()
+    assert names["digits"]["available"] and {"sphere", "mnist", "camvid"} <= names.keys()
     assert "digits" in call("data", "list").stdout
     facts = json.loads(call("data", "show", "digits", "--n", 20, "--classes", "3,8", "--json").stdout)
     assert facts["parts"]["train"] == {"X": [20, 64], "least": 0.0, "largest": 1.0, "targets": "-1, 1"}

@@ -14,9 +14,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from wellposed._progress import ProgressDisplay
 from wellposed.landscape import CellStatus, Surface, filter_normalized, random_direction
 from wellposed.landscape.hessian import HessianProduct
-from wellposed_lab.cli import app
+from wellposed_lab.cli.commands import app
 from wellposed_lab.runs.training import load_run
 
 SMALL = ["data.n=12", "data.n_test=null", "run.epochs=2", "run.tensorboard=false", "run.certify_every=0", "model.width=10"]
@@ -108,14 +109,14 @@ def test_the_table_and_the_default_folder(run: Path) -> None:
 
 
 def test_an_interruption_is_resumed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(display: ProgressDisplay, done: float, *_: object, **__: object) -> None:
         if done == 7:
             raise KeyboardInterrupt
 
     words = ["landscape", run, "--points", 5, "--radius", 0.1, "--no-sharpness"]
     assert call(*words, "--out", tmp_path / "whole").exit_code == 0
     with monkeypatch.context() as patch:
-        patch.setattr("wellposed_lab.cli.landscape._progress", lambda quiet: interrupt)
+        patch.setattr(ProgressDisplay, "update", interrupt)
         failed(call(*words, "--out", tmp_path / "part"), 130, "Interrupted", "--resume")
     file = tmp_path / "part" / "landscape.npz"
     part = Surface.load(file)
@@ -186,7 +187,7 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     failed(call("landscape", "nowhere"), 2, "nowhere does not exist")
-    failed(call("landscape", "empty"), 2, "empty is no run")
+    failed(call("landscape", "empty"), 2, "empty is not a run directory")
     failed(call("landscape", run, "--direction", "hesian"), 2, "Did you mean 'hessian'?")
     failed(call("landscape", run, "--at", "first"), 2, "--at must be last or best")
     failed(call("landscape", run, "--samples", 13), 2, "--samples must be from 1 to 12", "got 13")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.table import Table
 from typer.testing import CliRunner
 
-from wellposed_lab.cli import app
-from wellposed_lab.cli._layout import print_labelled, print_table, print_wrapped
+from wellposed_lab.cli._app import print_labelled, print_table, print_wrapped
+from wellposed_lab.cli.commands import app
 
 words = st.lists(st.text("abc[]|/{}", min_size=1, max_size=12), min_size=1, max_size=40).map(" ".join)
 fixtures = [HealthCheck.function_scoped_fixture]

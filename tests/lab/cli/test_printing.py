@@ -16,8 +16,10 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from report_problems import certificate, train_tiny
-from wellposed_lab.cli import _app, app
-from wellposed_lab.cli._app import _complain, out, say
+from wellposed_lab import cli
+from wellposed_lab.cli import commands
+from wellposed_lab.cli._app import _complain, message_console, result_console
+from wellposed_lab.cli.commands import app
 from wellposed_lab.runs.run import read_metrics
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\ud800\r\x00"
@@ -39,7 +41,7 @@ def is_plain(text: str) -> bool:
 def test_control_characters_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(title=f"t{HOSTILE}")
     table.add_row(HOSTILE, Text(HOSTILE))
-    for console in (out(), say()):
+    for console in (result_console(), message_console()):
         console.print(f"a{HOSTILE}b", markup=False)
         console.print(table)
     _complain(f"c{HOSTILE}d")
@@ -49,9 +51,9 @@ def test_control_characters_are_replaced(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_words_of_all_languages_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     text = "naïve Größe 深層 équilibre\u00a0≤ 1 λ‖W‖ ✓\tx"
-    out().print(text, highlight=False)
+    result_console().print(text, highlight=False)
     assert capsys.readouterr().out.replace("\t", "").replace(" ", "") == f"{text}\n".replace("\t", "").replace(" ", "")
-    out().print("one\ntwo")
+    result_console().print("one\ntwo")
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
@@ -64,8 +66,8 @@ def test_a_hostile_header_of_a_table_is_shown_as_text(tmp_path: Path) -> None:
 def test_warnings_are_shown_as_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(signal, "signal", lambda *args: None)
-    monkeypatch.setattr(_app, "app", lambda words: None)
-    _app.main()
+    monkeypatch.setattr(commands, "app", lambda words: None)
+    cli.main()
     shown = warnings.formatwarning("x\x1b[2Jy", UserWarning, "file.py", 3)
     assert "x\ufffd[2Jy\n" in shown and is_plain(shown)
 

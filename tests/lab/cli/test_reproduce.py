@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from wellposed_lab.cli import app
+from wellposed_lab.cli.commands import app
 from wellposed_lab.papers import EXPERIMENTS, ClaimFinding, ClaimOutcome, Result
 from wellposed_lab.papers.ling2022.lemma1 import Lemma1, Lemma1Config
 

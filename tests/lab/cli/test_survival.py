@@ -163,7 +163,7 @@ def test_two_processes_on_one_run(cli: Any, tmp_path: Path) -> None:
     cli.wait(first)
     # the dead do not hold it
     process = cli.start("train", "-q", "--resume", folder)
-    wait_for(lambda: f"Process {first} ended without" in (folder / "log.txt").read_text())
+    wait_for(lambda: f"Process {first} exited without releasing" in (folder / "log.txt").read_text())
     os.kill(process, signal.SIGKILL)
     cli.wait(process)
 

@@ -21,6 +21,7 @@ import torch._dynamo  # noqa: F401
 import torch.optim  # noqa: F401
 
 import wellposed_lab.cli
+import wellposed_lab.cli.commands  # noqa: F401
 
 torch.set_num_threads(1)
 

@@ -118,7 +118,7 @@ def test_papers_can_be_chosen() -> None:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     testing = pytest.importorskip("typer.testing", reason="the extra 'cli' is not installed")
-    from wellposed_lab.cli import app
+    from wellposed_lab.cli.commands import app
 
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *words: testing.CliRunner().invoke(app, ["audit", *words])

@@ -21,9 +21,8 @@ from report_problems import Element, certificate, figures, parse, parse_file, tr
 from wellposed.certify import Certificate
 from wellposed.errors import InvalidArgument
 from wellposed_lab import report
-from wellposed_lab.cli import app
+from wellposed_lab.cli.commands import app
 from wellposed_lab.report import _page
-from wellposed_lab.report._html import el, embedded
 from wellposed_lab.report._read import read_run
 from wellposed_lab.runs.training import load_run
 
@@ -203,7 +202,7 @@ def test_a_truncated_line_is_left_out_and_said(tmp_path: Path) -> None:
         file.write('{"epoch": 3, "train_lo')
     page = parse_file(report.write(folder))
     assert trace(page, "loss", "train")["y"] == [3.0, 2.0, 1.0]
-    assert "metrics.jsonl: 1 line is cut off or damaged and is left out." in page.words()
+    assert "metrics.jsonl: 1 line is cut off or damaged and is omitted." in page.words()
 
 
 def test_null_losses_and_foreign_rows_do_not_matter(tmp_path: Path) -> None:
@@ -251,7 +250,7 @@ def test_a_run_with_nothing_readable_but_its_configuration(tmp_path: Path) -> No
     page = parse_file(report.write(folder))
     words = " ".join(page.words().split())
     for name in ("epoch-00000.json", "epoch-00001.json", "epoch-x.json"):
-        assert f"certificates/{name} is no certificate and is left out." in words
+        assert f"certificates/{name} is not a certificate and is omitted." in words
     assert "config.yaml is not a YAML file" in words and "a: [1" in words
     assert figures(page) == {}
 
@@ -332,9 +331,12 @@ def test_the_command_prints_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @settings(deadline=None, max_examples=50)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0")))
 def test_text_comes_back_as_it_was(text: str) -> None:
-    (element,) = parse(el("p", text, title=text)).children
-    assert element.tag == "p" and element.text == text and element.attributes["title"] == text and not element.children
-    (script,) = parse(f"<script>{embedded({'a': text, 'b': math.nan})}</script>").children
+    parts = _page.templates().get_template("parts.html")
+    made = parse(parts.make_module({"drawn": True}).table(_page.table(text, [text], [[1, text]])))
+    (region,), (caption,), (cell,) = made.find("div"), made.find("caption"), made.find("td")
+    assert region.attributes["aria-label"] == text == caption.text == cell.text and not cell.children
+    embedded = _page.templates().from_string("<script>{{ value|tojson }}</script>")
+    (script,) = parse(embedded.render(value=_page.finite({"a": text, "b": math.nan}))).children
     assert json.loads(script.text) == {"a": text, "b": None}
 
 

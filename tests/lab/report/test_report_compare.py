@@ -11,7 +11,7 @@ import pytest
 from report_problems import certificate, figures, parse_file, trace, train_tiny, write_by_hand
 from wellposed.errors import InvalidArgument
 from wellposed_lab import report
-from wellposed_lab.report._loss_charts import losses, margin, norm_lines
+from wellposed_lab.report._charts import losses, margin, norm_lines
 from wellposed_lab.report._read import read_run
 
 

@@ -18,8 +18,7 @@ from numpy.lib import format as npy
 from checkpoint_problems import forge
 from report_problems import parse_file, train_tiny, write_by_hand
 from wellposed_lab.report import write
-from wellposed_lab.report._network import predictions
-from wellposed_lab.report._state import NetworkState
+from wellposed_lab.report._network import NetworkState, predictions
 from wellposed_lab.runs.checkpoint import find
 from wellposed_lab.runs.config import resolve
 from wellposed_lab.runs.run import read_config
@@ -106,6 +105,6 @@ def test_data_that_cannot_be_read_leave_the_rest_of_the_page(tmp_path: Path, mon
         raise SystemError("what no one foresaw")
 
     # whatever the readers of a data file raise, the records of the run can be shown
-    monkeypatch.setattr("wellposed_lab.report._state.prepare", broken)
+    monkeypatch.setattr("wellposed_lab.report._network.prepare", broken)
     page = parse_file(write(run))
     assert "could not be loaded or evaluated. what no one foresaw" in page.words()

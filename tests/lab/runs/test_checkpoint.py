@@ -16,18 +16,8 @@ import torch
 
 from checkpoint_problems import KINDS, forge, setup, steps
 from wellposed.errors import CheckpointRefused, RunError
-from wellposed_lab.runs.checkpoint import (
-    Progress,
-    capture,
-    check_point,
-    find,
-    load,
-    newest,
-    prune,
-    restore,
-    save,
-    tidy,
-)
+from wellposed_lab.runs.checkpoint import find, load, newest, prune, save, tidy
+from wellposed_lab.runs.training_state import Progress, capture, check_reachable, restore
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -77,7 +67,7 @@ DAMAGES = {
     ),
     r"cannot be read \(No such file": lambda path: path.with_suffix(".safetensors").unlink(),
     "cannot be read as JSON": lambda path: os.truncate(path, 40),
-    "is no checkpoint of wellposed": lambda path: path.write_text('{"format": "other"}'),
+    "is not a checkpoint of wellposed": lambda path: path.write_text('{"format": "other"}'),
     "version 99": lambda path: change_json(path, version=99),
     "was changed or damaged": lambda path: change_json(path, habits={"x": {"y": 1.0}}),
 }
@@ -90,15 +80,15 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(damage: str,
     with pytest.raises(CheckpointRefused, match=damage):
         load(newer)
     said: list[str] = []
-    good = newest(tmp_path, fingerprint="f", say=said.append)
+    good = newest(tmp_path, ["f"], log=said.append)
     assert good is not None and good.epoch == 1 and len(said) == 1
 
 
 def test_when_none_is_usable(tmp_path: Path) -> None:
-    assert newest(tmp_path, fingerprint="f", say=print) is None
+    assert newest(tmp_path, ["f"], log=print) is None
     two(tmp_path)
     with pytest.raises(CheckpointRefused, match="No checkpoint is usable.*another configuration.*another configuration"):
-        newest(tmp_path, fingerprint="g", say=lambda text: None)
+        newest(tmp_path, ["g"], log=lambda text: None)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -131,7 +121,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(call: str, when: int, tmp_pat
     monkeypatch.undo()
     assert before.items() <= {path.name: path.read_bytes() for path in tmp_path.iterdir()}.items()
     assert not list(tmp_path.glob(".*.tmp"))
-    good = newest(tmp_path, fingerprint="f", say=print)
+    good = newest(tmp_path, ["f"], log=print)
     assert good is not None and good.epoch == 2
 
 
@@ -155,7 +145,7 @@ def test_prune_finishes_what_was_killed_in_the_middle(tmp_path: Path) -> None:
 def test_tidy_never_removes_the_one_in_use(tmp_path: Path) -> None:
     older, newer = two(tmp_path)
     os.truncate(newer.with_suffix(".safetensors"), 10)
-    good = newest(tmp_path, fingerprint="f", say=lambda text: None)
+    good = newest(tmp_path, ["f"], log=lambda text: None)
     assert good is not None
     tidy(tmp_path, good, 1)
     assert find(tmp_path) == [older]
@@ -230,9 +220,9 @@ def test_a_point_that_training_does_not_come_to_is_refused(tmp_path: Path) -> No
     ):
         checkpoint = capture(model, optimizer, progress, fingerprint="f")
         with pytest.raises(CheckpointRefused, match="does not fit this run"):
-            check_point(checkpoint, samples=3, batches=2, totals=5)
+            check_reachable(checkpoint, samples=3, batches=2, totals=5)
     good = capture(model, optimizer, Progress(batch=1, order=order, totals=[0.0] * 5), fingerprint="f")
-    check_point(good, samples=3, batches=2, totals=5)
+    check_reachable(good, samples=3, batches=2, totals=5)
 
 
 def test_links_and_pipes_among_checkpoints_are_refused(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.errors import InvalidArgument
-from wellposed_lab.runs._fingerprint import extended
-from wellposed_lab.runs.config import Config, read, resolve
+from wellposed_lab.runs.config import RunConfig, read, resolve
+from wellposed_lab.runs.config_sections import extended
 from wellposed_lab.runs.run import read_config
 
 
@@ -25,7 +25,7 @@ def test_yaml_round_trip(tmp_path: Path) -> None:
 
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").touch()
-    assert read(tmp_path / "empty.yaml") == Config()
+    assert read(tmp_path / "empty.yaml") == RunConfig()
 
 
 @settings(deadline=None, max_examples=50)
@@ -127,16 +127,16 @@ def test_fingerprint_changes_with_what_numbers_depend_on() -> None:
         assert resolve(constant.model_dump(), [same]).fingerprint() == constant.fingerprint()
     for other in ("run.seed=1", "optimizer.lr=1e-9", "model.width=3", "data.n=7", "run.threads=3", "run.certify_every=1"):
         assert resolve(constant.model_dump(), [other]).fingerprint() != constant.fingerprint()
-    assert resolve({}, ["run.epochs=99"]).fingerprint() != Config().fingerprint()  # a cosine knows its end
+    assert resolve({}, ["run.epochs=99"]).fingerprint() != RunConfig().fingerprint()  # a cosine knows its end
 
 
 def test_a_longer_run_knows_the_shorter_ones_that_it_continues() -> None:
-    short = Config()
+    short = RunConfig()
     longer = extended(short, resolve({}, ["run.epochs=40"]))
     longest = extended(longer, resolve(longer.model_dump(), ["run.epochs=50"]))
     assert longest.run.extended == [20, 40]
-    assert longest.earlier_fingerprints() == [short.fingerprint(), longer.fingerprint()]
-    assert longest.fingerprint() not in longest.earlier_fingerprints() and not short.earlier_fingerprints()
+    assert longest.fingerprints()[:-1] == [short.fingerprint(), longer.fingerprint()]
+    assert longest.fingerprint() not in longest.fingerprints()[:-1] and not short.fingerprints()[:-1]
     assert resolve({}, ["run.epochs=50"]).fingerprint() != longest.fingerprint()
     with pytest.raises(InvalidArgument, match="may not change"):
         extended(short, resolve({}, ["run.epochs=40", "run.seed=3"]))
@@ -147,7 +147,7 @@ def test_a_longer_run_knows_the_shorter_ones_that_it_continues() -> None:
 
 def test_checkpoints_of_runs_before_a_key_was_added_stay_usable() -> None:
     """The fingerprint of the default configuration, as the first runs have it in their checkpoints."""
-    assert Config().fingerprint() == "d25c05114919ee8a33341cfe3b2affae4b09bcabbceb7f05e6e61e03d4299a7f"
+    assert RunConfig().fingerprint() == "d25c05114919ee8a33341cfe3b2affae4b09bcabbceb7f05e6e61e03d4299a7f"
 
 
 def test_classes_may_be_written_with_commas():

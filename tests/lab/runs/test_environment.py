@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wellposed_lab.runs._environment import environment
-from wellposed_lab.runs._git_head import git_head
+from wellposed_lab.runs.processes import environment, git_head
 
 HEAD = "0123456789abcdef0123456789abcdef01234567"
 

@@ -14,8 +14,9 @@ from wellposed import _io as _files
 from wellposed._io import Temporary, append_line, sweep, write_whole
 from wellposed.certify import Certificate, Verdict
 from wellposed.errors import RunError, RunLocked
-from wellposed_lab.runs.config import Config
-from wellposed_lab.runs.run import Run, read_metrics
+from wellposed_lab.runs.config import RunConfig
+from wellposed_lab.runs.records import read_metrics
+from wellposed_lab.runs.run import Run
 
 FILES = ["lock", "log.txt", "metrics.jsonl", "times.jsonl", "environment.json", "summary.json", "report.html"]
 IN_FOLDERS = ["certificates/epoch-00001.json", "checkpoints/step-000000001.json", "figures/landscape.png", "tensorboard/events"]
@@ -24,7 +25,7 @@ FOLDERS = ["certificates", "checkpoints", "figures", "tensorboard"]
 
 def finished(folder: Path) -> Path:
     """A run with rows and certificates of two epochs."""
-    with Run.create(folder, Config()) as run:
+    with Run.create(folder, RunConfig()) as run:
         for epoch in (0, 1):
             run.append({"epoch": epoch, "loss": 1 / (3 + epoch)}, 0.25)
             run.add_certificate(epoch, Certificate("radius", Verdict.UNDECIDED))
@@ -57,7 +58,7 @@ def test_links_are_refused_and_nothing_is_touched(name: str, tmp_path: Path) -> 
     replace_by(run / name, os.symlink, victim)
     before = listing(tmp_path)
     with pytest.raises(RunError, match=f"{name} is a link, and nothing in a run is followed"):
-        Run.open(run, Config())
+        Run.open(run, RunConfig())
     assert listing(tmp_path) == before
 
 
@@ -67,7 +68,7 @@ def test_a_second_name_of_a_file_is_a_link_too(name: str, tmp_path: Path) -> Non
     victim.write_text("mine")
     replace_by(run / name, os.link, victim)
     with pytest.raises(RunError, match=f"{name} is a link"):
-        Run.open(run, Config())
+        Run.open(run, RunConfig())
     assert victim.read_text() == "mine"
 
 
@@ -77,13 +78,13 @@ def test_pipes_and_sockets_are_refused_without_waiting(name: str, tmp_path: Path
     run = finished(tmp_path / "run")
     replace_by(run / name, os.mkfifo)
     with pytest.raises(RunError, match=f"{name} is a pipe, a socket or a device"):
-        Run.open(run, Config())
+        Run.open(run, RunConfig())
     (run / name).unlink()
     with socket.socket(socket.AF_UNIX) as listening:
         monkeypatch.chdir((run / name).parent)  # names of sockets are short
         listening.bind((run / name).name)
         with pytest.raises(RunError, match=f"{name} is a pipe, a socket or a device"):
-            Run.open(run, Config())
+            Run.open(run, RunConfig())
 
 
 def test_a_new_run_does_not_begin_beside_a_link(tmp_path: Path) -> None:
@@ -91,17 +92,17 @@ def test_a_new_run_does_not_begin_beside_a_link(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "run" / "lock").symlink_to(tmp_path / "victim")
     with pytest.raises(RunError, match="lock is a link"):
-        Run.create(tmp_path / "run", Config())
+        Run.create(tmp_path / "run", RunConfig())
     assert (tmp_path / "victim").read_text() == "mine"
 
 
 def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
     finished(tmp_path / "run")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    with Run.open(tmp_path / "link", Config()) as run:
+    with Run.open(tmp_path / "link", RunConfig()) as run:
         run.append({"epoch": 2}, 0.1)
         with pytest.raises(RunLocked):
-            Run.open(tmp_path / "run", Config())
+            Run.open(tmp_path / "run", RunConfig())
     assert len(read_metrics(tmp_path / "run")) == 3
 
 
@@ -143,7 +144,7 @@ def test_rows_are_put_back(name: str, what: str, tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     path = folder / name
     expected = path.read_text()
-    with Run.open(folder, Config()) as run:
+    with Run.open(folder, RunConfig()) as run:
         run.check()
         if what == "deleted":
             path.unlink()
@@ -167,7 +168,7 @@ def test_rows_are_put_back(name: str, what: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_only_touched_stays(tmp_path: Path) -> None:
-    with Run.open(finished(tmp_path / "run"), Config()) as run:
+    with Run.open(finished(tmp_path / "run"), RunConfig()) as run:
         run.check()
         os.utime(run.folder / "metrics.jsonl", (1, 1))
         run.append({"epoch": 2}, 0.25)
@@ -176,22 +177,22 @@ def test_a_file_that_was_only_touched_stays(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="folders cannot be locked there")
 def test_who_deletes_the_lock_does_not_get_in(tmp_path: Path) -> None:
-    with Run.create(tmp_path / "run", Config()) as run:
+    with Run.create(tmp_path / "run", RunConfig()) as run:
         (run.folder / "lock").unlink()
         with pytest.raises(RunLocked, match="in use by another process"):
-            Run.open(run.folder, Config())
+            Run.open(run.folder, RunConfig())
         run.append({"epoch": 0}, 0.1)
         assert "The lock file was deleted" in (run.folder / "log.txt").read_text()
         assert json.loads((run.folder / "lock").read_text())["pid"] == os.getpid()
         with pytest.raises(RunLocked, match=f"in use by process {os.getpid()}"):
-            Run.open(run.folder, Config())
-    with Run.open(tmp_path / "run", Config()):
+            Run.open(run.folder, RunConfig())
+    with Run.open(tmp_path / "run", RunConfig()):
         pass
 
 
 @pytest.mark.parametrize("what", ["lock", "directory"])
 def test_a_holder_that_is_not_alone_stops(what: str, tmp_path: Path) -> None:
-    with Run.create(tmp_path / "run", Config()) as run:
+    with Run.create(tmp_path / "run", RunConfig()) as run:
         run.append({"epoch": 0}, 0.1)
         if what == "lock":
             write_whole(run.folder / "lock", b"")
@@ -207,7 +208,7 @@ def test_a_holder_that_is_not_alone_stops(what: str, tmp_path: Path) -> None:
 def test_results_without_checkpoints_are_kept(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     before = {name: content for name, content in listing(folder).items() if name.endswith(("jsonl", "json"))}
-    with Run.open(folder, Config()) as run:
+    with Run.open(folder, RunConfig()) as run:
         with pytest.raises(RunError, match="results up to epoch 1 and no checkpoint to continue from; nothing was changed"):
             run.rewind(-1)
     after = listing(folder)

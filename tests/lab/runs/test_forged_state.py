@@ -12,7 +12,8 @@ import torch
 
 from checkpoint_problems import KINDS, forge, setup, steps
 from wellposed.errors import CheckpointRefused
-from wellposed_lab.runs.checkpoint import Progress, capture, find, load, prune, restore, save, tidy
+from wellposed_lab.runs.checkpoint import find, load, prune, save, tidy
+from wellposed_lab.runs.training_state import Progress, capture, restore
 
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]
 

@@ -13,7 +13,7 @@ import pytest
 from report_problems import certificate, parse_file, write_by_hand
 from wellposed.certify import Certificate, Verdict
 from wellposed_lab import report
-from wellposed_lab.runs._licence import NEGLIGIBLE, halving, hidden_ratio, licence, moves, plain_flow
+from wellposed_lab.runs.records import NEGLIGIBLE, halving, hidden_ratio, licence, moves, plain_flow
 
 
 def made(rate: float | None, dynamics: str = "descent", *others: Certificate, **licensed: Any) -> Certificate:

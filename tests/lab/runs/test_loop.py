@@ -16,21 +16,21 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.errors import InvalidArgument
 from wellposed_lab.runs import training
-from wellposed_lab.runs.models import MODELS
-from wellposed_lab.runs.setup import prepare
+from wellposed_lab.runs.checkpoint import newest
+from wellposed_lab.runs.config import RunConfig, resolve
+from wellposed_lab.runs.epoch_logger import RunOutcome
+from wellposed_lab.runs.loop import _order, fit, learning_rate, make_optimizer
+from wellposed_lab.runs.models import MODELS, CrossEntropy, Squared
+from wellposed_lab.runs.records import read_metrics
+from wellposed_lab.runs.run import Run, read_config
+from wellposed_lab.runs.setup import DataParts, prepare
 from wellposed_lab.runs.training import train
-from wellposed_lab.runs.checkpoint import Checkpoint, newest
-from wellposed_lab.runs.config import Config, resolve
-from wellposed_lab.runs.loop import _order, fit
-from wellposed_lab.runs.losses import CrossEntropy, Squared
-from wellposed_lab.runs.optimizers import learning_rate, make_optimizer
-from wellposed_lab.runs.outcome import Outcome, Parts
-from wellposed_lab.runs.run import Run, read_config, read_metrics
+from wellposed_lab.runs.training_state import Checkpoint
 
 BASE = ["run.certify_every=0", "run.tensorboard=false", "run.threads=1", "optimizer.schedule=constant"]
 
 
-def config_of(*changes: str) -> Config:
+def config_of(*changes: str) -> RunConfig:
     return resolve({}, [*BASE, *changes])
 
 
@@ -44,7 +44,7 @@ def test_full_batch_sgd_is_descend() -> None:
     model, X, y = regression()
     twin = copy.deepcopy(model)
     config = config_of("optimizer.name=sgd", "optimizer.lr=0.05", "run.batch_size=null", "run.epochs=7")
-    outcome = fit(model, Parts((X, y)), config, loss=Squared(signs=False))
+    outcome = fit(model, DataParts((X, y)), config, loss=Squared(signs=False))
     history = wp.descend(twin, X, y, step_size=0.05 / len(X), steps=7)  # its loss is a sum
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, dict(twin.named_parameters())[name], rtol=1e-9, atol=1e-11)
@@ -60,7 +60,7 @@ def test_minibatches_are_those_of_a_plain_loop(name: str) -> None:
         f"optimizer.name={name}", "optimizer.lr=0.01", "optimizer.momentum=0.5", "optimizer.weight_decay=0.1",
         "optimizer.clip=0.3", "run.batch_size=5", "run.epochs=3", "run.seed=4",
     )  # fmt: skip
-    fit(model, Parts((X, y)), config, loss=Squared(signs=False))
+    fit(model, DataParts((X, y)), config, loss=Squared(signs=False))
     plain = {
         "sgd": lambda p: torch.optim.SGD(p, 0.01, momentum=0.5, weight_decay=0.1),
         "adam": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1),
@@ -112,7 +112,7 @@ def test_warmup_is_linear() -> None:
 
 
 def test_evaluation_in_parts_is_the_whole(monkeypatch) -> None:
-    monkeypatch.setattr("wellposed_lab.runs.train_step.EVALUATED_AT_ONCE", 1)
+    monkeypatch.setattr("wellposed_lab.runs.loop.EVALUATED_AT_ONCE", 1)
     problem = prepare(config_of("data.n=20", "data.classes=[0, 1, 2]", "model.name=dense", "model.width=8", "run.batch_size=3"))
     config = config_of("run.epochs=1", "run.batch_size=3")
     row = fit(problem.model, problem.parts, config, loss=problem.loss).rows[-1]
@@ -138,14 +138,14 @@ class Stopper:
         return None
 
 
-def in_folder(config: Config, folder: Path, listener: Any = None) -> tuple[Outcome, nn.Module]:
+def in_folder(config: RunConfig, folder: Path, listener: Any = None) -> tuple[RunOutcome, nn.Module]:
     """Creates or resumes a run, as a new process would."""
     problem = prepare(config)
     resumed = folder.exists()
     checkpoint: Checkpoint | None = None
     with Run.open(folder, config) if resumed else Run.create(folder, config) as run:
         if resumed:
-            checkpoint = newest(folder / "checkpoints", fingerprint=config.fingerprint(), say=print)
+            checkpoint = newest(folder / "checkpoints", [config.fingerprint()], log=print)
             run.rewind(-1 if checkpoint is None else checkpoint.epoch)
         outcome = fit(
             problem.model, problem.parts, config, loss=problem.loss, run=run, checkpoint=checkpoint, listener=listener
@@ -201,7 +201,7 @@ def test_what_was_drawn_before_does_not_matter(tmp_path: Path, monkeypatch: pyte
     config = config_of(*SPHERE, "run.epochs=1", "model.rtol=1e-6")
     train(config, tmp_path / "first")
 
-    def draws(config: Config) -> Any:
+    def draws(config: RunConfig) -> Any:
         random.random(), torch.rand(1), np.random.rand()
         return prepare(config)
 
@@ -219,7 +219,8 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
     losses = [row["validation_loss"] for row in read_metrics(tmp_path / "run")]
     best = min(range(len(losses)), key=losses.__getitem__)
     assert outcome.stop == "patience" and outcome.progress.best_epoch == best and len(losses) - 1 == best + 2 < 50
-    from wellposed_lab.runs.checkpoint import load, restore
+    from wellposed_lab.runs.checkpoint import load
+    from wellposed_lab.runs.training_state import restore
 
     problem = prepare(config)
     restore(load(tmp_path / "run" / "checkpoints" / "best.json"), problem.model)
@@ -235,7 +236,7 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
 def test_patience_without_validation_is_refused() -> None:
     model, X, y = regression()
     with pytest.raises(InvalidArgument, match="data.validation=0.2"):
-        fit(model, Parts((X, y)), config_of("run.patience=1"), loss=Squared(signs=False))
+        fit(model, DataParts((X, y)), config_of("run.patience=1"), loss=Squared(signs=False))
 
 
 def test_stop_loss() -> None:
@@ -243,7 +244,7 @@ def test_stop_loss() -> None:
     model[0].weight.data.fill_(1.0)
     X, y = torch.ones(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
     config = config_of("optimizer.name=sgd", "optimizer.lr=0.01", "run.stop_loss=1.5", "run.epochs=50")
-    outcome = fit(model, Parts((X, y)), config, loss=Squared(signs=False))
+    outcome = fit(model, DataParts((X, y)), config, loss=Squared(signs=False))
     losses = [row["train_loss"] for row in outcome.rows]
     assert outcome.stop == "stop_loss" and losses[-1] <= 1.5 < losses[-2]
 
@@ -251,7 +252,7 @@ def test_stop_loss() -> None:
 def test_a_loss_that_is_not_finite_stops_before_the_step() -> None:
     model = nn.Sequential(nn.Linear(2, 1, bias=False, dtype=torch.float64), nn.Flatten(0))
     X, y = torch.ones(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
-    outcome = fit(model, Parts((X, y)), config_of("optimizer.name=sgd", "optimizer.lr=1e100"), loss=Squared(signs=False))
+    outcome = fit(model, DataParts((X, y)), config_of("optimizer.name=sgd", "optimizer.lr=1e100"), loss=Squared(signs=False))
     assert outcome.stop == "not_finite"
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
@@ -279,5 +280,5 @@ def test_every_network_learns(name: str) -> None:
 def test_only_trained_parameters_move() -> None:
     model, _, _ = regression()
     model.U.requires_grad_(False)
-    optimizer = make_optimizer(model, Config().optimizer)
+    optimizer = make_optimizer(model, RunConfig().optimizer)
     assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == 16 * 16 + 16

@@ -10,7 +10,7 @@ import pytest
 
 from report_problems import certificate, write_by_hand
 from wellposed.errors import RunError
-from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_metrics, read_sessions, read_times
+from wellposed_lab.runs.records import certificate_files, read_certificate, read_metrics, read_sessions, read_times
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from wellposed.errors import CheckpointRefused, InvalidArgument, RunError, WellposedError
-from wellposed_lab.runs.defaults import filled_in
-from wellposed_lab.runs.setup import prepare
-from wellposed_lab.runs.training import load_run, train
 from wellposed.nn import MonotoneClassifier
 from wellposed_lab.runs.config import resolve
-from wellposed_lab.runs.losses import CrossEntropy, Segmentation, Squared
-from wellposed_lab.runs.run import read_config, read_metrics
+from wellposed_lab.runs.models import CrossEntropy, Segmentation, Squared
+from wellposed_lab.runs.records import read_metrics
+from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.setup import prepare, resolve_auto
+from wellposed_lab.runs.training import load_run, train
 
 QUICK = ["run.tensorboard=false", "run.certify_every=0", "run.threads=1"]
 
@@ -43,8 +43,8 @@ def test_the_loss_follows_the_targets() -> None:
 
 
 def said(*changes: str) -> tuple[str, list[int] | str | None, str]:
-    config = filled_in(resolve({}, changes))
-    assert filled_in(config) == config
+    config = resolve_auto(resolve({}, changes))
+    assert resolve_auto(config) == config
     return config.model.name, config.data.classes, config.loss.name
 
 
@@ -73,7 +73,7 @@ def test_what_is_left_open_is_filled_in(changes: list[str], model: str, classes:
 def test_networks_of_images_get_images() -> None:
     shapes = {}
     for name in ("dense", "monotone_conv"):
-        config = filled_in(resolve({}, [f"model.name={name}", "data.n=10", "data.n_test=10", "model.width=4"]))
+        config = resolve_auto(resolve({}, [f"model.name={name}", "data.n=10", "data.n_test=10", "model.width=4"]))
         shapes[name] = (config.data.flatten, tuple(prepare(config).parts.train[0].shape))
     assert shapes == {"dense": (True, (10, 64)), "monotone_conv": (False, (10, 1, 8, 8))}
 
@@ -164,12 +164,12 @@ def test_a_monotone_convolution_takes_images() -> None:
 
 
 def test_networks_of_images_have_few_channels_unless_a_width_is_said() -> None:
-    from wellposed_lab.runs.defaults import filled_in
     from wellposed_lab.runs.config import resolve
+    from wellposed_lab.runs.setup import resolve_auto
 
-    assert filled_in(resolve({}, ["model.name=monotone_conv"])).model.width == 32
-    assert filled_in(resolve({"model": {"name": "monotone_conv", "width": 256}}, [])).model.width == 256
-    assert filled_in(resolve({}, ["model.name=monotone_classifier"])).model.width == 256
+    assert resolve_auto(resolve({}, ["model.name=monotone_conv"])).model.width == 32
+    assert resolve_auto(resolve({"model": {"name": "monotone_conv", "width": 256}}, [])).model.width == 256
+    assert resolve_auto(resolve({}, ["model.name=monotone_classifier"])).model.width == 256
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from torch import nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument
-from wellposed_lab.runs import _threads
-from wellposed_lab.runs._threads import largest_product, on_threads, threads_for
-from wellposed_lab.report import _state
-from wellposed_lab.runs.training import train
+from wellposed_lab.report import _network
+from wellposed_lab.runs import processes
 from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.processes import largest_product, on_threads, threads_for
 from wellposed_lab.runs.run import read_config
+from wellposed_lab.runs.training import train
 
 QUICK = ["data.n=6", "model.width=5", "run.epochs=1", "run.tensorboard=false", "run.certify_every=0"]
 SOURCE = Path(wp.__file__).parent
@@ -58,7 +58,7 @@ def test_a_small_network_trains_on_one_thread(tmp_path: Path) -> None:
 
 
 def test_large_products_get_what_torch_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_threads, "SMALL", 2.0 * 6 * 5 * 5)  # as many operations as W @ z takes for 6 samples and 5 units
+    monkeypatch.setattr(processes, "SMALL", 2.0 * 6 * 5 * 5)  # as many operations as W @ z takes for 6 samples and 5 units
     assert threads_of_a_run(tmp_path / "run", "data.name=sphere", "data.features=2") == ({3}, 3, 3)
 
 
@@ -71,7 +71,7 @@ def test_a_run_goes_on_with_the_threads_it_had(tmp_path: Path, monkeypatch: pyte
     folder = tmp_path / "run"
     schedule = "optimizer.schedule=constant"
     threads_of_a_run(folder, schedule)
-    monkeypatch.setattr(_threads, "SMALL", 0.0)  # another machine would choose otherwise
+    monkeypatch.setattr(processes, "SMALL", 0.0)  # another machine would choose otherwise
     config = resolve(read_config(folder).model_dump(), ["run.epochs=2"])
     watch = Watch()
     train(config, folder, resume=True, listener=watch)
@@ -81,8 +81,8 @@ def test_a_run_goes_on_with_the_threads_it_had(tmp_path: Path, monkeypatch: pyte
 def test_the_page_of_a_small_network_is_made_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads_of_a_run(tmp_path / "run")
     used: list[int] = []
-    monkeypatch.setattr(_state, "_predict", lambda *_: used.append(torch.get_num_threads()))
-    assert not _state.network_state(tmp_path / "run").remarks
+    monkeypatch.setattr(_network, "_predict", lambda *_: used.append(torch.get_num_threads()))
+    assert not _network.network_state(tmp_path / "run").remarks
     assert used == [1] and torch.get_num_threads() == 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wellposed.errors import InvalidArgument
-from wellposed_lab.runs._distributed import joined
+from wellposed_lab.runs.processes import joined
 
 THERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

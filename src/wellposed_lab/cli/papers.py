@@ -1,27 +1,34 @@
-"""wellposed reproduce."""
+"""wellposed reproduce, wellposed audit."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from wellposed._progress import progress_display
 from wellposed.errors import InvalidArgument
-from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
-from wellposed_lab.cli._layout import print_labelled, print_wrapped
-from wellposed_lab.papers import EXPERIMENTS, Check, ClaimOutcome, Record, Result, changes_of, choose
+from wellposed_lab.cli._app import (
+    ExitCode,
+    app,
+    guarded,
+    message_console,
+    print_labelled,
+    print_message,
+    print_plain,
+    print_wrapped,
+)
+from wellposed_lab.papers import EXPERIMENTS, Check, ClaimOutcome, Record, changes_of, choose
 from wellposed_lab.papers import reproduce as run_experiment
+from wellposed_lab.papers.audit import AuditFinding, AuditRow, counts, to_html, to_json
+from wellposed_lab.papers.audit import audit as run_audit
 from wellposed_lab.papers.run import why_no_figure
 
-__all__ = ["reproduce"]
+__all__ = ["audit", "reproduce"]
 
-EPILOG = (
+REPRODUCE_EPILOG = (
     "[bold]Examples[/]\n\n"
     "  wellposed reproduce --list\n\n"
     "  WELLPOSED_DATA=~/data wellposed reproduce\n\n"
@@ -31,13 +38,21 @@ EPILOG = (
     "Started again with the same options it continues where it was interrupted. Exit code 1: a claim of a paper was not "
     "reproduced; questions that the papers do not ask (ours) are shown apart and do not count."
 )
+AUDIT_EPILOG = (
+    "[bold]Examples[/]\n\n"
+    "  wellposed audit\n\n"
+    "  wellposed audit ling2022 --differing\n\n"
+    "  wellposed audit --json > audit.json\n\n"
+    "  wellposed audit --html audit.html\n\n"
+    "The exit code is 0 if the numbers of this run bear every verdict out; 1 if they do not."
+)
 COLORS = {ClaimOutcome.REPRODUCED: "green", ClaimOutcome.NOT_REPRODUCED: "red", ClaimOutcome.NOT_TESTED: "yellow"}
-#: Where the texts beside the verdicts begin.
-INDENT = 15
-SECONDS_BETWEEN_LINES = 5.0
+#: Columns at which the texts begin beside the verdicts of claims, and beside the labels of an audit.
+CLAIM_INDENT, AUDIT_INDENT = 15, 13
+LINE = "{title}: {done:g} of {total:g} tasks"
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog=REPRODUCE_EPILOG)
 @guarded
 def reproduce(
     names: Annotated[
@@ -54,7 +69,7 @@ def reproduce(
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and their claims, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON; a list of several.")] = False,
 ) -> None:
-    """Run experiments of the papers, all if none is named, and say which claims are reproduced, with numbers."""
+    """Run experiments of the papers, all if none is named, and show which claims are reproduced."""
     if listing:
         _list(as_json=as_json)
         return
@@ -67,31 +82,39 @@ def reproduce(
     for experiment in chosen:  # mistakes before anything is measured
         getattr(experiment, size).changed(changes)
     if figure and (missing := why_no_figure()) is not None:
-        say().print(missing, highlight=False, markup=False)
+        print_message(missing)
         figure = False
     records = []
     for experiment in chosen:
         name = experiment.name
-        with _watching(name) as listener:
+        with progress_display(name, line=LINE, bar="{done:.0f}/{total:.0f}", ends=False) as display:
             record = run_experiment(
-                name, size, changes, out=folder, jobs=jobs, dask=dask, fresh=fresh, figure=figure, listener=listener
+                name,
+                size,
+                changes,
+                out=folder,
+                jobs=jobs,
+                dask=dask,
+                fresh=fresh,
+                figure=figure,
+                listener=lambda done, total, latest: display.update(done, total=total),  # noqa: B023 (used at once)
             )
         records.append(record)
         if not as_json:
-            _show(record)
+            _show_record(record)
             where = folder.joinpath(*name.split("/"))
             files = f"{where / 'record.json'}" + (f", {where / 'figure.png'}" if figure else "")
-            out().print(files, highlight=False, markup=False)
+            print_plain(files)
     if as_json:
         one = len(records) == 1
         typer.echo(records[0].to_json() if one else json.dumps([json.loads(record.to_json()) for record in records], indent=1))
     elif len(records) > 1:
-        print_wrapped(_summary(records))
+        print_wrapped(_record_summary(records))
     if any(record.count(ClaimOutcome.NOT_REPRODUCED) for record in records):
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _summary(records: list[Record]) -> str:
+def _record_summary(records: list[Record]) -> str:
     counts = ", ".join(f"{sum(record.count(outcome) for record in records)} {outcome.value}" for outcome in ClaimOutcome)
     own = [record.count(outcome, ours=True) for record in records for outcome in ClaimOutcome]
     apart = f" Questions of ours, which do not count: {sum(own)}." if sum(own) else ""
@@ -100,7 +123,7 @@ def _summary(records: list[Record]) -> str:
     )
 
 
-def _show(record: Record) -> None:
+def _show_record(record: Record) -> None:
     cached = sum(result.cached for result in record.results)
     kept = f", {cached} of them kept from before" if cached else ""
     facts = f"({record.size}; {len(record.results)} tasks{kept}; {record.seconds:.0f} s)"
@@ -114,14 +137,14 @@ def _show(record: Record) -> None:
     for check in own:
         _show_check(check)
     for note in record.notes:
-        print_labelled("note", note, indent=INDENT, style="dim")
+        print_labelled("note", note, indent=CLAIM_INDENT, style="dim")
 
 
 def _show_check(check: Check) -> None:
     claim, finding = check.claim, check.finding
-    print_labelled(check.outcome.value, f"{claim.text} {claim.source}", indent=INDENT, style=COLORS[check.outcome])
-    print_labelled("", f"measured: {finding.measured}", indent=INDENT)
-    print_labelled("", f"decided by: {claim.decided_by}", indent=INDENT)
+    print_labelled(check.outcome.value, f"{claim.text} {claim.source}", indent=CLAIM_INDENT, style=COLORS[check.outcome])
+    print_labelled("", f"measured: {finding.measured}", indent=CLAIM_INDENT)
+    print_labelled("", f"decided by: {claim.decided_by}", indent=CLAIM_INDENT)
 
 
 def _list(*, as_json: bool) -> None:
@@ -135,28 +158,59 @@ def _list(*, as_json: bool) -> None:
             print_labelled("  -", f"{claim.text} {claim.source}", indent=4)
 
 
-@contextmanager
-def _watching(name: str) -> Iterator[Callable[[int, int, Result | None], None]]:
-    """A bar on a terminal, a line now and then elsewhere; both on stderr."""
-    console = say()
-    if not console.is_terminal:
-        yield _Lines(name)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(name, total=None)
+@app.command(epilog=AUDIT_EPILOG)
+@guarded
+def audit(
+    papers: Annotated[list[str] | None, typer.Argument(help="Keys such as ling2022; all if none is given.")] = None,
+    differing: Annotated[bool, typer.Option("--differing", help="Omit what holds as printed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the table as a web page.")] = None,
+) -> None:
+    """Check the claims of the papers with numbers; print what holds and what must be corrected."""
+    with message_console().status("checking") as status:
 
-        def update(done: int, total: int, latest: Result | None) -> None:
-            bar.update(task, completed=done, total=total)
+        def show(finding: AuditFinding) -> None:
+            status.update(f"checking {finding.paper}: {finding.claim}")
 
-        yield update
+        rows = run_audit(list(papers or []), listener=show, differing=differing)
+    if page is not None:
+        try:
+            page.write_text(to_html(rows), encoding="utf-8")
+        except OSError as error:
+            raise InvalidArgument(f"--html {page} cannot be written: {error.strerror}.") from None
+    if as_json:
+        typer.echo(to_json(rows))
+    elif page is None:
+        _show_audit(rows)
+    else:
+        print_plain(f"{page}: {_audit_summary(rows)}")
+    if any(row.confirmed is False for row in rows):
+        raise typer.Exit(ExitCode.NEGATIVE)
 
 
-class _Lines:
-    def __init__(self, name: str) -> None:
-        self._name, self._shown = name, time.monotonic()
+def _show_audit(rows: list[AuditRow]) -> None:
+    """Row below row: five columns of sentences and formulas would be a few letters wide."""
+    for paper in dict.fromkeys(row.finding.paper for row in rows):
+        print_plain(f"[{paper}]", style="bold")
+        for row in rows:
+            finding = row.finding
+            if finding.paper != paper:
+                continue
+            evidence = finding.by if finding.check is None else str(row.evidence)
+            print_plain(f"\n{finding.claim}", style="red" if row.confirmed is False else "bold")
+            cells = {
+                "printed": finding.printed,
+                "verdict": finding.verdict,
+                "corrected": finding.corrected,
+                "this run": evidence,
+            }
+            for label, text in cells.items():
+                if text:
+                    print_labelled(f"  {label}", text, indent=AUDIT_INDENT, style="dim")
+        print_plain("")
+    print_wrapped(_audit_summary(rows))
 
-    def __call__(self, done: int, total: int, latest: Result | None) -> None:
-        if time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
-            self._shown = time.monotonic()
-            say().print(f"{self._name}: {done} of {total} tasks", highlight=False)
+
+def _audit_summary(rows: list[AuditRow]) -> str:
+    seconds = sum(row.seconds for row in rows)
+    return ", ".join(f"{number} {name}" for name, number in counts(rows).items()) + f"; {seconds:.1f} s."

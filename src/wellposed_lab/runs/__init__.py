@@ -1,0 +1,1 @@
+"""Training runs: configuration, networks by name, the loop, checkpoints, the run directory."""

@@ -1,0 +1,295 @@
+"""What a run uses of the machine: processes, threads, signals; and the record of the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import re
+import signal
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
+
+from wellposed._io import open_plain
+from wellposed.errors import InvalidArgument
+
+__all__ = ["Interruption", "World", "environment", "git_head", "joined", "largest_product", "on_threads", "threads_for"]
+
+#: How long the other processes wait for the first one, which certifies.
+PATIENCE = timedelta(hours=12)
+_START = "Start by torchrun, which sets these variables, or unset WORLD_SIZE for one process."
+#: Products of fewer floating point operations run on one thread. A product of 1e8 takes 1 to 4 ms on one thread, so a second
+#: thread saves at most 2 ms. Where other processes use the same cores, threads wait for each other in every product, 24 ms and
+#: more (measured on two busy cores: 0.39 ms became 24 ms at 1.7e7 operations, 2.2 ms became 65 ms at 6.7e7).
+SMALL = 1e8
+PACKAGES = ("wellposed", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pyarrow")
+#: Bytes that are read of a file of git; packed references of a large repository have some hundred kilobytes.
+_LONGEST = 4 << 20
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REFERENCE = re.compile(r"refs(/[A-Za-z0-9_+@-][A-Za-z0-9_.+@-]*)+")
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train one model together.
+
+    Attributes:
+        rank: The number of this one; 0 writes the files.
+        size: The number of processes.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def part(self, rows: Tensor) -> Tensor:
+        """The rows that this process works on; possibly none."""
+        return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
+
+    def add(self, numbers: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(numbers, op=ReduceOp.SUM)
+        return numbers
+
+    def add_gradients(self, model: nn.Module) -> None:
+        """Replaces every gradient by its sum over the processes; None stays None if all have None.
+
+        `DistributedDataParallel` would do it during the backward pass. But when it is freed after
+        its process group (as after an exception, whose traceback holds it), its destructor may
+        deadlock: it joins gloo's threads and holds the interpreter's lock that they wait for.
+        """
+        if self.size == 1:
+            return
+        trained = [p for p in model.parameters() if p.requires_grad]
+        somewhere = self.add(torch.tensor([p.grad is not None for p in trained], dtype=torch.int64))
+        for parameter, count in zip(trained, somewhere.tolist(), strict=True):
+            if count and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad is not None:
+                parameter.grad = self.add(parameter.grad.contiguous())
+
+    def wait(self) -> None:
+        """Waits for all processes."""
+        self.add(torch.zeros(1))
+
+    def agree(self, code: int) -> int:
+        """The code of the first process."""
+        if self.size == 1:
+            return code
+        said = torch.tensor([code])
+        torch.distributed.broadcast(said, src=0)
+        return int(said)
+
+
+@contextmanager
+def joined() -> Iterator[World]:
+    """The processes of torchrun while the context is open; one process without torchrun."""
+    size = _world_size()
+    if size == 1:
+        yield World()
+        return
+    _check_variables(size)
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        raise InvalidArgument("This torch has no distributed training with gloo; start one process, without torchrun.")
+    try:
+        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:  # no such host or port, or one that is taken
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InvalidArgument(f"The other processes could not be joined ({reason}). {_START}") from error
+    try:
+        yield World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _world_size() -> int:
+    """The number of processes that train together: WORLD_SIZE, or 1 if it is not set."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not _is_count(text) or int(text) < 1:
+        raise InvalidArgument(f"WORLD_SIZE must be the number of processes, at least 1; got {text!r}. {_START}")
+    return int(text)
+
+
+def _check_variables(size: int) -> None:
+    """Raises unless the variables that torchrun sets are there and fit each other."""
+    rank = os.environ.get("RANK")
+    if rank is None:
+        raise InvalidArgument(f"WORLD_SIZE is {size} and RANK is not set. {_START}")
+    if not _is_count(rank) or int(rank) >= size:
+        raise InvalidArgument(f"RANK must be the number of this process, 0 to {size - 1}; got {rank!r}. {_START}")
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise InvalidArgument(f"WORLD_SIZE is {size} and {missing[0]} is not set. {_START}")
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 9
+
+
+class Interruption:
+    """While the context is open, Ctrl-C and SIGTERM set `asked`: training ends after a step.
+
+    A second signal interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def on_threads(count: int | None = None) -> Iterator[int]:
+    """Sets the number of threads of torch while the context is open; gives the number before."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+def largest_product(model: nn.Module, shape: tuple[int, ...], batch: int) -> float:
+    """Floating point operations of the largest product of a batch with one parameter.
+
+    A matrix multiplies every sample once, a kernel of a convolution every pixel. `shape` is that of
+    one input.
+    """
+    pixels = math.prod(shape[1:])
+    matrices = (parameter for parameter in model.parameters() if parameter.dim() >= 2)
+    return max((2.0 * batch * m.numel() * (pixels if m.dim() > 2 else 1) for m in matrices), default=0.0)
+
+
+def threads_for(model: nn.Module, X: Tensor, *, batch: int | None = None, available: int | None = None) -> int:
+    """The number of threads for a network: 1 if its largest product is small, else `available`.
+
+    Args:
+        model: The network.
+        X: (n, *shape) inputs.
+        batch: Samples in a batch; all if not given.
+        available: For large products; the present number of torch if not given.
+    """
+    product = largest_product(model, tuple(X.shape[1:]), len(X) if batch is None else batch)
+    return 1 if product < SMALL else available or torch.get_num_threads()
+
+
+def environment(seed: int, threads: int | str) -> dict[str, Any]:
+    """Versions, machine, threads, seed, command line and git commits; no other program is run."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions,
+        "platform": _platform(),
+        "processors": os.cpu_count(),
+        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "threads": threads,
+        "processes": _world_size(),
+        "seed": seed,
+        "command": sys.argv,
+        "git": {"source": _commit(Path(__file__).parent), "working_directory": _commit(Path())},
+    }
+
+
+def _commit(folder: Path) -> dict[str, str] | None:
+    commit = git_head(folder)
+    return None if commit is None else {"commit": commit}
+
+
+def _platform() -> str:
+    """System, release, machine and C library; `platform.platform` would run a program."""
+    if not hasattr(os, "uname"):
+        return sysconfig.get_platform()
+    name = os.uname()
+    return "-".join(part for part in (name.sysname, name.release, name.machine, "".join(platform.libc_ver())) if part)
+
+
+def git_head(folder: Path) -> str | None:
+    """The commit of the repository that contains a folder; None without one.
+
+    Git is not run: it runs programs that a repository's configuration names (`core.fsmonitor`), and
+    a run directory of unknown origin may contain one.
+    """
+    try:
+        repository = _repository(folder.absolute())
+        if repository is None:
+            return None
+        head = _text(repository / "HEAD").strip()
+        if head.startswith("ref: "):
+            head = _commit_of(repository, head.removeprefix("ref: "))
+    except (OSError, ValueError):  # ValueError: not text, or not a path
+        return None
+    return head if _COMMIT.fullmatch(head) else None
+
+
+def _repository(folder: Path) -> Path | None:
+    """The folder with HEAD: `.git` here or above, or the one that a file `.git` names."""
+    for place in (folder, *folder.parents):
+        git = place / ".git"
+        if git.is_dir():
+            return git
+        if git.is_file():
+            said = _text(git).strip()
+            return place / said.removeprefix("gitdir: ") if said.startswith("gitdir: ") else None
+    return None
+
+
+def _commit_of(repository: Path, reference: str) -> str:
+    """The commit of a branch with a plain name; else an empty text."""
+    if not _REFERENCE.fullmatch(reference):
+        return ""
+    common = repository
+    if (repository / "commondir").is_file():  # of a worktree
+        common = repository / _text(repository / "commondir").strip()
+    for place in (repository, common):
+        if (place / reference).is_file():
+            return _text(place / reference).strip()
+    for line in _text(common / "packed-refs").splitlines():
+        commit, _, name = line.partition(" ")
+        if name == reference:
+            return commit
+    return ""
+
+
+def _text(path: Path) -> str:
+    """The text of a regular file of limited size; links are not followed."""
+    with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
+        content = file.read(_LONGEST + 1)
+    return content.decode("ascii") if len(content) <= _LONGEST else ""
