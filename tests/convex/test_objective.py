@@ -13,20 +13,9 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from equilibria import F64, normal
-from wellposed.convex import (
-    L1,
-    Box,
-    GradientStep,
-    GroupL1,
-    InverseNorm,
-    SquaredL2,
-    UnitBlock,
-    WideObjective,
-    blocks,
-    inclusion_residual,
-    objective,
-    wide_limit,
-)
+from wellposed.convex import L1, Box, GradientStep, GroupL1, InverseNorm, SquaredL2, inclusion_residual, objective, wide_limit
+from wellposed.convex.blocks import UnitBlock
+from wellposed.convex.objectives import WideObjective, blocks
 
 
 def network(kind=wp.OptEq, size=5, seed=0, **options):

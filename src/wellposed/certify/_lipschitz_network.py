@@ -21,20 +21,21 @@ What is computed is not M^(-1), but some Y with B - M Y = N small; as M^(-1) >= 
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from wellposed.certify._directed import down, up, vector_norm_upper
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
+from wellposed.linalg.directed import ROUNDING, down, spectral_norm_lower, up, vector_norm_upper
 from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_up
+from wellposed.nn import DenseCell, EquilibriumLayer, Monotone, Spectral
+from wellposed.nn.families import AbstractNetwork
 
-__all__ = ["DenseNetwork", "NetworkLipschitz", "bound_network"]
-
-_UNIT = 2.0**-53
+__all__ = ["NetworkLipschitz", "layer_bounds", "network_bounds"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class NetworkLipschitz:
 
 
 @dataclass(frozen=True)
-class DenseNetwork:
+class _DenseNetwork:
     """What the bounds are about, in float64 and on the CPU.
 
     Attributes:
@@ -86,7 +87,76 @@ class DenseNetwork:
     margin: float = 0.0
 
 
-def bound_network(network: DenseNetwork, name: str) -> NetworkLipschitz:
+def network_bounds(model: AbstractNetwork) -> NetworkLipschitz:
+    """`lipschitz_upper` of a network whose theory names U and the read-out."""
+    theory = model.theory
+    twin = copy.deepcopy(model).double().cpu()
+    U, *weights = _exact(twin.input_matrix(), *(getattr(twin, name) for name in theory.readout))
+    _exact(*twin.parameters(), *twin.buffers())
+    network = _DenseNetwork(
+        twin.recurrent().detach(),
+        twin.recurrent_error(),
+        U.contiguous(),
+        rectified=theory.rectified,
+        scale=theory.injection_scale if theory.injection_scale == 1.0 else up(theory.injection_scale),
+        v=weights[0],
+        v_skip=weights[1] if theory.skip else None,
+        readout_scale=theory.readout_scale if theory.readout_scale == 1.0 else up(theory.readout_scale),
+        margin=0.0 if theory.margin is None else down(theory.margin),
+    )
+    return _bound_network(network, type(model).__name__)
+
+
+def layer_bounds(model: EquilibriumLayer) -> NetworkLipschitz:
+    """`lipschitz_upper` of a layer with a `DenseCell`."""
+    cell = model.cell
+    if not isinstance(cell, DenseCell):
+        raise InvalidType(f"lipschitz_upper needs an EquilibriumLayer with a DenseCell; got one with {type(cell).__name__}.")
+    slope = cell.activation.lipschitz
+    if isinstance(cell.weight, Monotone):
+        A, B, U = _exact(cell.A, cell.B, cell.U)
+        R, error = _monotone(A, B, cell.weight)
+        return _bound_network(_DenseNetwork(R, error, U, slope=slope, margin=down(cell.weight.margin + 1 / slope - 1)), "layer")
+    W, U = _exact(cell.W, cell.U)
+    if cell.weight is None:
+        return _bound_network(_DenseNetwork(W, 0.0, U, slope=slope), "layer")
+    if not isinstance(cell.weight, Spectral):
+        raise InvalidType(f"lipschitz_upper knows weight=None, Spectral and Monotone; got {type(cell.weight).__name__}.")
+    R, error = _spectral(W, cell.weight.bound)
+    return _bound_network(_DenseNetwork(R, error, U, slope=slope), "layer")
+
+
+def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
+    """In float64 on the CPU, which changes no stored value."""
+    found = tuple(parameter.detach().double().cpu() for parameter in parameters)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
+        raise InvalidArgument("lipschitz_upper: a parameter has NaN or infinite entries; look for the step that made them.")
+    return found
+
+
+def _spectral(W: Tensor, bound: float) -> tuple[Tensor, float]:
+    """W min(1, bound/|W|) up to an error, which is bounded: |W| lies between two bounds."""
+    upper = spectral_norm_upper(W)
+    lower = spectral_norm_lower(W)
+    least = min(1.0, bound / upper) if upper > 0 else 1.0
+    most = min(1.0, up(bound / lower)) if lower > 0 else 1.0
+    R = W * least
+    return R, up(up(most - down(least)) * upper + _relative(R))
+
+
+def _relative(R: Tensor) -> float:
+    """Upper bound of the rounding of a matrix times a scalar that took three operations."""
+    return up(5 * ROUNDING * vector_norm_upper(R))
+
+
+def _monotone(A: Tensor, B: Tensor, weight: Monotone) -> tuple[Tensor, float]:
+    """W = (1 - m) I - A^T A + B - B^T, and a bound of its rounding."""
+    size = vector_norm_upper(A) * vector_norm_upper(A) + 2 * vector_norm_upper(B) + (1 + weight.margin) * math.sqrt(B.shape[0])
+    W: Tensor = weight(A, B)
+    return W, up(2 * (A.shape[0] + 8) * ROUNDING * size)
+
+
+def _bound_network(network: _DenseNetwork, name: str) -> NetworkLipschitz:
     """The bounds, or an error where nothing proves that there is one equilibrium.
 
     Costs a singular value decomposition of R, an eigenvalue decomposition and a Cholesky factorization of M. The bounds are
@@ -116,14 +186,14 @@ def bound_network(network: DenseNetwork, name: str) -> NetworkLipschitz:
     )
 
 
-def _bounded(network: DenseNetwork, name: str) -> NetworkLipschitz:
+def _bounded(network: _DenseNetwork, name: str) -> NetworkLipschitz:
     """The bounds where U and v are of moderate size."""
     R, U, b = network.R, network.U, network.slope
     m = R.shape[0]
     M = -(R + R.t()) / 2
     M.diagonal().add_(1.0 / b)
     # forming M: three roundings an entry
-    M_error = up(network.R_error + 4 * _UNIT * (vector_norm_upper(R) + math.sqrt(m) / b))
+    M_error = up(network.R_error + 4 * ROUNDING * (vector_norm_upper(R) + math.sqrt(m) / b))
     margin = max(network.margin, down(least_eigenvalue_lower(M) - M_error))
     contraction = up(b * up(spectral_norm_upper(R) + network.R_error))
     if not margin > 0:
@@ -151,7 +221,7 @@ def _bounded(network: DenseNetwork, name: str) -> NetworkLipschitz:
     return NetworkLipschitz(margin, contraction, injected, equilibrium, prediction, plain)
 
 
-def _prediction(network: DenseNetwork, solve: _Solve, *, plainly: float, whole: float, weighted: float) -> tuple[float, float]:
+def _prediction(network: _DenseNetwork, solve: _Solve, *, plainly: float, whole: float, weighted: float) -> tuple[float, float]:
     """What norms alone say of y, and the better of that and (2)."""
     v, U, t = network.v, network.U, network.scale
     assert v is not None
@@ -162,7 +232,7 @@ def _prediction(network: DenseNetwork, solve: _Solve, *, plainly: float, whole: 
     # <v, dz> + <v', dc> <= |<w, dc>| + |M^(-1/2) v| |M^(-1/2) dc|/2, w = M^(-1) v/2 + v'
     w, w_error = (
         y.squeeze(1) / 2 + skip,
-        up(error / solve.margin + 2 * _UNIT * (vector_norm_upper(y) + vector_norm_upper(skip))),
+        up(error / solve.margin + 2 * ROUNDING * (vector_norm_upper(y) + vector_norm_upper(skip))),
     )
     aligned = up(vector_norm_upper(w @ U) + _rounding(w, U) + w_error * whole)
     if network.rectified:
@@ -180,7 +250,7 @@ class _Solve:
     def __call__(self, B: Tensor) -> tuple[Tensor, float]:
         # no factor, no guess: 0 is a legitimate one
         Y = torch.zeros_like(B) if int(self._failed) else torch.cholesky_solve(B, self._factor)
-        rounding = _rounding(self._M, Y) + 2 * _UNIT * vector_norm_upper(B)
+        rounding = _rounding(self._M, Y) + 2 * ROUNDING * vector_norm_upper(B)
         return Y, up(vector_norm_upper(B - self._M @ Y) + rounding + self._error * vector_norm_upper(Y))
 
     def form_upper(self, B: Tensor, Y: Tensor, error: float) -> float:
@@ -191,4 +261,4 @@ class _Solve:
 
 def _rounding(A: Tensor, B: Tensor) -> float:
     """|fl(A B) - A B|_F <= gamma_k |A|_F |B|_F (Chapter 3 of [higham2002]), doubled."""
-    return 2 * (A.shape[-1] + 4) * _UNIT * vector_norm_upper(A) * vector_norm_upper(B)
+    return 2 * (A.shape[-1] + 4) * ROUNDING * vector_norm_upper(A) * vector_norm_upper(B)

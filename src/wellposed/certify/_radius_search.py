@@ -1,28 +1,15 @@
-"""The engine of the radius certificate: least radii, from any point."""
+"""The engine of the radius certificate: its conditions as numbers, and least radii that satisfy them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from wellposed.certify._directed import down, rate_after, up
-from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds
-
-__all__ = [
-    "SHARES",
-    "SMALLEST_SPEED",
-    "DescentResult",
-    "FlowResult",
-    "PlainDescentResult",
-    "descent_at",
-    "descent_radii",
-    "flow_radius",
-    "largest_descent",
-    "largest_flow",
-    "plain_descent",
-]
+from wellposed.certify.certificate import Hypothesis
+from wellposed.linalg.directed import DataUnit, down, rate_after, up
+from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 
 _ROUNDS = 400
 _WIDENINGS = 6
@@ -70,7 +57,7 @@ def _least_radius(sensitivity: AbstractSensitivity, h: float, slope: Callable[[f
     if s <= 0:
         return None
     # if s falls linearly, e/s(R) and R touch at R = 2 e/s(0), so the least R is within this cap; if it falls faster, R may
-    # pass the cap, and goes on from there with what is valid further out. There s is smaller: s <= 0 ends the search.
+    # pass the cap, and continues from there with what is valid further out. There s is smaller: s <= 0 ends the search.
     R = e / s
     for _ in range(_WIDENINGS):
         cap = up(2.0 * R)
@@ -256,3 +243,43 @@ def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLES
         else:
             best, low = result, middle
     return best
+
+
+def full_rank(s: float, unit: DataUnit) -> Hypothesis:
+    """Of all theorems: s > 0."""
+    name = "s: sqrt(lambda_min) of the kernel in the ball"
+    return Hypothesis.compare(name, "docs/certificates.md", unit.lower(s), ">", 0.0, refutes=False)
+
+
+def ball(s: float, e: float, R: float | None) -> Hypothesis:
+    """The ball is not left: R >= e/s(R)."""
+    if R is None:
+        return no_radius("radius R >= e/s(R)", e / s if s > 0 else math.inf)
+    return Hypothesis.compare("radius R >= e/s(R)", "docs/certificates.md", R, ">=", e / s)
+
+
+def no_radius(name: str, needed: float, note: str = "") -> Hypothesis:
+    """The condition that failed for every radius, with what it asks for at the present point."""
+    text = "no radius satisfies it; the bound shown is that of the present point" + (f", {note}" if note else "")
+    return Hypothesis(name, "docs/certificates.md", None, needed, ">=", None, text)
+
+
+def outweighs(h: float, E: float, s: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
+    """Of Theorem 2; `here` if the numbers are those of the present point instead of a ball's."""
+    name, note = "the read-out outweighs the hidden steps: 2 h E < s^2", "at the present point" if here else ""
+    hypothesis = Hypothesis.compare(name, "docs/certificates.md", 2 * h * E, "<", s**2, refutes=not here, note=note)
+    return _in_units(hypothesis, unit, 2)
+
+
+def steady(bounds: JacobianBounds, share: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
+    """Of Theorem 3; `here` as in `outweighs`."""
+    name, right = "the Jacobian is steady: |S - J| < (1 - share/2) s", (1 - share / 2) * bounds.least
+    note = f"steps of {share:g}/|J|^2" + (", at the present point" if here else "")
+    hypothesis = Hypothesis.compare(name, "docs/certificates.md", bounds.variation, "<", right, refutes=not here, note=note)
+    return _in_units(hypothesis, unit, 1)
+
+
+def _in_units(hypothesis: Hypothesis, unit: DataUnit, power: int) -> Hypothesis:
+    """A comparison `value < bound` that was made in the unit, with the sides of the data as they were given."""
+    assert hypothesis.value is not None and hypothesis.bound is not None
+    return replace(hypothesis, value=unit.upper(hypothesis.value, power), bound=unit.lower(hypothesis.bound, power))

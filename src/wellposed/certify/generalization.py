@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._measure import check_data
-from wellposed.certify._units import Unit, no_room, unit_of
+from wellposed.certify.measurement import check_data, no_room, unit_of
 from wellposed.errors import InvalidArgument
 from wellposed.kernel import diagonal_limit, tangent_kernel
+from wellposed.linalg.directed import DataUnit
 from wellposed.linalg.scaling import ldexp
-from wellposed.nn import AbstractNetwork, ImplicitOnlyDEQ
 
 __all__ = ["GeneralizationBound", "generalization_bound"]
 
+#: Tangent kernels at infinite width, by the key in `Theory.limit`: (X, number) -> (n, n).
+LIMITS = {"diagonal": diagonal_limit}
 #: The grid of norms B over which the bound is made uniform: 1, q, q^2, ...
 _RATIO = 2.0**0.25
-#: Predictions that are nearer to the labels than this, relatively, were made with a look at them.
+#: Predictions nearer to the labels than this, relatively, come from a model trained on them.
 _FITS = 0.01
 
 
@@ -32,7 +33,7 @@ class GeneralizationBound:
     Attributes:
         kernel: "tangent" (H0, of the model as it is) or "limit" (H-infinity, of the diagonal initialization).
         bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta, for a model that was drawn
-            without a look at the sample.
+            without using the sample.
         vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the labels already, so it has
             seen them.
         norm: B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
@@ -92,7 +93,7 @@ class GeneralizationBound:
                 f"does not apply: the predictions are within {self.fit:.1e} |y| of these labels, so the model was trained on "
                 "them. Give the model as it was drawn, before training"
             )
-        return "holds for a model drawn without a look at (X, y); for one that was trained on these labels it does not"
+        return "holds for a model drawn without using (X, y); for one that was trained on these labels it does not"
 
     def __str__(self) -> str:
         n = len(self.eigenvalues)
@@ -135,7 +136,7 @@ def generalization_bound(
 ) -> GeneralizationBound:
     r"""[gao2023, Theorem 4.1] with its square roots back, and with constants.
 
-    The model as it is, drawn without a look at the sample, has predictions u0 and tangent kernel k0; trained to the end with
+    The model as it is, drawn without using the sample, has predictions u0 and tangent kernel k0; trained to the end with
     that kernel frozen it becomes the kernel machine f(x) = f0(x) + k0(x, X) H0^+ (y - u0). For a loss in [0, c],
     rho-Lipschitz in the prediction and 0 where it is right, with probability 1 - delta over a sample of n independent pairs
 
@@ -188,16 +189,17 @@ def generalization_bound(
         u0 = twin(X)
     options = {"delta": delta, "lipschitz": lipschitz, "loss_bound": loss_bound}
     limit = None
-    if isinstance(twin, ImplicitOnlyDEQ) and twin.init == "diagonal":
-        limit = _bound("limit", diagonal_limit(X, twin.gamma0), y, rtol, options, None, unit)
+    if twin.theory.limit is not None:
+        key, number = twin.theory.limit
+        limit = _bound("limit", LIMITS[key](X, number), y, rtol, options, None, unit)
     size = float(torch.linalg.vector_norm(y))
     fit = float(torch.linalg.vector_norm(y - u0)) / size if size > 0 else 1.0
     return _bound("tangent", tangent_kernel(twin, X), y - u0, rtol, options, limit, unit, fit)
 
 
-def _in_unit(twin: Any, X: Tensor, y: Tensor) -> tuple[Unit, Tensor, Tensor]:
+def _in_unit(twin: Any, X: Tensor, y: Tensor) -> tuple[DataUnit, Tensor, Tensor]:
     """The data in a unit in which the kernel has room, or one sentence about why there is none."""
-    found = unit_of(twin, X, y) if isinstance(twin, AbstractNetwork) else no_room(twin, X, y) or (Unit(), X, y)
+    found = unit_of(twin, X, y) if twin.theory.closed_form else no_room(twin, X, y) or (DataUnit(), X, y)
     if isinstance(found, str):
         raise InvalidArgument(f"generalization_bound: {found}")
     return found
@@ -210,7 +212,7 @@ def _bound(
     rtol: float,
     options: dict[str, float],
     limit: GeneralizationBound | None,
-    unit: Unit,
+    unit: DataUnit,
     fit: float = 1.0,
 ) -> GeneralizationBound:
     """H and r are in the unit, in which B is the same."""

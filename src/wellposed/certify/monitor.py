@@ -1,24 +1,31 @@
-"""CertificateMonitor: re-certifies along training, and says when convergence is proved."""
+"""CertificateMonitor: re-certifies along training, cheaply because little changes from one point to the next."""
 
 from __future__ import annotations
 
 import logging
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from wellposed.certify._certificate import Certificate
-from wellposed.certify._incremental import IncrementalMeasure
-from wellposed.certify._measure import Measurement
-from wellposed.certify._own import OwnTheorem, certificate_by, check_theorem
+import torch
+from torch import Tensor
+
+from wellposed.certify._dispatch import OwnTheorem, certificate_by, check_theorem
+from wellposed.certify.certificate import Certificate
+from wellposed.certify.measurement import Measurement, check_data, features_of, measure
 from wellposed.certify.radius_certificate import check_radius_options, radius_at
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import AbstractNetwork
+from wellposed.linalg import least_singular_value_lower, norm_upper_by_test
+from wellposed.linalg.directed import down, up, vector_norm_upper
+from wellposed.nn.families import AbstractNetwork, NormBound, is_theory_network
 from wellposed.solve import check_positive_integer
 
-__all__ = ["CertificateMonitor"]
+__all__ = ["CertificateMonitor", "IncrementalMeasure"]
 
 _log = logging.getLogger(__name__)
+#: How much of sigma_min, and of 1 - |R|, may be lost to the distance from the reference before it is decomposed again.
+_LOSS = 0.05
 
 
 @dataclass
@@ -93,9 +100,9 @@ class CertificateMonitor:
         return bool(self.stop and self.first is not None)
 
     def _begin(self, state: Any) -> None:
-        """A new run: nothing of an earlier one is kept but its records were the caller's to read."""
+        """A new run: nothing of an earlier one is kept."""
         if isinstance(self.theorem, str):
-            if not isinstance(state.model, AbstractNetwork):
+            if not is_theory_network(state.model):
                 raise InvalidType(
                     f"CertificateMonitor knows the theory networks; got {type(state.model).__name__}. Pass a callable theorem."
                 )
@@ -138,3 +145,85 @@ class CertificateMonitor:
             return math.exp(change / max(1, state.step - before["step"]))
         elapsed = state.time - before["time"]
         return -change / elapsed if elapsed > 0 else None
+
+
+class IncrementalMeasure:
+    r"""Rigorous bounds with a singular value decomposition only now and then.
+
+    By Weyl's inequality sigma_min(F) >= sigma_min(F_0) - |F - F_0|_F and |F| <= |F_0| + |F - F_0|_F, where F_0 are the features
+    that were last decomposed; likewise for the recurrent matrix. The equilibria are those that training has found anyway; how
+    far they may be from the exact ones is measured and bounded.
+
+    Args:
+        X: (n, d). y: (n,).
+        plain_flow: Whether the plain gradient flow is all that will be asked about. That needs about e |F| <= sigma_min(F)^2,
+            so nothing is decomposed while it is far from true; the bounds given then are loose, and still bounds.
+    """
+
+    def __init__(self, model: AbstractNetwork, X: Tensor, y: Tensor, *, plain_flow: bool = False) -> None:
+        self._X, self._y = check_data(model, X, y)
+        self._plain_flow = plain_flow
+        self._R, self._F, self._least = NormBound(norm_upper_by_test), NormBound(norm_upper_by_test), 0.0
+        self._X_norm = norm_upper_by_test(self._X)
+
+    @property
+    def decompositions(self) -> int:
+        """How often the features or the recurrent matrix were decomposed."""
+        return self._R.decompositions + self._F.decompositions
+
+    def __call__(self, model: AbstractNetwork, point: Any) -> Measurement | str:
+        """The measurement at the present parameters.
+
+        Args:
+            model: The network.
+            point: The `Linearised` that training has found there, or None to solve for it.
+        """
+        vectors = None if point is None else (point.value, point.adjoint)
+        by_margin = model.theory.margin is not None
+        norm_upper = partial(self._recurrent_norm, by_margin=by_margin)
+        return measure(model, self._X, self._y, point=vectors, known=self._known, norm_upper=norm_upper)
+
+    def _recurrent_norm(self, R: Tensor, by_margin: bool) -> float:
+        """Upper bound of |R|. What a contraction divides by is 1 - |R|, so that decides how much may be lost."""
+        drift = self._R.drift(R)
+        if math.isinf(drift) or drift > _LOSS * (self._R.bound if by_margin else 1.0 - self._R.bound):
+            self._R.renew(R)
+            drift = 0.0
+        return up(self._R.bound + drift)
+
+    def _known(self, twin: AbstractNetwork, Z: Tensor, C: Tensor, z_error: float) -> dict[str, float]:
+        skip, F = twin.theory.skip, features_of(twin, Z, C)
+        error = 2 * z_error if skip else z_error
+        drift = self._F.drift(F)
+        if self._plain_flow:
+            estimate = _least_estimate(F)
+            if self._is_far(twin, Z, C, F, estimate):
+                loose = up(vector_norm_upper(F) + error)
+                bounds = {"F_least": 0.0, "Z_least": 0.0, "F_norm": loose, "Z_norm": loose, "X_norm": self._X_norm}
+                return bounds | {"F_least_estimate": estimate}
+        if drift > _LOSS * self._least:
+            self._F.renew(F)
+            self._least = least_singular_value_lower(F) if F.shape[0] <= F.shape[1] else 0.0
+            drift = 0.0
+        least = max(0.0, down(self._least - drift - error))
+        norm = up(self._F.bound + drift + error)
+        bounds = {"F_least": least, "F_norm": norm, "Z_norm": norm, "X_norm": self._X_norm}  # |Z| <= |F|
+        return bounds if skip else bounds | {"Z_least": least}
+
+    def _is_far(self, twin: AbstractNetwork, Z: Tensor, C: Tensor, F: Tensor, estimate: float) -> bool:
+        """Whether no certificate is in sight. A guess that decides about cost alone.
+
+        With R >= e/s, the bound on how far features move is at least R |F| (times k for a network with a skip path, whose
+        parameters are 1/k larger), and must stay below s.
+        """
+        e = float(torch.linalg.vector_norm(twin.readout(Z, C) - self._y))
+        reach = float(torch.linalg.vector_norm(F)) / math.sqrt(min(F.shape))  # at most |F|
+        scale = twin.theory.recurrent_scale if twin.theory.skip else 1.0
+        return e * reach * scale > estimate**2
+
+
+def _least_estimate(F: Tensor) -> float:
+    """sigma_min(F) from the eigenvalues of F F^T: cheap, and right only down to about 1e-8 |F|."""
+    if F.shape[0] > F.shape[1]:
+        return 0.0
+    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(F @ F.t())[0])))

@@ -1,4 +1,4 @@
-r"""How far an input may be moved before a monotone classifier can change its mind: a proved radius, sample by sample.
+r"""How far an input may be moved before the class of a monotone classifier can change: a proved radius per sample.
 
 With l = logits and g_j = l_y - l_j > 0 for all other classes j, no perturbation shorter than min_j g_j/K_j changes the class,
 if K_j bounds the Lipschitz constant of l_y - l_j [pabbaraju2021]. Three bounds K_j are used, and the best radius counts:
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.certify._lipschitz_classifier import SLACK, LipschitzBounds, certified_operator, classifier_bounds
-from wellposed.certify._units import row_norms_upper
+from wellposed.certify.lipschitz import SLACK, LipschitzBounds, certified_operator, classifier_bounds
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.directed import row_norms_upper
 from wellposed.linalg.scaling import ldexp, ldexp_down, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier, ReLU
 
@@ -74,7 +74,7 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
         local: Whether to sharpen radii sample by sample through the active set; needs a dense ReLU cell, costs some
             factorizations of the active part of M, and norms of matrices of the size of the input, per sample.
     """
-    if not isinstance(model, MonotoneClassifier):
+    if not isinstance(model, MonotoneClassifier):  # by type: the bounds are about its head and its pooling
         raise InvalidType(f"robustness needs a MonotoneClassifier; got {type(model).__name__}.")
     if y.shape != (x.shape[0],) or y.dtype != torch.int64:
         raise InvalidArgument(

@@ -7,20 +7,17 @@ import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate
-from wellposed.certify._measure import check_data, measure
+from wellposed.certify.certificate import Certificate
+from wellposed.certify.measurement import check_data, has_no_bias, measure
 from wellposed.certify.radius_certificate import radius, radius_at
-from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.nn.families import AbstractNetwork
 
 __all__ = ["Suggestion", "Suggestions", "suggest"]
 
-#: Names of the parameters that read out, and of those that take the input in.
-_READOUT = {GaussianDEQ: ("a",), SkipDEQ: ("u", "v"), MonotoneDEQ: ("u",)}
 _WIDEST = 2000
 _MOST = 2.0**40
 #: Of the printed table, in characters, and of its last column at least.
@@ -98,11 +95,13 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
     """
     X64, y64 = check_data(model, X, y)
     found = Suggestions(_speeds(model, X64, y64))
-    readout = _READOUT.get(type(model), ())
+    readout = model.theory.trained_readout
     if readout:
         found += _readout_scale(model, X64, y64, readout)
-        found += _input_scale(model, X, y64, readout)
-    found += _width(model, X64, y64, generator)
+        if has_no_bias(model):
+            found += _input_scale(model, X, y64, readout)
+        if model.theory.options is not None:
+            found += _width(model, X64, y64, generator)
     return found
 
 
@@ -116,7 +115,7 @@ def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion
     if flow.certified and flow.rates is not None:
         h = min(flow.rates.values())
         text = (
-            "The plain gradient flow is certified as it is."
+            "The plain gradient flow is certified."
             if h == 1
             else (
                 f"Let the hidden parameters follow the flow at {h:.3g} times the speed of the read-out: "
@@ -177,29 +176,18 @@ def _scaled_inputs(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Generator | None) -> Iterator[Suggestion]:
     """The condition is about e <= s^2 (1 - q)/(4 sqrt(B^2 + b^2)), whose right side grows like sqrt(m)."""
     at = measure(model, X, y)
-    if isinstance(at, str) or at.F_least <= 0 or isinstance(model, ImplicitOnlyDEQ):
+    if isinstance(at, str) or at.F_least <= 0:
         return
-    inverse = 1 / model.margin if isinstance(model, MonotoneDEQ) else 1 / (1 - at.contraction)
+    inverse = 1 / (1 - at.contraction if model.theory.margin is None else model.theory.margin)
     missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least / at.F_least
     if not missing <= _WIDEST:  # so its square can be rounded
         return
     width = math.ceil(model.width * max(missing, 1.0) ** 2)
     if not model.width < width <= _WIDEST:
         return
-    wider = _like(model, width, generator)
+    options = {name: getattr(model, name) for name in model.theory.options or ()}
+    wider = type(model)(model.in_features, width, generator=generator, dtype=torch.float64, **options)
     certificate = radius(wider, X, y)
     if certificate.certified:
         text = f"Take width {width}: a {type(model).__name__} drawn at that width was certified at its initialization."
         yield Suggestion("width", width, text, certificate, wider, X)
-
-
-def _like(model: AbstractNetwork, width: int, generator: torch.Generator | None) -> AbstractNetwork:
-    """A fresh network of the same kind."""
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    if isinstance(model, GaussianDEQ):
-        options["weight_variance"] = model.weight_variance
-    elif isinstance(model, SkipDEQ):
-        options["gamma"] = model.gamma
-    elif isinstance(model, MonotoneDEQ):
-        options["margin"] = model.margin
-    return type(model)(model.in_features, width, **options)

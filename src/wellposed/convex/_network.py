@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION
 from wellposed.convex.composition import CompositionMap
-from wellposed.convex.prior import AbstractPrior, as_prior
-from wellposed.convex.stages import AbstractStage, Unit
+from wellposed.convex.stages import AbstractPrior, AbstractStage, UnitLayer, as_prior
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient
 from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer, ReLU
@@ -34,7 +33,7 @@ class AbstractOptEq(nn.Module, abc.ABC):
             through `gradient`.
 
     Attributes:
-        layer: The `EquilibriumLayer` that solves; `layer.last_solution` and `layer.last_adjoint` tell how it went.
+        layer: The `EquilibriumLayer` that solves; `layer.last_solution` and `layer.last_adjoint` describe the last solves.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class AbstractOptEq(nn.Module, abc.ABC):
         self.layer = EquilibriumLayer(_Cell(self), solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
 
     @abc.abstractmethod
-    def units(self, features: Tensor) -> list[Unit]:
+    def units(self, features: Tensor) -> list[UnitLayer]:
         """f_1, ..., f_L for these `features`, with a graph to them and to the parameters."""
 
     @abc.abstractmethod
@@ -136,7 +135,7 @@ class AbstractOptEq(nn.Module, abc.ABC):
         """An upper bound of the Lipschitz constant of T in z, prod_l (a L_s |W_l|^2/mu + 1 - a).
 
         Below 1 there is exactly one equilibrium. At 1 T is non-expansive: equilibria form a convex set, which may be larger
-        than a point, or empty (z = relu(z + c) has none if some c_i > 0; [xie2021] takes existence for granted there).
+        than a point, or empty (z = relu(z + c) has none if some c_i > 0; [xie2021] assumes existence there).
         Infinite if the prior may expand.
         """
         if self.prior is not None and not self.prior.is_nonexpansive:
@@ -188,13 +187,3 @@ def check_norm_bound(owner: str, norm_bound: object) -> None:
     """Raises unless the bound is None or a number in (0, 1]."""
     if norm_bound is not None:
         check_interval(owner, "norm_bound", norm_bound, low=0.0, high=1.0)
-
-
-def check_rows(owner: str, X: object, features: int, dtype: torch.dtype) -> None:
-    """Raises unless X is (n, features) of this dtype."""
-    if not isinstance(X, Tensor):
-        raise InvalidType(f"{owner} expects a tensor X of shape (n, {features}); got {type(X).__name__}.")
-    if X.dim() != 2 or X.shape[1] != features:
-        raise InvalidArgument(f"{owner} expects X of shape (n, {features}); got {tuple(X.shape)}.")
-    if X.dtype != dtype:
-        raise InvalidType(f"{owner} has {dtype} parameters and got X of {X.dtype}; convert one, e.g. X.to({dtype}).")

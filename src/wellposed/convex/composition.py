@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wellposed.convex.stages import AbstractStage, Tangent, Unit
+from wellposed.convex.stages import AbstractStage, Tangent
 from wellposed.implicit import AbstractPullback, AbstractStructuredMap, JacobianPullback
 from wellposed.linalg import AbstractJacobian
 from wellposed.solve._map import is_built_in
@@ -39,7 +39,7 @@ class CompositionMap(AbstractStructuredMap):
         state = self._state(z)
         with torch.no_grad():
             for stage in self.stages:
-                state = stage.in_place(state) if isinstance(stage, Unit) else stage(state)
+                state = stage.in_place(state)
         return state.reshape(z.shape)
 
     def tracked(self, z: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class CompositionMap(AbstractStructuredMap):
         states = [self._state(z)]
         with torch.no_grad():
             for stage in self.stages:
-                states.append(stage.in_place(states[-1]) if isinstance(stage, Unit) else stage(states[-1]))
+                states.append(stage.in_place(states[-1]))
         return states
 
     def adjoints(self, u: Tensor, z: Tensor) -> list[tuple[AbstractStage, Tensor, Tensor]]:
@@ -116,17 +116,17 @@ class _ChainJacobian(AbstractJacobian):
 
     setup = 1
 
-    def __init__(self, tangents: list[Tangent], at: Tensor, shape: tuple[int, ...]) -> None:
-        self._tangents, self._at, self._shape = tangents, at, shape
+    def __init__(self, tangents: list[Tangent], point: Tensor, shape: tuple[int, ...]) -> None:
+        self._tangents, self._point, self._shape = tangents, point, shape
 
     @property
     def at(self) -> Tensor:
-        return self._at
+        return self._point
 
     @property
     def value(self) -> Tensor:
         """(batch, features) f at the point."""
-        return self._tangents[-1].value.reshape(self._at.shape)
+        return self._tangents[-1].value.reshape(self._point.shape)
 
     def mv(self, u: Tensor) -> Tensor:
         state = u.reshape(-1, *self._shape)

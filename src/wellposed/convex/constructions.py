@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wellposed.convex._dense import AbstractDenseOptEq
-from wellposed.convex.deep import DeepOptEq
-from wellposed.convex.opteq import OptEq
+from wellposed.convex.opteq import AbstractDenseOptEq, DeepOptEq, OptEq, check_dense
 from wellposed.errors import InvalidArgument
 from wellposed.nn import AbstractActivation, ReLU
 
@@ -158,9 +156,7 @@ class MultiBlock:
 
 def multi_block(model: AbstractDenseOptEq) -> MultiBlock:
     """The one-layer form of a deep network without a prior; see `MultiBlock`."""
-    if model.prior is not None:
-        raise InvalidArgument(f"multi_block is stated for networks without a prior; this one has {model.prior!r}.")
-    return MultiBlock(model)
+    return MultiBlock(check_dense("multi_block", model, plain=True))
 
 
 def line_of_equilibria(*, shrinkage: float = 0.6, dtype: torch.dtype = torch.float64) -> tuple[OptEq, Tensor, Tensor]:

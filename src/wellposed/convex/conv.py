@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
 
 from wellposed.convex._network import AbstractOptEq, check_norm_bound
-from wellposed.convex.operators import ConvOperator, channels_last
-from wellposed.convex.stages import Unit
+from wellposed.convex.stages import AbstractLinearMap, UnitLayer
 from wellposed.errors import InvalidArgument
 from wellposed.nn import ConvNormBall, conv_norm_upper
 from wellposed.solve import check_positive_integer
@@ -98,11 +99,11 @@ class ConvOptEq(AbstractOptEq):
         self.W = nn.ParameterList(K * (self.norm_limit(0.7) / float(conv_norm_upper(K))) for K in W)
         self.U = nn.ParameterList(U)
         self.b = nn.ParameterList(torch.zeros(size, device=device, dtype=dtype) for size in channels)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         if extractor is None:
-            extractor = nn.Sequential(nn.Conv2d(in_channels, feature_channels, 3, padding=1, **made), nn.ReLU())
+            extractor = nn.Sequential(nn.Conv2d(in_channels, feature_channels, 3, padding=1, **factory_kwargs), nn.ReLU())
         if head is None:
-            linear = nn.Linear(16 * state_channels, out_features, **made)
+            linear = nn.Linear(16 * state_channels, out_features, **factory_kwargs)
             head = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), linear)
         self.extractor, self.head = extractor, head
 
@@ -119,13 +120,11 @@ class ConvOptEq(AbstractOptEq):
         # under autocast the extractor answers in low precision; the equilibrium is found in that of the parameters
         return features.to(self.U[0].dtype)
 
-    def units(self, features: Tensor) -> list[Unit]:
+    def units(self, features: Tensor) -> list[UnitLayer]:
         options = {"scale": self.alpha / self.mu, "keep": 1 - self.alpha}
         padding = self.U[0].shape[-1] // 2
-        seen = [
-            nn.functional.conv2d(features, channels_last(U), b, padding=padding) for U, b in zip(self.U, self.b, strict=True)
-        ]
-        return [Unit(ConvOperator(K), c, self.activation, **options) for K, c in zip(self.kernels(), seen, strict=True)]
+        seen = [functional.conv2d(features, channels_last(U), b, padding=padding) for U, b in zip(self.U, self.b, strict=True)]
+        return [UnitLayer(ConvolutionMap(K), c, self.activation, **options) for K, c in zip(self.kernels(), seen, strict=True)]
 
     def sample_shape(self, features: Tensor) -> tuple[int, ...]:
         if features.dim() != 4 or features.shape[1] != self.feature_channels:
@@ -145,3 +144,32 @@ class ConvOptEq(AbstractOptEq):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.channels}, state_channels={self.state_channels}, {self._common_repr()}"
+
+
+class ConvolutionMap(AbstractLinearMap):
+    """A convolution with a kernel K (h, c, k, k), k odd, stride 1 and zeros around the image, so that sizes are kept."""
+
+    def __init__(self, K: Tensor) -> None:
+        self.tensor = channels_last(K)
+        self._padding = K.shape[-1] // 2
+
+    def apply(self, z: Tensor) -> Tensor:
+        return functional.conv2d(z, self.tensor, padding=self._padding)
+
+    def transpose(self, v: Tensor) -> Tensor:
+        return functional.conv_transpose2d(v, self.tensor, padding=self._padding)
+
+    def cotangent(self, left: Tensor, right: Tensor) -> Tensor:
+        weight: Tensor = conv2d_weight(right, self.tensor.shape, left, padding=self._padding)
+        return weight
+
+    def with_tensor(self, tensor: Tensor) -> ConvolutionMap:
+        return ConvolutionMap(tensor)
+
+
+def channels_last(K: Tensor) -> Tensor:
+    """The same kernel, channels innermost in memory: convolutions with it answer in that layout too, in half the time.
+
+    Only in single precision; for double precision there are no such kernels on a CPU, and every product would be copied.
+    """
+    return K.contiguous(memory_format=torch.channels_last) if K.dtype == torch.float32 else K

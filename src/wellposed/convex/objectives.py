@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.convex._dense import AbstractDenseOptEq
 from wellposed.convex._network import AbstractOptEq
 from wellposed.convex.blocks import AbstractBlock, RegularizerBlock, UnitBlock
-from wellposed.convex.opteq import OptEq
-from wellposed.convex.prior import ProxStep
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.convex.opteq import AbstractDenseOptEq, OptEq, check_dense
+from wellposed.convex.stages import ProxStep
+from wellposed.errors import InvalidArgument
 
 __all__ = ["Objective", "WideObjective", "blocks", "inclusion_residual", "objective", "wide_limit"]
 
@@ -106,11 +105,11 @@ def objective(model: AbstractOptEq, X: Tensor) -> Objective:
             the skip connection is left out: it does not change the minimisers.
         X: (n, d) inputs.
     """
-    model = _dense(model)
+    model = check_dense("The objective", model)
     parts = blocks(model, X, skip=len(model.parameters_by_unit()) + (model.prior is not None) > 1)
     if len(parts) > 2:
         raise InvalidArgument(
-            f"{type(model).__name__} has {len(parts)} blocks. More than two solve a monotone inclusion that is no minimisation "
+            f"{type(model).__name__} has {len(parts)} blocks. More than two solve a monotone inclusion, not a minimisation "
             "(I - P is not symmetric); use inclusion_residual, or wide_limit for alpha -> 0."
         )
     return Objective(parts)
@@ -124,7 +123,7 @@ def blocks(model: AbstractOptEq, X: Tensor, *, skip: bool = True) -> list[Abstra
         X: (n, d) inputs.
         skip: Whether the skip connections are kept: a M^(1-a)_phi instead of phi.
     """
-    model = _dense(model)
+    model = check_dense("The objective", model)
     if model.prior is not None and not (isinstance(model.prior, ProxStep) and model.prior.regularizer.is_convex):
         raise InvalidArgument(
             f"{model.prior!r} is not the proximal operator of a known convex function, so there is no objective."
@@ -182,7 +181,7 @@ class WideObjective:
     """
 
     def __init__(self, model: AbstractDenseOptEq, X: Tensor) -> None:
-        _check_plain("WideObjective", model)
+        check_dense("WideObjective", model, plain=True)
         self._blocks = [block for block in blocks(model, X, skip=False) if isinstance(block, UnitBlock)]
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -201,7 +200,7 @@ def wide_limit(model: AbstractDenseOptEq) -> OptEq:
     Args:
         model: A dense network without a prior; its alpha does not matter.
     """
-    _check_plain("wide_limit", model)
+    check_dense("wide_limit", model, plain=True)
     units = model.parameters_by_unit()
     with torch.no_grad():
         W = torch.cat(model.matrices())
@@ -222,19 +221,6 @@ def wide_limit(model: AbstractDenseOptEq) -> OptEq:
     return wide
 
 
-def _dense(model: object) -> AbstractDenseOptEq:
-    if not isinstance(model, AbstractDenseOptEq):
-        raise InvalidType(f"The objective needs a dense network such as OptEq or DeepOptEq; got {type(model).__name__}.")
-    return model
-
-
 def _check_fits(parts: Sequence[AbstractBlock], z: Any) -> None:
     for block in parts:
         block.check(z)
-
-
-def _check_plain(owner: str, model: AbstractDenseOptEq) -> None:
-    if not isinstance(model, AbstractDenseOptEq):
-        raise InvalidType(f"{owner} needs a dense network such as DeepOptEq; got {type(model).__name__}.")
-    if model.prior is not None:
-        raise InvalidArgument(f"{owner} is stated for networks without a prior; this one has {model.prior!r}.")

@@ -155,7 +155,7 @@ def select_equilibrium(
         schedule: The step sizes.
         z0: (n, ...) the start; zeros if not given.
     """
-    if not isinstance(model, AbstractOptEq):
+    if not isinstance(model, AbstractOptEq):  # by type: it needs `bind`, `features` and `sample_shape` of an OptEq network
         raise InvalidType(f"select_equilibrium needs an OptEq network; got {type(model).__name__}.")
     features = model.features(X)
     shape = (len(X), *model.sample_shape(features))

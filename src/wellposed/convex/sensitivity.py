@@ -27,18 +27,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wellposed.convex._dense import AbstractDenseOptEq
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.convex.opteq import AbstractDenseOptEq, check_dense
+from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
-from wellposed.nn import AbstractSensitivity, DescentBounds
+from wellposed.linalg.directed import ROUNDING, UNDERFLOW
+from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds
 
 __all__ = ["OptEqSensitivity"]
 
-_UNIT = 2.0**-53
 #: Relative rounding of the scalar arithmetic below, generously.
 _SLACK = 1.0 + 2.0**-40
-#: What underflow takes away, at most, from a norm: each square loses at most 2^-1075.
-_UNDERFLOW = 2.0**-500
 
 
 class OptEqSensitivity(AbstractSensitivity):
@@ -62,10 +60,7 @@ class OptEqSensitivity(AbstractSensitivity):
     readout = ("w",)
 
     def __init__(self, model: AbstractDenseOptEq, X: Tensor, y: Tensor) -> None:
-        if not isinstance(model, AbstractDenseOptEq):
-            raise InvalidType(f"OptEqSensitivity needs a dense network such as OptEq; got {type(model).__name__}.")
-        if model.prior is not None:
-            raise InvalidArgument(f"OptEqSensitivity is derived for networks without a prior; this one has {model.prior!r}.")
+        check_dense("OptEqSensitivity", model, plain=True)
         model.sample_shape(X)
         if tuple(y.shape) != (len(X),):
             raise InvalidArgument(f"y must have shape ({len(X)},), one number per sample; got {tuple(y.shape)}.")
@@ -90,13 +85,13 @@ class OptEqSensitivity(AbstractSensitivity):
         factors = self._factors(0.0) or [math.inf] * len(self._raw)
         error = torch.zeros(n, dtype=torch.float64)
         size = float(max(unit.W.shape[0] + unit.W.shape[1] + X.shape[1] for unit in self._raw))
-        gamma = 2 * (size + 8) * _UNIT
+        gamma = 2 * (size + 8) * ROUNDING
         for unit, raw, z, factor in zip(units, self._raw, states, factors, strict=False):
             # gamma (|W|_F |z| + ..) for each product, carried through what follows
             W, U, b, v = (float(torch.linalg.vector_norm(t)) for t in (raw.W, raw.U, raw.b, unit.c))
             norm, s = torch.linalg.vector_norm(z, dim=1), torch.linalg.vector_norm(unit.hidden(z), dim=1)
             local = self._scale * W * gamma * (self._L * (W * norm + U * x + b + v) + 2 * s) + gamma * norm
-            error = factor * error + local + _UNDERFLOW
+            error = factor * error + local + UNDERFLOW
         rate = math.prod(factors)
         amplification = 1.0 / (1.0 - rate) if rate < 1 else math.inf
         z_error = (torch.linalg.vector_norm(states[-1] - Z, dim=1) + error) * amplification
@@ -110,13 +105,13 @@ class OptEqSensitivity(AbstractSensitivity):
             spectral_norm_upper(unit.hidden(z)) + self._L * norm * between
             for unit, z, norm in zip(units, states, self._norms, strict=False)
         ]
-        self._X = spectral_norm_upper(X) + _UNDERFLOW
+        self._X = spectral_norm_upper(X) + UNDERFLOW
         few = Z.shape[0] <= Z.shape[1]
         self._s0 = max(0.0, (least_singular_value_lower(Z) - self._z_error) / _SLACK) if few else 0.0
-        self._w = float(torch.linalg.vector_norm(twin.w)) * _SLACK + _UNDERFLOW
+        self._w = float(torch.linalg.vector_norm(twin.w)) * _SLACK + UNDERFLOW
         r = Z @ twin.w - y
         spread = gamma * (self._w * float(torch.linalg.vector_norm(Z)) + float(torch.linalg.vector_norm(y)))
-        self.residual = (float(torch.linalg.vector_norm(r)) + self._w * self._z_error + spread) * _SLACK + _UNDERFLOW
+        self.residual = (float(torch.linalg.vector_norm(r)) + self._w * self._z_error + spread) * _SLACK + UNDERFLOW
 
     def least(self, R: float, h: float) -> float:
         """Lower bound of sigma_min(Z) while the read-out moves by R and the hidden parameters, together, by sqrt(h) R.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["GramProduct", "TangentFeatures"]
+__all__ = ["GramProduct", "TangentFeatures", "gram", "outer"]
 
 
 @dataclass(frozen=True)
@@ -45,3 +45,13 @@ class TangentFeatures:
 
     features: Mapping[str, Tensor]
     terms: Mapping[str, tuple[GramProduct, ...]]
+
+
+def outer(left: str, right: str, coefficient: float = 1.0) -> tuple[GramProduct, ...]:
+    """The kernel part of a matrix whose gradient is l r^T: (L L^T) o (R R^T)."""
+    return (GramProduct(((left, left), (right, right)), coefficient),)
+
+
+def gram(feature: str) -> tuple[GramProduct, ...]:
+    """The kernel part of a vector whose gradient is the feature itself."""
+    return (GramProduct(((feature, feature),)),)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wellposed.errors import WellposedError
 from wellposed.kernel import tangent_kernel
-from wellposed.nn import AbstractNetwork
+from wellposed.nn.families import is_theory_network
 from wellposed_lab.runs._threads import on_threads, threads_for
 from wellposed_lab.runs.checkpoint import newest, restore
 from wellposed_lab.runs.losses import Segmentation, Squared
@@ -108,7 +108,7 @@ def _kernel_inputs(state: NetworkState, problem: Problem) -> Tensor | None:
     X, _ = problem.parts.train
     with torch.no_grad():
         outputs = problem.model(X[:1]).numel()
-    closed = isinstance(problem.model, AbstractNetwork)
+    closed = is_theory_network(problem.model)
     n = min(len(X), KERNEL_SAMPLES if closed else KERNEL_GRADIENTS // outputs)
     state.kernel_samples = (n, len(X))
     if n < 2:

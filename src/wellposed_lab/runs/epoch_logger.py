@@ -8,7 +8,8 @@ from typing import Any
 
 from wellposed_lab.runs._events import Events
 from wellposed_lab.runs.train_step import Trainee
-from wellposed.certify._any_model import certificate_of, has_certificate
+from wellposed.certify import certify
+from wellposed.certify._dispatch import has_certificate
 from wellposed_lab.runs.checkpoint import Checkpoint, capture, prune, save
 from wellposed_lab.runs.outcome import Listener, Outcome, Parts
 from wellposed_lab.runs.run import Run
@@ -92,7 +93,7 @@ class Books:
         if not has_certificate(self.trainee.model) or not self.trainee.world.first:
             return {}
         X, y = self.parts.train
-        certificate = certificate_of(self.trainee.model, X, y, theorem=self.options.theorem)
+        certificate = certify(self.trainee.model, X, y, theorem=self.options.theorem)
         self.outcome.certificate = certificate
         if self.run is not None:
             self.run.add_certificate(epoch, certificate)

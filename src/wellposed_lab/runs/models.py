@@ -23,6 +23,7 @@ from wellposed.nn import (
     SkipDEQ,
     Spectral,
 )
+from wellposed.nn.families import theory_of
 from wellposed.solve import PeacemanRachford, TunedStep
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, d) -> (n, k)."""
-        features = self.features
-        logits: Tensor = self.head(features.equilibrium(x) if isinstance(features, OptEq) else features(x))
+        features: Any = self.features
+        logits: Tensor = self.head(features(x) if theory_of(features) is None else features.equilibrium(x))
         return logits
 
 

@@ -19,7 +19,7 @@ from wellposed_lab.runs.setup import Problem, prepare
 from wellposed_lab.runs._distributed import World, joined
 from wellposed_lab.runs._random_state import seed_everything
 from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_times
-from wellposed.certify._any_model import check_theorem
+from wellposed.certify._dispatch import check_theorem
 from wellposed_lab.runs.checkpoint import Checkpoint, load, newest, restore, tidy
 from wellposed_lab.runs.loop import check_patience, fit
 from wellposed_lab.runs.outcome import STOPS, Listener, Outcome
@@ -68,7 +68,7 @@ def train(config: Config, folder: Path, *, resume: bool = False, listener: Liste
         problem = prepare(config)
         check_patience(config, problem.parts)
         if config.run.certify_every:
-            check_theorem(problem.model, *problem.parts.train, theorem=config.run.theorem)
+            check_theorem(config.run.theorem, problem.model, *problem.parts.train)
         config = _with_threads(config, problem, world.size, available)
         torch.set_num_threads(int(config.run.threads))
         seed_everything(config.run.seed)  # again: what `prepare` imports may draw, but only in the first run of a process

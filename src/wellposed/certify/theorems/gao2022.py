@@ -8,20 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
-from wellposed.certify._directed import down, up, vector_norm_upper
-from wellposed.certify._family import check_family
-from wellposed.certify._finish import in_range
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._report import gram_bounds, has_signs, parallel, report, unit_norm
-from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.certify.certificate import Certificate, Hypothesis, in_range
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.theorems._conditions import (
+    errors_of,
+    gram_bounds,
+    has_signs,
+    measured_for,
+    parallel,
+    report,
+    unit_norm,
+)
 from wellposed.kernel import relu_gram, tangent_kernel
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import SkipDEQ
+from wellposed.linalg.directed import down, up, vector_norm_upper
 
 __all__ = ["gao2022"]
-
-DYNAMICS = ("flow", "descent")
 
 
 def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Certificate:
@@ -45,15 +47,10 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
     """
-    check_family("gao2022", model, SkipDEQ)
-    if dynamics not in DYNAMICS:
-        hint = did_you_mean(str(dynamics), DYNAMICS)
-        raise InvalidArgument(f"gao2022: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
-    X, y = check_data(model, X, y)
-    at = measure(model, X, y)
-    if isinstance(at, str):
-        return Certificate("gao2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
-    return in_range("gao2022", dynamics, lambda: _reported(at, X, dynamics))
+    at = measured_for("gao2022", "SkipDEQ", model, X, y, dynamics=dynamics)
+    if isinstance(at, Certificate):
+        return at
+    return in_range("gao2022", dynamics, lambda: _reported(at, X.detach().double().cpu(), dynamics))
 
 
 def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
@@ -133,5 +130,4 @@ def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
         rest = sum(parts[name] for name in ("A", "W") if name in parts)
         largest = float(torch.linalg.eigvalsh(rest)[-1]) if isinstance(rest, Tensor) else 0.0
         measured["lambda_max of that part"] = at.unit.exact(largest, 2)
-    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
-    return report("gao2022", dynamics, hypotheses, measured, errors, note)
+    return report("gao2022", dynamics, hypotheses, measured, errors_of(at), note)

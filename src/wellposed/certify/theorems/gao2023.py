@@ -7,14 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
-from wellposed.certify._directed import down, up, vector_norm_upper
-from wellposed.certify._family import check_family
-from wellposed.certify._finish import in_range
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._report import gram_bounds, has_signs, report, unit_norm
+from wellposed.certify.certificate import Certificate, Hypothesis, in_range
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.theorems._conditions import errors_of, gram_bounds, has_signs, measured_for, report, unit_norm
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import ImplicitOnlyDEQ
+from wellposed.linalg.directed import down, up, vector_norm_upper
 
 __all__ = ["gao2023"]
 
@@ -42,11 +39,10 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
         model: An `ImplicitOnlyDEQ`.
         X: (n, d). y: (n,).
     """
-    check_family("gao2023", model, ImplicitOnlyDEQ)
-    X, y = check_data(model, X, y)
-    at = measure(model, X, y)
-    if isinstance(at, str):
-        return Certificate("gao2023", Verdict.UNDECIDED, dynamics="flow", note=at)
+    at = measured_for("gao2023", "ImplicitOnlyDEQ", model, X, y, dynamics="flow")
+    if isinstance(at, Certificate):
+        return at
+    X, y = (tensor.detach().double().cpu() for tensor in (X, y))
     return in_range("gao2023", "flow", lambda: _reported(at, X, y))
 
 
@@ -112,8 +108,7 @@ def _reported(at: Measurement, X: Tensor, y: Tensor) -> Certificate:
         "The constants of the theorem are not stated, and its bound of H(t) - H(0) ignores changes of the masks, so it "
         "certifies nothing. The rate it promises for |r| is lambda_min(H(0))/2."
     )
-    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
-    return report("gao2023", "flow", hypotheses, measured, errors, note)
+    return report("gao2023", "flow", hypotheses, measured, errors_of(at), note)
 
 
 def _radius(gamma: float, A: float, Phi: float, r: float, least: float) -> float | None:

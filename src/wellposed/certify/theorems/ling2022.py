@@ -8,17 +8,20 @@ from typing import Any
 
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate, Verdict
-from wellposed.certify._directed import down, up, vector_norm_lower, vector_norm_upper
-from wellposed.certify._family import check_family
-from wellposed.certify._finish import finish, in_range
-from wellposed.certify._least import Condition, Radii, Theorem, root_rate
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
-from wellposed.certify._units import Unit
+from wellposed.certify.certificate import Certificate, Verdict, finish, in_range
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.theorems._conditions import Condition, Radii, Theorem, errors_of, measured_for, root_rate
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import GaussianDEQ
+from wellposed.linalg.directed import (
+    DataUnit,
+    down,
+    least_singular_value_upper,
+    spectral_norm_lower,
+    up,
+    vector_norm_lower,
+    vector_norm_upper,
+)
 
 __all__ = ["ling2022"]
 
@@ -28,7 +31,7 @@ _BELOW = 0.999
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _Norms:
     """|W|, |U|, |a|, |X|_F, |r|, lambda_0 = lambda_min(Z Z^T), and the constant of (9)."""
 
     W: float
@@ -87,20 +90,14 @@ def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -
         X: (n, d). y: (n,).
         constant: c, above 4. A larger one is harder to satisfy and licenses larger steps.
     """
-    check_family("ling2022", model, GaussianDEQ)
     if not constant > PRINTED or not math.isfinite(constant):
         raise InvalidArgument(
             f"ling2022: constant must be above 4, got {constant!r}. With the printed 4 the proof only shows that the loss does "
             "not grow; 8 supports the printed step size."
         )
-    X, y = check_data(model, X, y)
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        note = f"The theorem trains all parameters; {', '.join(frozen)} do not require gradients."
-        return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=note)
-    at = measure(model, X, y)
-    if isinstance(at, str):
-        return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=at)
+    at = measured_for("ling2022", "GaussianDEQ", model, X, y, dynamics="descent", trains_all=True)
+    if isinstance(at, Certificate):
+        return at
 
     def make() -> Certificate:
         harmful, helpful = _numbers(at, constant)
@@ -110,13 +107,13 @@ def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -
     return in_range("ling2022", "descent", make)
 
 
-def _numbers(at: Measurement, constant: float) -> tuple[_Numbers, _Numbers]:
+def _numbers(at: Measurement, constant: float) -> tuple[_Norms, _Norms]:
     W, U, a = (getattr(at.model, name).detach() for name in ("W", "U", "a"))
     wide = at.Z.shape[0] <= at.Z.shape[1]
     upper = up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0
     a_upper, least = vector_norm_upper(a), max(0.0, down(at.Z_least**2))
-    harmful = _Numbers(at.contraction, spectral_norm_upper(U), a_upper, at.X_norm_F, at.residual, least, constant)
-    helpful = _Numbers(
+    harmful = _Norms(at.contraction, spectral_norm_upper(U), a_upper, at.X_norm_F, at.residual, least, constant)
+    helpful = _Norms(
         spectral_norm_lower(W),
         spectral_norm_lower(U),
         vector_norm_lower(a),
@@ -128,7 +125,7 @@ def _numbers(at: Measurement, constant: float) -> tuple[_Numbers, _Numbers]:
     return harmful, helpful
 
 
-def _need(numbers: _Numbers, radii: Radii) -> Radii | None:
+def _need(numbers: _Norms, radii: Radii) -> Radii | None:
     """What (7) asks of the radii."""
     if numbers.W + radii["W"] >= 1 or numbers.least <= 0:
         return None
@@ -136,16 +133,16 @@ def _need(numbers: _Numbers, radii: Radii) -> Radii | None:
     return {name: path * factor for name, factor in zip(("W", "U", "a"), numbers.factors(radii), strict=True)}
 
 
-def _scale(numbers: _Numbers) -> Radii:
+def _scale(numbers: _Norms) -> Radii:
     return {"W": max(0.0, 1 - numbers.W), "U": numbers.U, "a": max(numbers.a, 1.0)}
 
 
-def _seven(numbers: _Numbers, radii: Radii) -> float:
+def _seven(numbers: _Norms, radii: Radii) -> float:
     sides = zip(numbers.factors(radii), (radii["W"], radii["U"], radii["a"]), strict=True)
     return 4 * numbers.X * numbers.r * max(0.0 if factor == 0 else factor / max(radius, 1e-300) for factor, radius in sides)
 
 
-def _theorem(constant: float, unit: Unit) -> Theorem[_Numbers]:
+def _theorem(constant: float, unit: DataUnit) -> Theorem[_Norms]:
     return Theorem(
         _need,
         _scale,
@@ -171,13 +168,13 @@ def _theorem(constant: float, unit: Unit) -> Theorem[_Numbers]:
     )
 
 
-def _eight(at: _Numbers, radii: Radii) -> float:
+def _eight(at: _Norms, radii: Radii) -> float:
     """(c_w^2 + c_u^2)/rho_a."""
     W, U, a = at.W + radii["W"], at.U + radii["U"], at.a + radii["a"]
     return math.inf if W >= 1 else a * (U**2 / (1 - W) ** 4 + 1 / (1 - W) ** 2)
 
 
-def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: Any, verdict: Verdict) -> Certificate:
+def _certificate(at: Measurement, numbers: _Norms, radii: Radii, hypotheses: Any, verdict: Verdict) -> Certificate:
     n = at.X.shape[0]
     C, E = up(numbers.C(radii)), up(numbers.E(radii))
     limit = max(0.0, (1 - numbers.W) / math.sqrt(numbers.constant * n))
@@ -191,7 +188,7 @@ def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: A
         "|a| that (9) allows at most": limit,
         "lambda_0/(4 C), the printed (9)": numbers.least / (PRINTED * C) if C > 0 else math.inf,
     }
-    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
+    errors = errors_of(at)
     bound = down(min(2 / numbers.least, (numbers.constant / 2 - 2) * C / E**2)) if numbers.least > 0 and E > 0 else 0.0
     fitted = not bool(at.r.any())
     if verdict is Verdict.CERTIFIED and bound > 0 and not fitted:
@@ -221,7 +218,7 @@ def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: A
     return Certificate("ling2022", verdict, hypotheses, "descent", licenses=(), measured=measured, errors=errors, note=note)
 
 
-def _why_not(numbers: _Numbers, limit: float, n: int) -> str:
+def _why_not(numbers: _Norms, limit: float, n: int) -> str:
     if numbers.least <= 0:
         return "lambda_min(Z Z^T) is not known to be positive: take more units than samples, and no two samples alike."
     if numbers.a > limit:

@@ -8,28 +8,29 @@ from typing import Any
 
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate, Verdict
-from wellposed.certify._directed import down, up, vector_norm_lower, vector_norm_upper
-from wellposed.certify._family import check_family
-from wellposed.certify._finish import finish, in_range
-from wellposed.certify._least import Condition, Judgement, Radii, Theorem, root_rate
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
-from wellposed.certify._units import Unit
-from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.certify.certificate import Certificate, Verdict, finish, in_range
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.theorems._conditions import Condition, Judgement, Radii, Theorem, errors_of, measured_for, root_rate
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import MonotoneDEQ
+from wellposed.linalg.directed import (
+    DataUnit,
+    down,
+    least_singular_value_upper,
+    spectral_norm_lower,
+    up,
+    vector_norm_lower,
+    vector_norm_upper,
+)
 
 __all__ = ["nguyen2022"]
 
-DYNAMICS = ("flow", "descent")
 _NAMES = ("A", "B", "U", "u")
 #: The step must be strictly below its bound.
 _BELOW = 0.999
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _MonotoneNorms:
     """|A|, |U|, |u|, the margin m, |X|_F, |r|, and l0 = sigma_min(Z), not its square."""
 
     A: float
@@ -98,18 +99,9 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
     """
-    check_family("nguyen2022", model, MonotoneDEQ)
-    if dynamics not in DYNAMICS:
-        hint = did_you_mean(str(dynamics), DYNAMICS)
-        raise InvalidArgument(f"nguyen2022: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
-    X, y = check_data(model, X, y)
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        note = f"The theorem trains all parameters; {', '.join(frozen)} do not require gradients."
-        return Certificate("nguyen2022", Verdict.UNDECIDED, dynamics=dynamics, note=note)
-    at = measure(model, X, y)
-    if isinstance(at, str):
-        return Certificate("nguyen2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
+    at = measured_for("nguyen2022", "MonotoneDEQ", model, X, y, dynamics=dynamics, trains_all=True)
+    if isinstance(at, Certificate):
+        return at
     return in_range("nguyen2022", dynamics, lambda: _certificate(at, dynamics))
 
 
@@ -134,21 +126,21 @@ def _certificate(at: Measurement, dynamics: str) -> Certificate:
             "margin": harmful.margin,
             "|u| that (3.18') allows at most": limit,
         },
-        errors={"|Z - Z*|_F": unit.upper(at.z_error_F), "|r - r*|": unit.upper(at.r_error)},
+        errors=errors_of(at),
         note=_note(dynamics, harmful, judgement.verdict, limit),
         **licensed,
     )
 
 
-def _numbers(at: Measurement) -> tuple[_Numbers, _Numbers]:
+def _numbers(at: Measurement) -> tuple[_MonotoneNorms, _MonotoneNorms]:
     A, U, u = (getattr(at.model, name).detach() for name in ("A", "U", "u"))
-    assert isinstance(at.model, MonotoneDEQ)  # `check_family` has seen to it
-    margin = at.model.margin
+    margin = at.model.theory.margin
+    assert margin is not None
     wide = at.Z.shape[0] <= at.Z.shape[1]
-    harmful = _Numbers(
+    harmful = _MonotoneNorms(
         spectral_norm_upper(A), spectral_norm_upper(U), vector_norm_upper(u), margin, at.X_norm_F, at.residual, at.Z_least
     )
-    helpful = _Numbers(
+    helpful = _MonotoneNorms(
         spectral_norm_lower(A),
         spectral_norm_lower(U),
         vector_norm_lower(u),
@@ -160,19 +152,19 @@ def _numbers(at: Measurement) -> tuple[_Numbers, _Numbers]:
     return harmful, helpful
 
 
-def _scale(numbers: _Numbers) -> Radii:
+def _scale(numbers: _MonotoneNorms) -> Radii:
     return {"A": max(numbers.A, 1.0), "B": 1.0, "U": max(numbers.U, 1.0), "u": max(numbers.u, 1.0)}
 
 
-def _radii_condition(equation: str, factor: float) -> Condition[_Numbers]:
-    def bound(at: _Numbers, radii: Radii) -> float:
+def _radii_condition(equation: str, factor: float) -> Condition[_MonotoneNorms]:
+    def bound(at: _MonotoneNorms, radii: Radii) -> float:
         sides = [0.0 if g == 0 else g / max(radii[name], 1e-300) for name, g in at.gradients(radii).items()]
         return factor * at.X * at.r * max(sides)
 
     return Condition("the radii are never left", equation, lambda at: at.least**2, bound, power=2)
 
 
-def _feature_condition(equation: str, factor: float) -> Condition[_Numbers]:
+def _feature_condition(equation: str, factor: float) -> Condition[_MonotoneNorms]:
     return Condition(
         "sigma_min(Z) stays above half",
         equation,
@@ -185,7 +177,7 @@ def _feature_condition(equation: str, factor: float) -> Condition[_Numbers]:
 def _path(factor: float) -> Any:
     """What (3.8) or (3.16) asks of the radii."""
 
-    def need(at: _Numbers, radii: Radii) -> Radii | None:
+    def need(at: _MonotoneNorms, radii: Radii) -> Radii | None:
         if at.least <= 0:
             return None
         return {name: factor * at.X * at.r * g / at.least**2 for name, g in at.gradients(radii).items()}
@@ -193,14 +185,14 @@ def _path(factor: float) -> Any:
     return need
 
 
-def _flow(unit: Unit) -> Theorem[_Numbers]:
+def _flow(unit: DataUnit) -> Theorem[_MonotoneNorms]:
     feature = _feature_condition("[nguyen2022, (3.9)]", 8.0)
     return Theorem(_path(4.0), _scale, _radii_condition("[nguyen2022, (3.8)]", 4.0), (feature,), unit)
 
 
-def _descent(unit: Unit) -> Theorem[_Numbers]:
+def _descent(unit: DataUnit) -> Theorem[_MonotoneNorms]:
     feature = _feature_condition("[nguyen2022, (3.17)] corrected", 16.0)
-    slow = Condition[_Numbers](
+    slow = Condition[_MonotoneNorms](
         "the features move slowly",
         "[nguyen2022, (3.18)] corrected",
         lambda at: at.least**2,
@@ -210,7 +202,7 @@ def _descent(unit: Unit) -> Theorem[_Numbers]:
     return Theorem(_path(8.0), _scale, _radii_condition("[nguyen2022, (3.16)]", 8.0), (feature, slow), unit)
 
 
-def _license(dynamics: str, numbers: _Numbers, judgement: Judgement, unit: Unit) -> dict[str, Any]:
+def _license(dynamics: str, numbers: _MonotoneNorms, judgement: Judgement, unit: DataUnit) -> dict[str, Any]:
     radii = judgement.radii
     stays = "No parameter leaves its radius and sigma_min(Z) stays above half; the equilibrium is unique for all parameters."
     if dynamics == "flow":
@@ -231,7 +223,7 @@ def _license(dynamics: str, numbers: _Numbers, judgement: Judgement, unit: Unit)
     }
 
 
-def _note(dynamics: str, numbers: _Numbers, verdict: Verdict, limit: float) -> str:
+def _note(dynamics: str, numbers: _MonotoneNorms, verdict: Verdict, limit: float) -> str:
     if verdict is Verdict.CERTIFIED:
         return "" if dynamics == "flow" else f"The step size given is {_BELOW:g} of its bound."
     if numbers.least <= 0:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import abc
 import inspect
-import math
-import warnings
 from typing import Any
 
 import torch
@@ -13,21 +11,20 @@ from torch import Tensor, nn
 
 from wellposed._eager import eager
 from wellposed._tree import LOW_PRECISION
-from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, did_you_mean
+from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient
+from wellposed.linalg.directed import ROUNDING, up, vector_norm_upper
 from wellposed.nn.activations import ReLU
 from wellposed.nn.cell import AbstractCell
-from wellposed.nn.families._norm_bound import NormBound
+from wellposed.nn.families.theory import Theory
 from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.maps.affine import OperatorMap
 from wellposed.nn.maps.dense import DenseMap
-from wellposed.nn.tangent import GramProduct, TangentFeatures
-from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active, user_level
+from wellposed.nn.tangent import TangentFeatures
+from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active
 from wellposed.status import Status
 
-__all__ = ["AbstractContraction", "AbstractNetwork"]
-
-ILL_POSED_POLICIES = ("raise", "warn", "ignore")
+__all__ = ["AbstractNetwork", "signs"]
 
 
 class AbstractNetwork(nn.Module, abc.ABC):
@@ -41,9 +38,12 @@ class AbstractNetwork(nn.Module, abc.ABC):
         solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`.
 
     Attributes:
-        layer: The `EquilibriumLayer` that solves; its input is c. `layer.last_solution` and `layer.last_adjoint` tell how
-            the last solves went.
+        layer: The `EquilibriumLayer` that solves; its input is c. `layer.last_solution` and `layer.last_adjoint` describe the
+            last solves.
     """
+
+    #: What happens where nothing proves that there is exactly one equilibrium.
+    on_ill_posed: str = "raise"
 
     def __init__(
         self,
@@ -83,13 +83,34 @@ class AbstractNetwork(nn.Module, abc.ABC):
     def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
         """The closed form of the kernel, given injections, equilibria and masked adjoints, all in rows."""
 
+    @property
+    def theory(self) -> Theory:
+        """What the theorems may use: declared by each family; by default nothing."""
+        return Theory()
+
+    def recurrent_error(self) -> float:
+        """Upper bound of the rounding of `recurrent()`, in float64 and in the spectral norm.
+
+        0 for a parameter itself, and enough for a parameter times a few numbers. A family that computes more than that
+        overrides it.
+        """
+        R = self.recurrent().detach()
+        if any(R.data_ptr() == parameter.data_ptr() for parameter in self.parameters()):
+            return 0.0
+        return up(5 * ROUNDING * vector_norm_upper(R))
+
+    def input_matrix(self) -> Tensor:
+        """(m, d) the U of `Theory`."""
+        U: Tensor = getattr(self, self.theory.injected)
+        return U
+
     def bind(self, C: Tensor) -> OperatorMap:
         """The map z -> relu(R z + c) for injections (n, m), with a graph to them and to the parameters."""
         R = self.recurrent()
         return DenseMap(R.float(), C.float(), ReLU()) if C.dtype in LOW_PRECISION else DenseMap(R, C, ReLU())
 
     def check_well_posed(self) -> None:
-        """Applies the network's policy if nothing proves that it has exactly one equilibrium."""
+        """Applies `on_ill_posed` if nothing proves that there is exactly one equilibrium."""
 
     def readout(self, Z: Tensor, C: Tensor) -> Tensor:
         """(n, m), (n, m) -> (n,) predictions from equilibria and injections."""
@@ -128,7 +149,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         Args:
             X: (n, d) inputs.
             z0, p0: (n, m) where the two solves begin; zeros if not given.
-            injection: (n, m) `self.injection(X)` at the present parameters, if it is at hand.
+            injection: (n, m) `self.injection(X)` at the present parameters, if available.
         """
         self._check(X)
         self._apply_policy()
@@ -154,7 +175,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
             X: (n, d) the inputs of `at`.
             at: From `linearise(X)`, at the present parameters.
             r: (n,).
-            injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if it is at hand.
+            injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if available.
         """
         self._check(X)
         if not isinstance(r, Tensor) or r.shape != at.value.shape[:1] or r.shape != X.shape[:1]:
@@ -207,7 +228,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     @eager
     def _apply_policy(self) -> None:
-        if not transforms_active():  # torch.func transforms hide values, so nothing can be decided by them
+        # the check needs concrete values, which torch.func transforms hide
+        if self.on_ill_posed != "ignore" and not transforms_active():
             self.check_well_posed()
 
     def _check(self, X: Any) -> None:
@@ -222,59 +244,6 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.width}"
-
-
-class AbstractContraction(AbstractNetwork):
-    """A network that is well-posed because |R| < 1, and knows a rigorous upper bound of |R|.
-
-    Args:
-        in_features, width: d, m.
-        on_ill_posed: What happens when the bound reaches 1, where nothing proves any more that an equilibrium exists: "raise"
-            (`IllPosed`), "warn" (`IllPosedWarning`) or "ignore".
-        options: As in `AbstractNetwork`.
-    """
-
-    def __init__(self, in_features: int, width: int, *, on_ill_posed: str = "raise", **options: Any) -> None:
-        super().__init__(in_features, width, **options)
-        if on_ill_posed not in ILL_POSED_POLICIES:
-            hint = did_you_mean(str(on_ill_posed), ILL_POSED_POLICIES)
-            raise InvalidArgument(f"on_ill_posed must be 'raise', 'warn' or 'ignore'; got {on_ill_posed!r}.{hint}")
-        self.on_ill_posed = on_ill_posed
-        self._norm_bound = NormBound()
-
-    @abc.abstractmethod
-    def _remedy(self) -> str:
-        """What to change when the network is no contraction; completes a message."""
-
-    def contraction_upper(self) -> float:
-        """A rigorous upper bound of the contraction factor |R|, sharp to about 1e-11; one singular value decomposition."""
-        with torch.no_grad():
-            return self._norm_bound(self.recurrent(), below=0.0)
-
-    def check_well_posed(self) -> None:
-        if self.on_ill_posed == "ignore":
-            return
-        with torch.no_grad():
-            R = self.recurrent()
-            finite = bool(torch.isfinite(R).all())
-            bound = self._norm_bound(R, below=1.0) if finite else math.inf
-        if bound < 1.0:
-            return
-        name = type(self).__name__
-        if finite:
-            text = (
-                f"{name}: the contraction factor is only known to be at most {bound:.6g}, not below 1, so nothing proves that "
-                f"an equilibrium exists and is unique. {self._remedy()}"
-                + (", or pass on_ill_posed='warn' to go on without proof." if self.on_ill_posed == "raise" else ".")
-            )
-        else:
-            text = (
-                f"{name}: the recurrent matrix has NaN or infinite entries, so there is no equilibrium. The training has "
-                "diverged before: go back to finite parameters and take a smaller step."
-            )
-        if self.on_ill_posed == "raise":
-            raise IllPosed(text)
-        warnings.warn(text, IllPosedWarning, stacklevel=user_level())
 
 
 class _Cell(AbstractCell):
@@ -294,11 +263,13 @@ class _Cell(AbstractCell):
         return torch.relu(torch.addmm(x, z, self._network[0].recurrent().t()))
 
 
-def outer(left: str, right: str, coefficient: float = 1.0) -> tuple[GramProduct, ...]:
-    """The kernel part of a matrix whose gradient is l r^T: (L L^T) o (R R^T)."""
-    return (GramProduct(((left, left), (right, right)), coefficient),)
-
-
-def gram(feature: str) -> tuple[GramProduct, ...]:
-    """The kernel part of a vector whose gradient is the feature itself."""
-    return (GramProduct(((feature, feature),)),)
+def signs(
+    size: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(size,) of +1 and -1 with equal probability."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return torch.randint(0, 2, (size,), generator=generator, device=device).to(dtype) * 2 - 1

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.nn.families._network import AbstractContraction, gram, outer
-from wellposed.nn.tangent import TangentFeatures
+from wellposed.nn.families._contraction import AbstractContraction
+from wellposed.nn.families.theory import Theory
+from wellposed.nn.tangent import TangentFeatures, gram, outer
 from wellposed.solve import check_interval
 
 __all__ = ["GaussianDEQ"]
@@ -59,6 +60,10 @@ class GaussianDEQ(AbstractContraction):
         self.W = nn.Parameter(torch.randn(width, width, **draw) * math.sqrt(2 * weight_variance / width))
         self.U = nn.Parameter(torch.randn(width, in_features, **draw) * math.sqrt(2 / in_features))
         self.a = nn.Parameter(torch.randn(width, **draw) / math.sqrt(width))
+
+    @property
+    def theory(self) -> Theory:
+        return Theory("W", "U", ("a",), homogeneous=True, theorem="ling2022", options=("weight_variance",))
 
     def recurrent(self) -> Tensor:
         return self.W

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.nn.families._network import AbstractContraction, gram, outer
-from wellposed.nn.families._random import signs
-from wellposed.nn.tangent import TangentFeatures
+from wellposed.nn.families._contraction import AbstractContraction
+from wellposed.nn.families._network import signs
+from wellposed.nn.families.theory import Theory
+from wellposed.nn.tangent import TangentFeatures, gram, outer
 from wellposed.solve import check_interval
 
 __all__ = ["SkipDEQ"]
@@ -60,6 +61,21 @@ class SkipDEQ(AbstractContraction):
         self.W = nn.Parameter(torch.randn(width, in_features, **draw))
         self.u = nn.Parameter(signs(width, **draw))
         self.v = nn.Parameter(signs(width, **draw))
+
+    @property
+    def theory(self) -> Theory:
+        root = math.sqrt(self.width)
+        return Theory(
+            "A",
+            "W",
+            ("u", "v"),
+            recurrent_scale=self.gamma / root,
+            injection_scale=1 / root,
+            rectified=True,
+            homogeneous=True,
+            theorem="gao2022",
+            options=("gamma",),
+        )
 
     def recurrent(self) -> Tensor:
         return self.A * (self.gamma / math.sqrt(self.width))

@@ -1,40 +1,95 @@
-"""A network at its present parameters, in float64, with bounds that hold in spite of rounding and of inexact equilibria."""
+r"""A network at its present parameters, in float64, with bounds that hold in spite of rounding and of inexact equilibria.
+
+Data are measured in a unit, a power of two, so that no square of a feature leaves the range of float64. A network without
+biases is positively homogeneous: with inputs and labels c X and c y its injections, equilibria and residual are c C, c Z and
+c r, its tangent kernel is c^2 K, and the parameters, their radii and what contracts are the same. So a certificate for
+(c X, c y) is the one for (X, y) with steps divided by c^2 and rates of the flow multiplied by c^2. For c = 2^k all of it is
+exact.
+"""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from wellposed.certify._directed import down, up, vector_norm_upper
-from wellposed.certify._units import LIMIT, UNDERFLOW, Unit, out_of_range, row_norms_upper, unit_of
-from wellposed.convex import AbstractDenseOptEq
+from wellposed.certify.certificate import OUT_OF_RANGE
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
-from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ, SkipDEQ
+from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, row_norms_upper, up, vector_norm_upper
+from wellposed.linalg.scaling import exponent_of, ldexp
+from wellposed.nn.families import FAMILIES, AbstractNetwork, theory_of
 
-__all__ = ["Measurement", "check_data", "down", "measure", "up"]
+__all__ = ["LIMIT", "Measurement", "check_data", "features_of", "has_no_bias", "measure", "no_room", "unit_of"]
 
-_UNIT = 2.0**-53
+#: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
+#: them, and the products of four have room to spare.
+LIMIT = 200
+_SQUARED = 480
 #: The rounding of a few operations on each entry of a vector, generously.
 _SCALAR = 2.0**-40
 #: No residual is known better than this: what is proved with it holds for all smaller ones.
 _LEAST_RESIDUAL = 2.0**-400
 
 
+def unit_of(model: AbstractNetwork, X: Tensor, y: Tensor) -> tuple[DataUnit, Tensor, Tensor] | str:
+    """A unit in which the data have room, with X and y in it; or why there is none.
+
+    It is 1 where the data have room already. Entries that vanish in the unit lose at most 2^-1074. The network is in float64
+    and has finite parameters.
+    """
+    if large := _large_parameter(model):
+        return large
+    first = exponent_of(X)
+    exponent = first + exponent_of(model.injection(ldexp(X, -first))) if has_no_bias(model) else 0
+    if abs(exponent) <= LIMIT and abs(first) <= LIMIT:
+        exponent = 0
+    X, y = ldexp(X, -exponent), ldexp(y, -exponent)
+    for name, tensor in (("inputs", X), ("labels", y)):
+        if not bool(torch.isfinite(tensor).all()) or exponent_of(tensor) > LIMIT:
+            relative = f", beside features of size 2^{exponent}" if exponent else ""
+            return out_of_range(f"the {name} are larger than 2^{LIMIT + exponent}{relative}")
+    return DataUnit(exponent), X, y
+
+
+def has_no_bias(model: AbstractNetwork) -> bool:
+    """Whether the network is positively homogeneous: declared, and not contradicted by a class that adds a bias."""
+    zero = model.readout_weight().new_zeros(1, model.in_features)
+    return model.theory.homogeneous and not bool(model.injection(zero).any())
+
+
+def no_room(model: nn.Module, X: Tensor, y: Tensor) -> str:
+    """Why a network with biases, whose only unit is 1, cannot be measured; empty if it can."""
+    for name, tensor in (("inputs", X), ("labels", y)):
+        if exponent_of(tensor) > _SQUARED:  # only squares of data occur, not fourth powers
+            return out_of_range(f"the {name} are larger than 2^{_SQUARED}")
+    if bool(X.any()) and exponent_of(X) < -_SQUARED:
+        return out_of_range(f"the inputs are smaller than 2^-{_SQUARED}")
+    return _large_parameter(model)
+
+
+def _large_parameter(model: nn.Module) -> str:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if exponent_of(tensor) > LIMIT:
+            return out_of_range(f"parameter {name} has entries above 2^{LIMIT}")
+    return ""
+
+
+def out_of_range(which: str) -> str:
+    """The note of an undecided certificate."""
+    return f"{OUT_OF_RANGE} in the conditions of the theorems: {which}. Rescale the inputs, the labels or the parameters."
+
+
 def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
     """(n, d) and (n,) in float64 on the CPU, or one sentence about what is wrong."""
-    if not isinstance(model, (AbstractNetwork, AbstractDenseOptEq)):
-        raise InvalidType(
-            "certify knows GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ, OptEq, DeepOptEq and their relatives; "
-            f"got {type(model).__name__}."
-        )
+    if theory_of(model) is None:
+        known = ", ".join(family.__name__ for family in FAMILIES.values())
+        raise InvalidType(f"certify knows {known}, OptEq, DeepOptEq and their relatives; got {type(model).__name__}.")
     if not isinstance(X, Tensor) or not isinstance(y, Tensor):
         raise InvalidType(f"X and y must be tensors; got {type(X).__name__} and {type(y).__name__}.")
     if X.dim() != 2 or X.shape[1] != model.in_features:
@@ -66,7 +121,7 @@ class Measurement:
         z_error: (n,) upper bounds of |z_i - z_i*|: the true equilibria are this near.
         v_error: Upper bound of |V - V*| in any entry.
         r_error: Upper bound of |r - r*|.
-        known: Bounds below that the caller has already, by name; the others are made when asked for.
+        known: Bounds below that the caller has already, by name; the others are computed when asked for.
         unit: Of X, y, C, Z, V, r, their errors and their norms.
     """
 
@@ -83,7 +138,10 @@ class Measurement:
     v_error: float
     r_error: float
     known: Mapping[str, float] = field(default_factory=dict)
-    unit: Unit = Unit()
+    unit: DataUnit = DataUnit()
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(self.known)  # where cached properties keep their values
 
     @cached_property
     def z_error_F(self) -> float:
@@ -93,14 +151,12 @@ class Measurement:
     @cached_property
     def Z_norm(self) -> float:
         """B, upper bound of |Z*|."""
-        if "Z_norm" in self.known:
-            return self.known["Z_norm"]
         return up(spectral_norm_upper(self.Z) + self.z_error_F)
 
     @cached_property
     def X_norm(self) -> float:
         """b, upper bound of |X|."""
-        return self.known["X_norm"] if "X_norm" in self.known else spectral_norm_upper(self.X) + UNDERFLOW
+        return spectral_norm_upper(self.X) + UNDERFLOW
 
     @cached_property
     def X_norm_F(self) -> float:
@@ -109,39 +165,27 @@ class Measurement:
     @cached_property
     def Z_least(self) -> float:
         """s0, lower bound of sigma_min(Z*) over its n rows; 0 if there are more samples than units."""
-        if "Z_least" in self.known:
-            return self.known["Z_least"]
-        if self.Z.shape[0] > self.Z.shape[1]:
-            return 0.0
-        return max(0.0, down(least_singular_value_lower(self.Z) - self.z_error_F))
+        return _least(self.Z, self.z_error_F)
 
     @cached_property
     def features(self) -> Tensor:
-        """(n, k) F, what the read-out multiplies: Z, or [Z, C] for `SkipDEQ`."""
-        return torch.cat([self.Z, self.C], dim=1) if isinstance(self.model, SkipDEQ) else self.Z
+        """(n, k) F, what the read-out multiplies: Z, or [Z, C] where c is read out too."""
+        return features_of(self.model, self.Z, self.C)
 
     @cached_property
     def F_error(self) -> float:
         """Upper bound of |F - F*|_F: the rounding of c is part of `z_error`."""
-        return 2 * self.z_error_F if isinstance(self.model, SkipDEQ) else self.z_error_F
+        return 2 * self.z_error_F if self.model.theory.skip else self.z_error_F
 
     @cached_property
     def F_norm(self) -> float:
         """Upper bound of |F*|."""
-        if "F_norm" in self.known:
-            return self.known["F_norm"]
-        return up(spectral_norm_upper(self.features) + self.F_error) if isinstance(self.model, SkipDEQ) else self.Z_norm
+        return up(spectral_norm_upper(self.features) + self.F_error) if self.model.theory.skip else self.Z_norm
 
     @cached_property
     def F_least(self) -> float:
         """Lower bound of sigma_min(F*) over its n rows; 0 if there are more samples than columns."""
-        if "F_least" in self.known:
-            return self.known["F_least"]
-        if not isinstance(self.model, SkipDEQ):
-            return self.Z_least
-        if self.features.shape[0] > self.features.shape[1]:
-            return 0.0
-        return max(0.0, down(least_singular_value_lower(self.features) - self.F_error))
+        return _least(self.features, self.F_error) if self.model.theory.skip else self.Z_least
 
     @cached_property
     def residual(self) -> float:
@@ -164,7 +208,7 @@ def measure(
     X: Tensor,
     y: Tensor,
     *,
-    at: tuple[Tensor, Tensor] | None = None,
+    point: tuple[Tensor, Tensor] | None = None,
     known: Callable[[AbstractNetwork, Tensor, Tensor, float], Mapping[str, float]] | None = None,
     norm_upper: Callable[[Tensor], float] = spectral_norm_upper,
 ) -> Measurement | str:
@@ -178,38 +222,37 @@ def measure(
     Args:
         model: A theory network.
         X, y: From `check_data`.
-        at: (n, m) equilibria and adjoints found already, as good as they are; None solves for them.
-        known: From (twin, Z, C, |Z - Z*|_F) bounds that need not be made again.
+        point: (n, m) equilibria and adjoints found already, however accurate; None solves for them.
+        known: (twin, Z, C, |Z - Z*|_F) -> bounds that need not be computed again.
         norm_upper: Bounds |R|.
     """
     if any(not bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers())):
         return "A parameter has NaN or infinite entries."
     twin = copy.deepcopy(model).double().cpu()
     twin.layer.on_failure, twin.layer.rtol, twin.layer.max_steps = "ignore", 1e-13, 2000
-    if isinstance(twin, AbstractContraction):
-        twin.on_ill_posed = "ignore"
+    twin.on_ill_posed, theory = "ignore", twin.theory
     with torch.no_grad():
         found_unit = unit_of(twin, X, y)
         if isinstance(found_unit, str):
             return found_unit
         unit, X, y = found_unit
-        if unit.exponent and not (at is None and known is None):
+        if unit.exponent and not (point is None and known is None):
             return out_of_range(f"the features are of size 2^{unit.exponent}")
         R = twin.recurrent()
         contraction = up(norm_upper(R))
-        if isinstance(twin, MonotoneDEQ):
-            if twin.margin < 2.0**-LIMIT:
-                return out_of_range(f"the margin is {twin.margin:.3g}")
-            amplification = 1.0 + contraction / down(twin.margin)
+        if theory.margin is not None:
+            if theory.margin < 2.0**-LIMIT:
+                return out_of_range(f"the margin is {theory.margin:.3g}")
+            amplification = 1.0 + contraction / down(theory.margin)
         elif contraction < 1.0:
             amplification = 1.0 / (1.0 - contraction)
         else:
             return f"The contraction factor is only known to be at most {contraction:.6g}, not below 1."
-        if at is None:
+        if point is None:
             found = twin.linearise(X)
             Z, P = found.value, found.adjoint
         else:
-            Z, P = (tensor.detach().double().cpu() for tensor in at)
+            Z, P = (tensor.detach().double().cpu() for tensor in point)
         if not bool(torch.isfinite(Z).all()) or not bool(torch.isfinite(P).all()):
             return "The equilibrium or its adjoint is not finite."
         C = twin.injection(X)
@@ -220,31 +263,35 @@ def measure(
         r = twin.readout(Z, C) - y
         z_F = vector_norm_upper(z_error)
         # a product with m terms and the subtraction of y, for each of up to two read-outs
-        terms = _UNIT * (R.shape[0] + 4) * 4 * (vector_norm_upper(Z) + vector_norm_upper(C))
+        terms = ROUNDING * (R.shape[0] + 4) * 4 * (vector_norm_upper(Z) + vector_norm_upper(C))
         v_norm = vector_norm_upper(twin.readout_weight())
-        if isinstance(twin, SkipDEQ):  # the error of c is part of z_error
-            v_norm += vector_norm_upper(twin.v)
-        r_error = up(v_norm * z_F + terms * _readout_norm(twin) + 4 * _UNIT * vector_norm_upper(y) + UNDERFLOW)
+        if theory.skip:  # the error of c is part of z_error
+            v_norm += vector_norm_upper(getattr(twin, theory.readout[1]))
+        r_error = up(v_norm * z_F + terms * _readout_norm(twin) + 4 * ROUNDING * vector_norm_upper(y) + UNDERFLOW)
         v_error = up(float((contraction * z_error + rounding).max()))
         bounds = {} if known is None else known(twin, Z, C, z_F)
     return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error, bounds, unit)
 
 
+def _least(F: Tensor, error: float) -> float:
+    """Lower bound of sigma_min over the n rows of a matrix that is known to an error; 0 if it has fewer columns."""
+    return max(0.0, down(least_singular_value_lower(F) - error)) if F.shape[0] <= F.shape[1] else 0.0
+
+
+def features_of(model: AbstractNetwork, Z: Tensor, C: Tensor) -> Tensor:
+    """(n, k) what the read-out multiplies."""
+    return torch.cat([Z, C], dim=1) if model.theory.skip else Z
+
+
 def _rounding(model: AbstractNetwork, R: Tensor, X: Tensor, C: Tensor, Z: Tensor) -> Tensor:
     """(n,) bound of the rounding in R z + c, c included: |fl(R z) - R z| <= gamma_m |R|_F |z|, and likewise for c.
 
-    R itself is a rounded function of the parameters; its relative error, at most 2 (m + 3) units of |.|_F of its parts, is
-    bounded by those of the parts. What underflows is less than `UNDERFLOW`, which is added.
+    The rounding of R itself is added. What underflows is less than `UNDERFLOW`, which is added.
     """
-    m, d = R.shape[0], X.shape[1]
     parts = sum(vector_norm_upper(parameter) for parameter in (*model.parameters(), *model.buffers()))
-    gamma = 2 * (m + d + 8) * _UNIT
+    gamma = 2 * (R.shape[0] + X.shape[1] + 8) * ROUNDING
     z, x, c = (row_norms_upper(t) for t in (Z, X, C))
-    size = vector_norm_upper(R)
-    if isinstance(model, MonotoneDEQ):
-        A, B = (vector_norm_upper(parameter) for parameter in (model.A, model.B))
-        size += A**2 + 2 * B + math.sqrt(m)
-    return gamma * (size * z + parts * x + c) + UNDERFLOW
+    return gamma * (vector_norm_upper(R) * z + parts * x + c) + model.recurrent_error() * z + UNDERFLOW
 
 
 def _readout_norm(model: AbstractNetwork) -> float:

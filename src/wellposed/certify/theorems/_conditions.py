@@ -1,6 +1,6 @@
-r"""Least radii for theorems whose conditions get harder as the radii grow.
+r"""What the theorems of the papers share: least radii, and hypotheses about data and initialization.
 
-The theorems of [ling2022] and [nguyen2022] ask for radii R (one by parameter) with
+The conditions get harder as the radii grow. The theorems of [ling2022] and [nguyen2022] ask for radii R (one by parameter) with
 
     R >= need(R)                 training never leaves them
     value >= bound(R)            further conditions
@@ -17,13 +17,33 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from wellposed.certify._certificate import Hypothesis, Verdict
-from wellposed.certify._directed import down, up
-from wellposed.certify._units import Unit
+import torch
+from torch import Tensor
 
-__all__ = ["Condition", "Judgement", "Radii", "Theorem", "root_rate", "verdict"]
+from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, verdict_on
+from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
+from wellposed.linalg import least_eigenvalue_lower
+from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, up, vector_norm_upper
+from wellposed.linalg.scaling import ldexp, scaled
+from wellposed.nn.families import theory_of
+
+__all__ = [
+    "Condition",
+    "Judgement",
+    "Radii",
+    "Theorem",
+    "errors_of",
+    "gram_bounds",
+    "has_signs",
+    "measured_for",
+    "parallel",
+    "report",
+    "root_rate",
+    "unit_norm",
+]
 
 Radii = Mapping[str, float]
 N = TypeVar("N")
@@ -34,6 +54,8 @@ _INFLATION = 1e-9
 _LARGEST = 1e30
 #: Fractions of a scale at which a failing condition is shown, when no radii satisfy the first one.
 _SHOWN = (0.01, 0.1, 0.3, 0.5, 0.9)
+#: Data normalised in float32 pass for unit vectors.
+_NORMALISED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,14 +79,7 @@ class Judgement:
 
     @property
     def verdict(self) -> Verdict:
-        return verdict(self.hypotheses)
-
-
-def verdict(hypotheses: Sequence[Hypothesis]) -> Verdict:
-    """CERTIFIED if all hold, VIOLATED if one is false, else UNDECIDED."""
-    if any(h.holds is False for h in hypotheses):
-        return Verdict.VIOLATED
-    return Verdict.CERTIFIED if all(h.holds for h in hypotheses) else Verdict.UNDECIDED
+        return verdict_on(self.hypotheses)
 
 
 def root_rate(decrease: float) -> float:
@@ -90,7 +105,7 @@ class Theorem(Generic[N]):
     scale: Callable[[N], Radii]
     radii_condition: Condition[N]
     conditions: tuple[Condition[N], ...]
-    unit: Unit = Unit()
+    unit: DataUnit = DataUnit()
 
     def judge(self, harmful: N, helpful: N) -> Judgement:
         """Chooses the radii and judges each condition.
@@ -156,7 +171,7 @@ class Theorem(Generic[N]):
         return needed if needed is not None and all(value <= largest for value in needed.values()) else None
 
     def _shown(self, numbers: N) -> Radii:
-        """Where the worst of the ratios bound/value is best, on a coarse grid: it tells how far the conditions are."""
+        """Where the worst of the ratios bound/value is best, on a coarse grid: which shows how far the conditions are."""
         scale = self.scale(numbers)
 
         def worst(radii: Radii) -> float:
@@ -165,3 +180,91 @@ class Theorem(Generic[N]):
 
         grid = itertools.product(_SHOWN, repeat=len(scale))
         return min(({name: f * scale[name] for name, f in zip(scale, fs, strict=True)} for fs in grid), key=worst)
+
+
+def measured_for(
+    theorem: str, family: str, model: Any, X: Tensor, y: Tensor, *, dynamics: str, trains_all: bool = False
+) -> Measurement | Certificate:
+    """The measurement that a theorem is judged by; or an undecided certificate that says why there is none.
+
+    Args:
+        theorem: Its key. family: The name of the networks that it is about.
+        model, X, y: As the caller gave them.
+        dynamics: "flow" or "descent".
+        trains_all: Whether the theorem trains all parameters.
+    """
+    theory = theory_of(model)
+    if theory is None or theory.theorem != theorem:
+        raise InvalidType(
+            f"{theorem} is a theorem about {family}; got {type(model).__name__}. The theorem 'radius' knows all networks."
+        )
+    if dynamics not in ("flow", "descent"):
+        hint = did_you_mean(str(dynamics), ("flow", "descent"))
+        raise InvalidArgument(f"{theorem}: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
+    X, y = check_data(model, X, y)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    if trains_all and frozen:
+        note = f"The theorem trains all parameters; {', '.join(frozen)} do not require gradients."
+        return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=note)
+    at = measure(model, X, y)
+    return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=at) if isinstance(at, str) else at
+
+
+def errors_of(at: Measurement) -> dict[str, float]:
+    """The numerical errors that a theorem takes into account."""
+    return {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
+
+
+def report(
+    theorem: str,
+    dynamics: str,
+    hypotheses: Sequence[Hypothesis],
+    measured: Mapping[str, float],
+    errors: Mapping[str, float],
+    note: str,
+) -> Certificate:
+    """UNDECIDED, or VIOLATED if a hypothesis is false: these theorems state orders, not numbers, and license nothing."""
+    false = any(h.holds is False for h in hypotheses)
+    verdict = Verdict.VIOLATED if false else Verdict.UNDECIDED
+    return Certificate(theorem, verdict, tuple(hypotheses), dynamics, measured=measured, errors=errors, note=note)
+
+
+def gram_bounds(G: Tensor) -> tuple[float, float]:
+    """Lower and upper bounds of the least eigenvalue of a Gram matrix computed entry by entry to about 64 roundings.
+
+    Args:
+        G: (n, n) symmetric up to rounding.
+    """
+    G = (G.detach() + G.detach().t()) / 2
+    error = (64 + 2 * len(G)) * ROUNDING * vector_norm_upper(G) + UNDERFLOW**2
+    x = torch.linalg.eigh(G).eigenvectors[:, 0]
+    upper = float(x @ (G @ x)) / float(x @ x)
+    return down(least_eigenvalue_lower(G) - error), up(upper + 2 * error)
+
+
+def unit_norm(X: Tensor, equation: str) -> Hypothesis:
+    """|x_i| = 1 for all samples."""
+    rows, exponent = scaled(X)
+    off = float((ldexp(torch.linalg.vector_norm(rows, dim=1), exponent) - 1).abs().max())
+    return Hypothesis.compare(
+        "inputs have norm 1", equation, off, "<=", _NORMALISED, note="the largest | |x_i| - 1 |; divide each sample by its norm"
+    )
+
+
+def parallel(X: Tensor, equation: str) -> Hypothesis:
+    """No two samples are parallel."""
+    rows = torch.stack([scaled(row)[0] for row in X])
+    rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=0.5)  # a row of zeros stays
+    cosine = (rows @ rows.t()).abs()
+    cosine.fill_diagonal_(0.0)
+    largest = float(cosine.max())
+    same = any(bool(torch.equal(X[i], X[j])) for i, j in (cosine > 1 - 1e-9).nonzero().tolist())
+    holds = True if largest < 1 - 1e-9 else (False if same else None)
+    return Hypothesis("no two inputs are parallel", equation, largest, 1.0, "<", holds, "the largest |cosine|")
+
+
+def has_signs(v: Tensor, name: str, equation: str, *, trained: bool) -> Hypothesis:
+    """All entries are +1 or -1; a vector that is trained has them at the start only."""
+    off = float((v.detach().abs() - 1).abs().max())
+    note = "as at the start; training moves it" if trained else "as drawn; it is not trained"
+    return Hypothesis.compare(f"{name} has entries +1 and -1", equation, off, "<=", 0.0, note=note)

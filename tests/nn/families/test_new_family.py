@@ -1,0 +1,128 @@
+"""A new family is one class: kernels, certificates, Lipschitz bounds and suggestions read its `theory`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wellposed as wp
+from wellposed.linalg.directed import ROUNDING, up, vector_norm_upper
+from wellposed.nn.families import Theory, is_theory_network
+from wellposed.nn.families._contraction import AbstractContraction
+from wellposed.nn.tangent import TangentFeatures, gram, outer
+
+F64 = torch.float64
+
+
+class RotatedDEQ(AbstractContraction):
+    r"""z = relu(k Q A Q' z + l U x), y = w . z, with fixed orthogonal Q and Q': |dR|_F = k |dA|_F."""
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int,
+        *,
+        k: float = 0.3,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, width, **options)
+        draw: dict[str, Any] = {"generator": generator, "dtype": dtype}
+        self.k, self.l = k, 0.7
+        self.A = nn.Parameter(torch.randn(width, width, **draw) / math.sqrt(width))
+        self.U = nn.Parameter(torch.randn(width, in_features, **draw))
+        self.w = nn.Parameter(torch.randn(width, **draw) / math.sqrt(width))
+        self.register_buffer("Q", torch.linalg.qr(torch.randn(width, width, **draw))[0])
+        self.register_buffer("P", torch.linalg.qr(torch.randn(width, width, **draw))[0])
+
+    @property
+    def theory(self) -> Theory:
+        scales = {"recurrent_scale": self.k, "injection_scale": self.l}
+        return Theory("A", "U", ("w",), **scales, homogeneous=True, options=("k",))
+
+    def recurrent(self) -> Tensor:
+        return self.k * self.Q @ self.A @ self.P
+
+    def recurrent_error(self) -> float:
+        # two products of m terms each; the factors that were drawn are orthogonal up to rounding, which counts as theirs
+        norms = math.prod(vector_norm_upper(factor) for factor in (self.Q, self.A, self.P))
+        return up(self.k * 4 * (self.width + 4) * ROUNDING * norms)
+
+    def injection(self, X: Tensor) -> Tensor:
+        return self.l * X @ self.U.t()
+
+    def readout_weight(self) -> Tensor:
+        return self.w
+
+    def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
+        # dy/dA = k (Q^T p) (P z)^T
+        features = {"Z": Z, "QP": P @ self.Q, "PZ": Z @ self.P.t(), "P": P, "X": X}
+        return TangentFeatures(features, {"A": outer("QP", "PZ", self.k**2), "U": outer("P", "X", self.l**2), "w": gram("Z")})
+
+    def _remedy(self) -> str:
+        return "Take a smaller k"
+
+
+def problem(seed: int, n: int = 5) -> tuple[RotatedDEQ, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    model = RotatedDEQ(6, 40, generator=generator, dtype=F64)
+    X = torch.randn(n, 6, generator=generator, dtype=F64)
+    return model, X, torch.randn(n, generator=generator, dtype=F64)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_its_kernel_is_that_of_autograd(seed: int) -> None:
+    model, X, _ = problem(seed)
+    closed, generic = (wp.tangent_kernel(model, X, method=method) for method in ("closed", "generic"))
+    assert is_theory_network(model)
+    assert float((closed - generic).abs().max()) <= 1e-10 * float(closed.abs().max())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_its_certificate_holds_over_400_steps(seed: int) -> None:
+    model, X, y = problem(seed)
+    with torch.no_grad():
+        y = model(X) + 0.05 * y
+    certificate = wp.certify(model, X, y, theorem="radius", dynamics="descent")
+    assert certificate.verdict is wp.Verdict.CERTIFIED
+    assert set(certificate.step_size) == set(certificate.radii) == {"A", "U", "w"}
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    history = wp.descend(model, X, y, step_size=dict(certificate.step_size), steps=400)
+    first = float(history.residual_norm[0])
+    for k, residual in enumerate(history.residual_norm.tolist()):
+        assert residual <= certificate.rate**k * first * (1 + 1e-9)
+    for name, p in model.named_parameters():
+        assert float((p.detach() - start[name]).norm()) <= certificate.radii[name]
+
+
+def test_the_rest_of_the_library_knows_it() -> None:
+    model, X, y = problem(0)
+    found = wp.certify(model, X, y)
+    assert {other.theorem for other in (found, *found.others)} == {"radius", "contraction"}  # it has no paper
+    assert wp.certify.contraction(model).certified
+    upper = wp.certify.lipschitz_upper(model)
+    assert float(wp.certify.lipschitz_lower(model, X, steps=5).max()) <= upper.prediction <= upper.plain
+    assert {"hidden_rate", "descent"} <= {suggestion.kind for suggestion in wp.suggest(model, X, y)}
+    monitor = wp.CertificateMonitor(every=5)
+    wp.descend(model, X, y, step_size=1e-3, steps=10, callbacks=[monitor])
+    assert len(monitor.records) == 3
+    with pytest.raises(wp.InvalidType, match="ling2022 is a theorem about GaussianDEQ; got RotatedDEQ"):
+        wp.certify(model, X, y, theorem="ling2022")
+    assert not wp.generalization_bound(model, X, y).trained
+
+
+def test_a_bias_that_is_not_declared_is_seen() -> None:
+    class Biased(RotatedDEQ):
+        def injection(self, X: Tensor) -> Tensor:
+            return super().injection(X) + 1.0
+
+    generator = torch.Generator().manual_seed(0)
+    model = Biased(6, 40, generator=generator, dtype=F64)
+    X = 2.0**250 * torch.randn(3, 6, generator=generator, dtype=F64)
+    certificate = wp.certify(model, X, torch.zeros(3, dtype=F64), theorem="radius")
+    assert "range of float64" in certificate.note  # a network without biases would be measured in another unit
