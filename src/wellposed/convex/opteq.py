@@ -114,7 +114,8 @@ class AbstractDenseOptEq(AbstractOptEq):
         terms: dict[str, tuple[GramProduct, ...]] = {"w": gram("Z")}
         with torch.no_grad():
             assert isinstance(at.f, CompositionMap)
-            parts = [part for part in at.f.adjoints(at.adjoint, at.value) if isinstance(part[0], UnitLayer)]
+            found = at.f.adjoints(at.adjoint, at.value)
+            parts = [(stage, z, q) for stage, z, q in found if isinstance(stage, UnitLayer)]
             for index, ((unit, z, q), raw) in enumerate(zip(parts, self.parameters_by_unit(), strict=True)):
                 s, h = unit.sensitivity(q, z)
                 S, Q, H, Z = (f"{letter}{index + 1}" for letter in "SQHZ")

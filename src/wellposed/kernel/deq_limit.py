@@ -10,9 +10,8 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._angle import angles, equilibrium_angles, sine_defect
-from wellposed.kernel._covariance import Population, population
-from wellposed.kernel._hermite import Function
-from wellposed.kernel._samples import check_fraction, check_positive, check_samples, symmetric
+from wellposed.kernel._population import Function, Population, population
+from wellposed.kernel.wide_limits import check_fraction, check_positive, check_samples, symmetric
 from wellposed.nn.activations import ReLU
 
 __all__ = ["deq_ntk"]
