@@ -4,6 +4,7 @@ The package is itself the function that most users need: `wellposed.certify(mode
 """
 
 import sys
+from typing import cast
 
 from wellposed.certify._dispatch import CallablePackage, certify
 from wellposed.certify._sensitivity import Contractive
@@ -46,3 +47,5 @@ __all__ = [
 
 __doc__ = f"{__doc__}\n{certify.__doc__}"
 sys.modules[__name__].__class__ = CallablePackage
+#: This package, with the type that can be called; `wellposed.certify` is it.
+package = cast(CallablePackage, sys.modules[__name__])
