@@ -19,8 +19,6 @@ from wellposed.certify.well_posedness import contraction, has_one_equilibrium, m
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.nn.families import is_theory_network, theory_of
 
-__all__ = ["CallablePackage", "OwnTheorem", "certificate_by", "certify", "check_theorem", "has_certificate"]
-
 #: (model, X, y, **options) -> Certificate.
 OwnTheorem = Callable[..., Certificate]
 CONVERGENCE: dict[str, OwnTheorem] = {"radius": radius, **PAPERS}
@@ -163,8 +161,8 @@ def _check_options(theorem: str, options: dict[str, Any], known: tuple[str, ...]
 def _auto(model: Any, X: Tensor, y: Tensor) -> Certificate:
     theory = model.theory
     if theory.closed_form:
-        at = measure(model, *check_data(model, X, y))
-        tried = [radius_at(at, "flow", 1.0), radius_at(at, "descent", "largest")]
+        point = measure(model, *check_data(model, X, y))
+        tried = [radius_at(point, "flow", 1.0), radius_at(point, "descent", "largest")]
     else:
         tried = [radius(model, X, y), radius(model, X, y, dynamics="descent")]
     if theory.theorem:

@@ -10,8 +10,6 @@ from wellposed.certify.measurement import Measurement
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.linalg.directed import ROUNDING, down, row_norms_upper, up, vector_norm_upper
 
-__all__ = ["FoundJacobian"]
-
 #: What underflow takes away from a Gram matrix: 2^-1074 from each product, times what multiplies it.
 _GRAM_UNDERFLOW = 2.0**-560
 
@@ -22,7 +20,7 @@ class FoundJacobian:
     J J^T = Z Z^T + h (P P^T) o (k^2 Z Z^T + l^2 X X^T); without a read-out that is trained the first term is absent.
 
     Args:
-        at: The measurement.
+        point: The measurement.
         readout: Whether the read-out is trained.
         scales: (lower, upper) bounds of k, and of l.
 
@@ -33,20 +31,20 @@ class FoundJacobian:
         is_zero: Whether J is 0.
     """
 
-    def __init__(self, at: Measurement, *, readout: bool, scales: tuple[tuple[float, float], tuple[float, float]]) -> None:
+    def __init__(self, point: Measurement, *, readout: bool, scales: tuple[tuple[float, float], tuple[float, float]]) -> None:
         self._readout, self._scales = readout, scales
         with torch.no_grad():
-            R, v, X = at.model.recurrent().detach(), at.model.readout_weight().detach(), at.X
-            mask = (at.V > 0).to(at.P.dtype)
-            P = at.P * mask
+            R, v, X = point.model.recurrent().detach(), point.model.readout_weight().detach(), point.X
+            mask = (point.V > 0).to(point.P.dtype)
+            P = point.P * mask
             self.norms = row_norms_upper(P)
             # an entry of a product with m terms is wrong by at most gamma_m |row| |column|: gamma |Z|_F^2 in Frobenius norm
-            rounding = 8 * (at.Z.shape[1] + X.shape[1] + 4) * ROUNDING
-            z, p = vector_norm_upper(at.Z) ** 2, vector_norm_upper(P) ** 2
+            rounding = 8 * (point.Z.shape[1] + X.shape[1] + 4) * ROUNDING
+            z, p = vector_norm_upper(point.Z) ** 2, vector_norm_upper(P) ** 2
             (_, recurrent), (_, injected) = scales
-            self._gram_error = up(rounding * (z + p * (recurrent**2 * z + injected**2 * at.X_norm_F**2)) + _GRAM_UNDERFLOW)
-            self._parts = (at.Z @ at.Z.t(), P @ P.t(), X @ X.t())
-            self.is_zero = not bool(at.Z.any()) or not (readout or bool(P.any()))
+            self._gram_error = up(rounding * (z + p * (recurrent**2 * z + injected**2 * point.X_norm_F**2)) + _GRAM_UNDERFLOW)
+            self._parts = (point.Z @ point.Z.t(), P @ P.t(), X @ X.t())
+            self.is_zero = not bool(point.Z.any()) or not (readout or bool(P.any()))
             # the adjoint that was found, against the one of the masks that were found
             self.back = v + P @ R
             residual = row_norms_upper(mask * self.back - P)

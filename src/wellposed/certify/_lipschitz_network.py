@@ -35,8 +35,6 @@ from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_up
 from wellposed.nn import DenseCell, EquilibriumLayer, Monotone, Spectral
 from wellposed.nn.families import AbstractNetwork
 
-__all__ = ["NetworkLipschitz", "layer_bounds", "network_bounds"]
-
 
 @dataclass(frozen=True)
 class NetworkLipschitz:
@@ -248,7 +246,7 @@ class _Solve:
         self._factor, self._failed = torch.linalg.cholesky_ex(M)
 
     def __call__(self, B: Tensor) -> tuple[Tensor, float]:
-        # no factor, no guess: 0 is a legitimate one
+        # without a factor the guess is 0: every guess is allowed
         Y = torch.zeros_like(B) if int(self._failed) else torch.cholesky_solve(B, self._factor)
         rounding = _rounding(self._M, Y) + 2 * ROUNDING * vector_norm_upper(B)
         return Y, up(vector_norm_upper(B - self._M @ Y) + rounding + self._error * vector_norm_upper(Y))

@@ -10,8 +10,6 @@ from typing import Any
 from wellposed.certify.certificate import RELATIONS, Certificate, Hypothesis, Verdict
 from wellposed.errors import InvalidArgument
 
-__all__ = ["as_recorded", "check_plain", "contradictions"]
-
 VERDICTS = ("certified", "violated", "undecided")
 #: Numbers that JSON does not have.
 NOT_FINITE = ("inf", "-inf", "nan")

@@ -26,8 +26,6 @@ from wellposed.linalg.directed import UNDERFLOW, down, restricted_norm_upper, ro
 from wellposed.nn.families import Theory
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 
-__all__ = ["SHARPENINGS", "Contractive", "sensitivity_of"]
-
 #: What can be switched off to see what it gains: units that cannot become active; the hidden layers' share of the kernel.
 SHARPENINGS = ("active", "kernel")
 
@@ -73,15 +71,15 @@ class Contractive(AbstractSensitivity):
       may flip, |dp_i| <= (|dv| + k |dA| |p_i| + |(v + R^T p_i)_{T_i}|)/(1 - q); this too holds for convex combinations.
 
     Args:
-        at: The measurement.
+        point: The measurement.
         theory: Names and scales of the parameters, with k and l; those that the network declares if not given.
         sharpen: Which of `SHARPENINGS` to use.
     """
 
-    def __init__(self, at: Measurement, theory: Theory | None = None, *, sharpen: tuple[str, ...] = SHARPENINGS) -> None:
-        theory = at.model.theory if theory is None else theory
-        self._at, self._sharpen, self._skip = at, sharpen, theory.skip
-        self.residual, self.readout = at.residual, theory.trained_readout
+    def __init__(self, point: Measurement, theory: Theory | None = None, *, sharpen: tuple[str, ...] = SHARPENINGS) -> None:
+        theory = point.model.theory if theory is None else theory
+        self._at, self._sharpen, self._skip = point, sharpen, theory.skip
+        self.residual, self.readout = point.residual, theory.trained_readout
         self._recurrent = theory.recurrent
         self._injected = "" if theory.injected in theory.fixed else theory.injected
         self.hidden = (self._recurrent, self._injected) if self._injected else (self._recurrent,)
@@ -90,25 +88,25 @@ class Contractive(AbstractSensitivity):
         scale = theory.injection_scale
         self._l, self._l_lower = (up(scale), down(scale)) if self._injected else (0.0, 0.0)
         with torch.no_grad():
-            self._R = at.model.recurrent().detach()
-            self._v = at.model.readout_weight().detach()
-            self._z = row_norms_upper(at.Z) + at.z_error
-            self._x = row_norms_upper(at.X)
+            self._R = point.model.recurrent().detach()
+            self._v = point.model.readout_weight().detach()
+            self._z = row_norms_upper(point.Z) + point.z_error
+            self._x = row_norms_upper(point.X)
             self._rows = row_norms_upper(self._R)
             self._alpha = vector_norm_upper(self._v)
-            skipped = [getattr(at.model, theory.readout[1]).detach()] if self._skip else []
+            skipped = [getattr(point.model, theory.readout[1]).detach()] if self._skip else []
             self._weights = vector_norm_upper(torch.cat([self._v, *skipped]))
-        self._s0 = at.F_least if self.readout else 0.0
-        self._q = at.contraction
+        self._s0 = point.F_least if self.readout else 0.0
+        self._q = point.contraction
         self._cap = math.inf  # the hidden radius up to which self._q is valid
         # what the two ways of adding the hidden layers' kernel need
         self._x_least = 0.0
         self._adds_kernel = not self.readout or ("kernel" in sharpen and not self._skip)
         if self._adds_kernel:
-            if self._injected and at.X.shape[0] <= at.X.shape[1]:
-                self._x_least = least_singular_value_lower(at.X)
+            if self._injected and point.X.shape[0] <= point.X.shape[1]:
+                self._x_least = least_singular_value_lower(point.X)
             scales = ((self._k_lower, self._k), (self._l_lower, self._l))
-            self._found = FoundJacobian(at, readout=bool(self.readout), scales=scales)
+            self._found = FoundJacobian(point, readout=bool(self.readout), scales=scales)
 
     def prepare(self, hidden: float) -> None:
         # the active sets, first with |R| and then with what the first sets give
@@ -237,22 +235,27 @@ class Contractive(AbstractSensitivity):
         return DescentBounds(down(self._s0 - features), up(self._at.F_norm + features), gradients, up(alpha * dF))
 
     def measured(self) -> dict[str, float]:
-        at = self._at
-        numbers = {"loss": at.loss, "|r|": at.unit.upper(at.residual), "|R|": at.contraction, "|R| on active units": self._q}
+        point = self._at
+        numbers = {
+            "loss": point.loss,
+            "|r|": point.unit.upper(point.residual),
+            "|R|": point.contraction,
+            "|R| on active units": self._q,
+        }
         if self.readout:  # features count only if what reads them out is trained
-            numbers["sigma_min(F)"] = at.unit.lower(self._s0)
-        return numbers | {"|Z|": at.unit.upper(at.Z_norm), "|X|": at.unit.upper(at.X_norm), "|v|": self._alpha}
+            numbers["sigma_min(F)"] = point.unit.lower(self._s0)
+        return numbers | {"|Z|": point.unit.upper(point.Z_norm), "|X|": point.unit.upper(point.X_norm), "|v|": self._alpha}
 
     def errors(self) -> dict[str, float]:
         return self._at.errors()
 
 
-def sensitivity_of(at: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> AbstractSensitivity:
+def sensitivity_of(point: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> AbstractSensitivity:
     """The bounds of the family that a measured network belongs to: its own, or those of a contraction."""
-    model = at.model
+    model = point.model
     own: Any = getattr(model, "sensitivity", None)
     if callable(own):
-        sensitivity = own(at)
+        sensitivity = own(point)
         if not isinstance(sensitivity, AbstractSensitivity):
             raise InvalidType(f"{type(model).__name__}.sensitivity must return an AbstractSensitivity; got {sensitivity!r}.")
         return sensitivity
@@ -261,4 +264,4 @@ def sensitivity_of(at: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> A
             f"The radius certificate does not know {type(model).__name__}: give it a `theory`, or a method "
             "sensitivity(measurement)."
         )
-    return Contractive(at, sharpen=sharpen)
+    return Contractive(point, sharpen=sharpen)

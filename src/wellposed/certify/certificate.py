@@ -12,8 +12,6 @@ from typing import Any
 from wellposed._reading import parse_json
 from wellposed.errors import InvalidArgument
 
-__all__ = ["OUT_OF_RANGE", "RELATIONS", "Certificate", "Hypothesis", "Verdict", "finish", "in_range", "verdict_on"]
-
 OUT_OF_RANGE = "The numbers leave the range of float64"
 RELATIONS = ("<", "<=", ">", ">=")
 

@@ -16,8 +16,6 @@ from wellposed.kernel import diagonal_limit, tangent_kernel
 from wellposed.linalg.directed import DataUnit
 from wellposed.linalg.scaling import ldexp
 
-__all__ = ["GeneralizationBound", "generalization_bound"]
-
 #: Tangent kernels at infinite width, by the key in `Theory.limit`: (X, number) -> (n, n).
 LIMITS = {"diagonal": diagonal_limit}
 #: The grid of norms B over which the bound is made uniform: 1, q, q^2, ...
@@ -31,7 +29,7 @@ class GeneralizationBound:
     """What `generalization_bound` found.
 
     Attributes:
-        kernel: "tangent" (H0, of the model as it is) or "limit" (H-infinity, of the diagonal initialization).
+        kernel: "tangent" (H0, of the given model) or "limit" (H-infinity, of the diagonal initialization).
         bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta, for a model that was drawn
             without using the sample.
         vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the labels already, so it has
@@ -136,7 +134,7 @@ def generalization_bound(
 ) -> GeneralizationBound:
     r"""[gao2023, Theorem 4.1] with its square roots back, and with constants.
 
-    The model as it is, drawn without using the sample, has predictions u0 and tangent kernel k0; trained to the end with
+    The given model, drawn without using the sample, has predictions u0 and tangent kernel k0; trained to the end with
     that kernel frozen it becomes the kernel machine f(x) = f0(x) + k0(x, X) H0^+ (y - u0). For a loss in [0, c],
     rho-Lipschitz in the prediction and 0 where it is right, with probability 1 - delta over a sample of n independent pairs
 

@@ -36,8 +36,6 @@ from wellposed.nn.families import FAMILIES, AbstractNetwork, theory_of
 from wellposed.nn.maps.operator import AbstractOperator
 from wellposed.nn.monotone._conjugate import conjugate_gradients
 
-__all__ = ["SLACK", "LipschitzBounds", "certified_operator", "classifier_bounds", "lipschitz_lower", "lipschitz_upper"]
-
 #: What the rounding of sums of squares in float64 may take from a bound, relatively: far more than it does for 1e8 terms.
 SLACK = 1.0 + 1e-7
 #: What underflow may take from a bound.
@@ -104,12 +102,7 @@ def _(model: EquilibriumLayer) -> NetworkLipschitz:
 
 
 def lipschitz_lower(
-    model: nn.Module,
-    x: Tensor,
-    *,
-    steps: int = 50,
-    learning_rate: float = 0.1,
-    generator: torch.Generator | None = None,
+    model: nn.Module, x: Tensor, *, steps: int = 50, learning_rate: float = 0.1, generator: torch.Generator | None = None
 ) -> Tensor:
     """(batch,) ratios |f(x1) - f(x2)|/|x1 - x2| that were really found, by gradient ascent on both points.
 
@@ -170,7 +163,7 @@ def _input_shape(model: Any) -> tuple[tuple[int, ...] | None, bool]:
     """Of one sample, or None where the model does not declare it; and whether the model flattens samples itself."""
     if theory_of(model) is not None:
         return (model.in_features,), False
-    classifier = isinstance(model, MonotoneClassifier)  # a model of its own kind, which no theory describes
+    classifier = isinstance(model, MonotoneClassifier)  # by type: it declares no theory
     if classifier and model.image is not None:
         return tuple(model.image), False
     layer = model.layer if classifier else model

@@ -25,8 +25,6 @@ from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, row_n
 from wellposed.linalg.scaling import exponent_of, ldexp
 from wellposed.nn.families import FAMILIES, AbstractNetwork, theory_of
 
-__all__ = ["LIMIT", "Measurement", "check_data", "features_of", "has_no_bias", "measure", "no_room", "unit_of"]
-
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
 #: them, and the products of four have room to spare.
 LIMIT = 200

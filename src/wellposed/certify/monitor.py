@@ -21,8 +21,6 @@ from wellposed.linalg.directed import down, up, vector_norm_upper
 from wellposed.nn.families import AbstractNetwork, NormBound, is_theory_network
 from wellposed.solve import check_positive_integer
 
-__all__ = ["CertificateMonitor", "IncrementalMeasure"]
-
 _log = logging.getLogger(__name__)
 #: How much of sigma_min, and of 1 - |R|, may be lost to the distance from the reference before it is decomposed again.
 _LOSS = 0.05
@@ -33,7 +31,7 @@ class CertificateMonitor:
     """A callback of `descend` and `flow` that evaluates the radius certificate, or your own theorem, at the present point.
 
     The radius certificate is cheap here: norms and singular values are updated by their change (rigorously), and decomposed
-    anew only when that loses too much, or not at all while no proof of the plain flow is in sight (then `s_min` is 0, a
+    again only when that loses too much, or not at all while no proof of the plain flow is in sight (then `s_min` is 0, a
     trivial bound, and `s_min_estimate` a guess). What it records, as events "certificate" of the history: step, loss,
     sigma_min of the features, norms, the distance travelled, the certified rate, and the rate measured since the evaluation
     before.
@@ -44,8 +42,8 @@ class CertificateMonitor:
         hidden_rate: As in `certify(..., theorem="radius")`.
         sharpen: Sharpenings to use; none is the cheapest. See docs/certificates.md.
         stop: Whether training stops as soon as the verdict is CERTIFIED.
-        theorem: "radius", or a callable (model, X, y) -> Certificate, which is evaluated as it is: `dynamics`, `hidden_rate`
-            and `sharpen` are options of "radius" alone, and the features are not measured.
+        theorem: "radius", or a callable (model, X, y) -> Certificate, called without options: `dynamics`,
+            `hidden_rate` and `sharpen` are options of "radius" alone, and the features are not measured.
 
     Attributes:
         first: (step, loss) at which the verdict was first CERTIFIED, or None.
@@ -88,8 +86,8 @@ class CertificateMonitor:
             return None
         if self._start is None:
             self._begin(state)
-        at, self.certificate = self._evaluate(state)
-        self._record(state, at, self.certificate)
+        point, self.certificate = self._evaluate(state)
+        self._record(state, point, self.certificate)
         if self.certificate.certified and self.first is None:
             self.first = (state.step, state.loss)
             if self.theorem == "radius":
@@ -116,10 +114,10 @@ class CertificateMonitor:
         if not isinstance(self.theorem, str):
             return "nothing is measured for a callable", certificate_by(self.theorem, state.model, state.X, state.y, {})
         assert self._measure is not None
-        at = self._measure(state.model, state.at)
-        return at, radius_at(at, self.dynamics, self._rate, tuple(self.sharpen))
+        point = self._measure(state.model, state.at)
+        return point, radius_at(point, self.dynamics, self._rate, tuple(self.sharpen))
 
-    def _record(self, state: Any, at: Measurement | str, certificate: Certificate) -> None:
+    def _record(self, state: Any, point: Measurement | str, certificate: Certificate) -> None:
         assert self._start is not None
         residual = math.sqrt(2 * state.loss)
         record: dict[str, Any] = {"step": state.step, "time": state.time, "loss": state.loss, "residual_norm": residual}
@@ -127,11 +125,11 @@ class CertificateMonitor:
         record["measured_rate"] = self._measured_rate(state, residual)
         parameters = dict(state.model.named_parameters())
         record["distance"] = {name: float((parameters[name].detach() - start).norm()) for name, start in self._start.items()}
-        if isinstance(at, Measurement):
-            record |= {"s_min": at.F_least, "lambda_min": at.F_least**2, "contraction": at.contraction}
-            record |= {"feature_norm": at.F_norm, "z_error": at.z_error_F}
-            if "F_least_estimate" in at.known:  # far from a proof nothing is decomposed, and the bounds are loose
-                record["s_min_estimate"] = at.known["F_least_estimate"]
+        if isinstance(point, Measurement):
+            record |= {"s_min": point.F_least, "lambda_min": point.F_least**2, "contraction": point.contraction}
+            record |= {"feature_norm": point.F_norm, "z_error": point.z_error_F}
+            if "F_least_estimate" in point.known:  # far from a proof nothing is decomposed, and the bounds are loose
+                record["s_min_estimate"] = point.known["F_least_estimate"]
         self.records.append(record)
         state.record("certificate", record)
 

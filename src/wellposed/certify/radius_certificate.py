@@ -19,8 +19,6 @@ from wellposed.linalg.directed import DataUnit
 from wellposed.linalg.scaling import ldexp
 from wellposed.nn.sensitivity import AbstractSensitivity
 
-__all__ = ["check_radius_options", "radius", "radius_at"]
-
 DYNAMICS = ("flow", "descent")
 
 
@@ -86,14 +84,14 @@ def check_radius_options(dynamics: object, hidden_rate: object, sharpen: object)
 
 
 def radius_at(
-    at: Measurement | str, dynamics: str, hidden_rate: float | str, sharpen: tuple[str, ...] = SHARPENINGS
+    point: Measurement | str, dynamics: str, hidden_rate: float | str, sharpen: tuple[str, ...] = SHARPENINGS
 ) -> Certificate:
     """The same, from a measurement."""
-    if isinstance(at, str):
-        return _not_measured(at, dynamics)
+    if isinstance(point, str):
+        return _not_measured(point, dynamics)
 
     def make() -> Certificate:
-        return _judged(sensitivity_of(at, sharpen), at.model, Samples.of(at), dynamics, hidden_rate, at.unit)
+        return _judged(sensitivity_of(point, sharpen), point.model, Samples.of(point), dynamics, hidden_rate, point.unit)
 
     return in_range("radius", dynamics, make)
 
@@ -247,9 +245,9 @@ class Samples:
     without_bias: bool = False
 
     @classmethod
-    def of(cls, at: Measurement) -> Samples:
-        X, y = (ldexp(tensor, at.unit.exponent) for tensor in (at.X, at.y))
-        return cls(X, y, at.features.shape[1], has_no_bias(at.model))
+    def of(cls, point: Measurement) -> Samples:
+        X, y = (ldexp(tensor, point.unit.exponent) for tensor in (point.X, point.y))
+        return cls(X, y, point.features.shape[1], has_no_bias(point.model))
 
     def reason(self, s0: float, *, readout: bool, layerwise: bool) -> str:
         """The note of an undecided certificate: s0 <= sqrt(lambda_min) of the kernel here; whether a read-out is trained;

@@ -31,8 +31,6 @@ from wellposed.linalg.directed import row_norms_upper
 from wellposed.linalg.scaling import ldexp, ldexp_down, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier, ReLU
 
-__all__ = ["Robustness", "robustness"]
-
 #: Halvings of the interval in which the radius of the active set is sought: to a thousandth.
 BISECTIONS = 10
 #: The float64 solve that a certificate starts from.

@@ -16,8 +16,6 @@ from wellposed.certify.measurement import check_data, has_no_bias, measure
 from wellposed.certify.radius_certificate import radius, radius_at
 from wellposed.nn.families import AbstractNetwork
 
-__all__ = ["Suggestion", "Suggestions", "suggest"]
-
 _WIDEST = 2000
 _MOST = 2.0**40
 #: Of the printed table, in characters, and of its last column at least.
@@ -110,8 +108,8 @@ def _double(model: AbstractNetwork) -> AbstractNetwork:
 
 
 def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion]:
-    at = measure(model, X, y)
-    flow = radius_at(at, "flow", "largest")
+    point = measure(model, X, y)
+    flow = radius_at(point, "flow", "largest")
     if flow.certified and flow.rates is not None:
         h = min(flow.rates.values())
         text = (
@@ -123,7 +121,7 @@ def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion
             )
         )
         yield Suggestion("hidden_rate", h, text, flow, _double(model), X)
-    descent = radius_at(at, "descent", "largest")
+    descent = radius_at(point, "descent", "largest")
     if descent.certified and isinstance(descent.step_size, dict):
         h = min(descent.step_size.values()) / max(descent.step_size.values())
         kind = f"layer-wise steps, hidden ones {h:.3g} times that of the read-out" if h < 1 else "the certified step"
@@ -175,11 +173,11 @@ def _scaled_inputs(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 
 def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Generator | None) -> Iterator[Suggestion]:
     """The condition is about e <= s^2 (1 - q)/(4 sqrt(B^2 + b^2)), whose right side grows like sqrt(m)."""
-    at = measure(model, X, y)
-    if isinstance(at, str) or at.F_least <= 0:
+    point = measure(model, X, y)
+    if isinstance(point, str) or point.F_least <= 0:
         return
-    inverse = 1 / (1 - at.contraction if model.theory.margin is None else model.theory.margin)
-    missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least / at.F_least
+    inverse = 1 / (1 - point.contraction if model.theory.margin is None else model.theory.margin)
+    missing = point.residual * 4 * inverse * math.hypot(point.Z_norm, point.X_norm) / point.F_least / point.F_least
     if not missing <= _WIDEST:  # so its square can be rounded
         return
     width = math.ceil(model.width * max(missing, 1.0) ** 2)

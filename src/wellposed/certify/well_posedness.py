@@ -17,8 +17,6 @@ from wellposed.linalg.directed import ROUNDING, down, spectral_norm_lower, up, v
 from wellposed.nn import DenseCell, EquilibriumLayer, Monotone, MonotoneConvCell, MonotoneTierCell
 from wellposed.nn.families import FAMILIES, is_theory_network
 
-__all__ = ["contraction", "has_one_equilibrium", "monotone", "perron_frobenius", "radius_bounds", "well_posed"]
-
 _BISECTIONS = 60
 
 

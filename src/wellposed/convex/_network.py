@@ -17,8 +17,6 @@ from wellposed.implicit import AbstractGradient
 from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer, ReLU
 from wellposed.solve import AbstractSolver, Solution, check_interval
 
-__all__ = ["AbstractOptEq", "check_norm_bound"]
-
 
 class AbstractOptEq(nn.Module, abc.ABC):
     r"""z = T(z, x), T = f_L o ... o f_1, f_l(z) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z [xie2021, eq. (4)-(5)].

@@ -36,8 +36,6 @@ from wellposed.errors import InvalidArgument, InvalidType, NotConverged
 from wellposed.linalg import batched_solve
 from wellposed.nn import AbstractActivation
 
-__all__ = ["AbstractBlock", "RegularizerBlock", "UnitBlock", "primitive_conjugate", "value_range"]
-
 #: Newton steps for a conjugate.
 MAX_STEPS = 200
 #: How far outside its domain, relative to its size, a point may lie by rounding and still count as inside.
@@ -238,13 +236,7 @@ def _conjugate_by_newton(unit: UnitLayer, theta: Callable[[Tensor], Tensor], y: 
 
 
 def _line_search(
-    y: Tensor,
-    v: Tensor,
-    direction: Tensor,
-    g: Tensor,
-    objective: Tensor,
-    theta: Callable[[Tensor], Tensor],
-    active: Tensor,
+    y: Tensor, v: Tensor, direction: Tensor, g: Tensor, objective: Tensor, theta: Callable[[Tensor], Tensor], active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Halves the step of each sample until <y, v> - Theta(v) has grown enough (Armijo); samples that cannot move stay."""
     ascent = (g * direction).sum(dim=1)

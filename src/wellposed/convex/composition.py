@@ -12,8 +12,6 @@ from wellposed.implicit import AbstractPullback, AbstractStructuredMap, Jacobian
 from wellposed.linalg import AbstractJacobian
 from wellposed.solve._map import is_built_in
 
-__all__ = ["CompositionMap"]
-
 
 class CompositionMap(AbstractStructuredMap):
     r"""z -> stage_L(... stage_1(z)), with rows for samples [xie2021, eq. (4)].

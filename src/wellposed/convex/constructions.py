@@ -12,8 +12,6 @@ from wellposed.convex.opteq import AbstractDenseOptEq, DeepOptEq, OptEq, check_d
 from wellposed.errors import InvalidArgument
 from wellposed.nn import AbstractActivation, ReLU
 
-__all__ = ["MultiBlock", "feedforward_as_deep_opteq", "feedforward_as_units", "line_of_equilibria", "multi_block"]
-
 
 def feedforward_as_units(weights: Sequence[Tensor], *, width: int | None = None) -> list[Tensor]:
     r"""Matrices that turn a feedforward network into unit layers without changing its output [xie2021, Lemma 1].
@@ -60,11 +58,7 @@ def feedforward_as_units(weights: Sequence[Tensor], *, width: int | None = None)
 
 
 def feedforward_as_deep_opteq(
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    readout: Tensor,
-    *,
-    activation: AbstractActivation | None = None,
+    weights: Sequence[Tensor], biases: Sequence[Tensor], readout: Tensor, *, activation: AbstractActivation | None = None
 ) -> DeepOptEq:
     r"""A deep OptEq that computes y = w . h_L, h_l = s(A_l h_(l-1) + b_l), h_0 = x: [xie2021, Lemma 2], corrected.
 
@@ -102,13 +96,7 @@ def feedforward_as_deep_opteq(
         b.append(torch.zeros(last.shape[0], dtype=last.dtype, device=last.device))
     sizes = [W.shape[0] for W in A]
     model = DeepOptEq(
-        A[0].shape[1],
-        sizes,
-        width=sum(sizes),
-        norm_bound=None,
-        activation=activation,
-        device=last.device,
-        dtype=last.dtype,
+        A[0].shape[1], sizes, width=sum(sizes), norm_bound=None, activation=activation, device=last.device, dtype=last.dtype
     )
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     with torch.no_grad():

@@ -17,8 +17,6 @@ from wellposed.errors import InvalidArgument
 from wellposed.nn import ConvNormBall, conv_norm_upper
 from wellposed.solve import check_positive_integer
 
-__all__ = ["ConvOptEq"]
-
 #: The channels of the five layers of [xie2021, Section 5.1]; Section 5.2 has (16, 32, 64, 64, 128).
 PAPER_CHANNELS = (16, 32, 64, 128, 128)
 
@@ -49,7 +47,7 @@ class ConvOptEq(AbstractOptEq):
         extractor: g, a module from images to (n, feature_channels, height, width); one 3x3 convolution and ReLU if not given.
         head: A module from (n, state_channels, height, width) to predictions; average pooling to 4 x 4 and a linear layer
             if not given.
-        norm_bound: In (0, 1]; None takes the kernels as they are.
+        norm_bound: In (0, 1]; None does not constrain the kernels.
         generator: Of the unit layers. Extractor and head are torch modules and use its global generator.
         device, dtype: Of the parameters made here.
         options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in
@@ -170,6 +168,6 @@ class ConvolutionMap(AbstractLinearMap):
 def channels_last(K: Tensor) -> Tensor:
     """The same kernel, channels innermost in memory: convolutions with it answer in that layout too, in half the time.
 
-    Only in single precision; for double precision there are no such kernels on a CPU, and every product would be copied.
+    Only in single precision; double precision has no kernels for it on a CPU, and every product would be copied.
     """
     return K.contiguous(memory_format=torch.channels_last) if K.dtype == torch.float32 else K

@@ -14,8 +14,6 @@ from wellposed.convex.opteq import AbstractDenseOptEq, OptEq, check_dense
 from wellposed.convex.stages import ProxStep
 from wellposed.errors import InvalidArgument
 
-__all__ = ["Objective", "WideObjective", "blocks", "inclusion_residual", "objective", "wide_limit"]
-
 
 class Objective:
     r"""The convex function that the equilibria of a network with one or two blocks minimise, for given inputs.

@@ -22,8 +22,6 @@ from wellposed.nn.sensitivity import AbstractSensitivity
 from wellposed.nn.tangent import GramProduct, TangentFeatures, gram, outer
 from wellposed.solve import check_positive_integer
 
-__all__ = ["AbstractDenseOptEq", "DeepOptEq", "OptEq", "UnitParameters", "check_dense"]
-
 
 @dataclass(frozen=True)
 class UnitParameters:
@@ -46,7 +44,7 @@ class AbstractDenseOptEq(AbstractOptEq):
     Args:
         in_features: d.
         width: m, the size of the state.
-        norm_bound: Keeps a L_s |W_l|^2/mu <= a norm_bound^2, in (0, 1]; None takes the matrices as they are.
+        norm_bound: Keeps a L_s |W_l|^2/mu <= a norm_bound^2, in (0, 1]; None does not constrain the matrices.
         options: As in `AbstractOptEq`.
     """
 
@@ -109,12 +107,12 @@ class AbstractDenseOptEq(AbstractOptEq):
         """
         if self.couples_samples:
             raise InvalidArgument(f"A tangent kernel compares samples, but {self.prior!r} makes them depend on one another.")
-        at = self.layer.linearise(X, self.w.detach())
-        features: dict[str, Tensor] = {"X": X.detach(), "Z": at.value}
+        point = self.layer.linearise(X, self.w.detach())
+        features: dict[str, Tensor] = {"X": X.detach(), "Z": point.value}
         terms: dict[str, tuple[GramProduct, ...]] = {"w": gram("Z")}
         with torch.no_grad():
-            assert isinstance(at.f, CompositionMap)
-            found = at.f.adjoints(at.adjoint, at.value)
+            assert isinstance(point.f, CompositionMap)
+            found = point.f.adjoints(point.adjoint, point.value)
             parts = [(stage, z, q) for stage, z, q in found if isinstance(stage, UnitLayer)]
             for index, ((unit, z, q), raw) in enumerate(zip(parts, self.parameters_by_unit(), strict=True)):
                 s, h = unit.sensitivity(q, z)
@@ -177,7 +175,7 @@ class OptEq(AbstractDenseOptEq):
         width: m, the size of z.
         hidden_width: m_1, the rows of W; m if not given.
         norm_bound: Keeps L_s |W|^2 <= norm_bound^2 mu, in (0, 1], by the exact spectral norm; below 1 there is exactly one
-            equilibrium. None takes W as it is.
+            equilibrium. None does not constrain W.
         generator: Of the initialization.
         device, dtype: Of the parameters.
         options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in
@@ -230,7 +228,7 @@ class DeepOptEq(AbstractDenseOptEq):
         widths: (m_1, ..., m_L), the rows of the matrices W_l.
         width: m, the size of the state; the largest of `widths` if not given.
         norm_bound: Keeps L_s |W_l|^2 <= norm_bound^2 mu for all l, in (0, 1], by exact spectral norms; below 1 there is exactly
-            one equilibrium. None takes the matrices as they are.
+            one equilibrium. None does not constrain the matrices.
         generator: Of the initialization.
         device, dtype: Of the parameters.
         options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in

@@ -12,8 +12,6 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument
 from wellposed.solve import check_interval, check_positive_integer
 
-__all__ = ["AbstractRegularizer", "Box", "Decorrelation", "GroupL1", "InverseNorm", "L1", "SquaredL2"]
-
 
 class AbstractRegularizer(abc.ABC):
     """R: a function of the equilibrium that says what is preferred. Immutable.

@@ -15,8 +15,6 @@ from wellposed.convex.regularizers import AbstractRegularizer
 from wellposed.errors import InvalidArgument, InvalidType, WellposedWarning
 from wellposed.solve import check_interval, check_positive_integer
 
-__all__ = ["Schedule", "Selection", "select_equilibrium", "sequential_averaging"]
-
 
 @dataclass(frozen=True)
 class Schedule:

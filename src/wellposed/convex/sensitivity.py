@@ -33,8 +33,6 @@ from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.linalg.directed import ROUNDING, UNDERFLOW
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds
 
-__all__ = ["OptEqSensitivity"]
-
 #: Relative rounding of the scalar arithmetic below, generously.
 _SLACK = 1.0 + 2.0**-40
 

@@ -20,18 +20,6 @@ from wellposed.linalg import Jacobian
 from wellposed.nn import AbstractActivation
 from wellposed.solve import check_interval
 
-__all__ = [
-    "AbstractLinearMap",
-    "AbstractPrior",
-    "AbstractStage",
-    "GradientStep",
-    "MatrixMap",
-    "ProxStep",
-    "Tangent",
-    "UnitLayer",
-    "as_prior",
-]
-
 
 class AbstractLinearMap(abc.ABC):
     """z -> W z for every sample of a batch."""

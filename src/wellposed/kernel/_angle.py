@@ -28,8 +28,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Angles", "angles", "equilibrium_angles", "sine_defect"]
-
 # v(t) = sum_k (-1)^(k+1) 2k/(2k+1)! t^(2k+1); the first term left out is below 1e-17 of the sum for |t| <= 1.
 _SERIES = [(-1.0) ** (k + 1) * 2 * k / math.factorial(2 * k + 1) for k in range(1, 10)]
 

@@ -17,8 +17,6 @@ from wellposed.kernel._memory import KernelMemory
 from wellposed.kernel._method import TOTAL, Block, KernelLayout, KernelMethod, slices
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 
-__all__ = ["BLOCK_SIZE", "ClosedFormMethod", "GramBlocks", "has_closed_form"]
-
 BLOCK_SIZE = 512
 #: Buffers of the size of the widest feature that solving a batch of rows takes; measured on the networks of `wellposed.nn`.
 SOLVER_BUFFERS = 16
@@ -226,7 +224,7 @@ def has_closed_form(model: nn.Module) -> bool:
 
 
 def rows_at_once(model: nn.Module, dtype: torch.dtype) -> int:
-    """How many rows to solve at once, before the width of the features is known: that of the parameters tells."""
+    """How many rows to solve at once, before the width of the features is known: estimated from the parameters."""
     width = max((size for parameter in model.parameters() for size in parameter.shape), default=1)
     return max(LEAST_ROWS, FEATURE_BYTES // (dtype.itemsize * width))
 

@@ -17,8 +17,6 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._memory import KernelMemory, available_memory
 from wellposed.kernel._method import TOTAL, Block, KernelLayout, KernelMethod, slices, trained_parameters
 
-__all__ = ["GenericMethod", "jacobian_product", "transposed_jacobian_product"]
-
 #: Bytes of Jacobian rows held at once, unless something else is asked for.
 DEFAULT_BUDGET = 2 * 1024**3
 #: The held block gets this many times the memory of the rows that stream past it.
@@ -77,11 +75,7 @@ class GenericMethod(KernelMethod):
         tile = (min(TILE, self.size * self.outputs) * min(TILE, self.size2 * self.outputs)) * self.dtype.itemsize
         parts = len(self.parameters) if layout.by_parameter else 1
         return KernelMemory(
-            in_memory,
-            (held + streamed) * self._bytes_per_sample(),
-            (parts + 2) * tile,
-            2 * self._bytes_per_sample(),
-            disk,
+            in_memory, (held + streamed) * self._bytes_per_sample(), (parts + 2) * tile, 2 * self._bytes_per_sample(), disk
         )
 
     def blocks(self, layout: KernelLayout) -> Iterator[Block]:

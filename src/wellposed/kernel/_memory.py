@@ -11,8 +11,6 @@ import torch
 
 from wellposed.errors import InvalidArgument
 
-__all__ = ["KernelMemory", "available_memory", "readable"]
-
 
 @dataclass(frozen=True)
 class KernelMemory:
@@ -67,7 +65,7 @@ def readable(size: int) -> str:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that could be allocated now without swapping; None where nothing tells."""
+    """Bytes that could be allocated now without swapping; None where it is not known."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     found = [size for size in (_of_the_machine(), _of_the_group()) if size is not None]

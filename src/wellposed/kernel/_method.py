@@ -13,18 +13,6 @@ from torch import Tensor, nn
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.kernel._memory import KernelMemory
 
-__all__ = [
-    "TOTAL",
-    "Block",
-    "KernelLayout",
-    "KernelMethod",
-    "check_batches",
-    "check_model",
-    "check_option",
-    "slices",
-    "trained_parameters",
-]
-
 #: The key of the whole kernel among its parts; no parameter has an empty name.
 TOTAL = ""
 

@@ -36,8 +36,6 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged, WellposedWarning
 from wellposed.nn.activations import AbstractActivation
 
-__all__ = ["Function", "Population", "population"]
-
 Function = Callable[[Tensor], Tensor]
 
 _MAX_STEPS = 200

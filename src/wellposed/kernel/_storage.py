@@ -21,8 +21,6 @@ from torch import Tensor
 from wellposed._io import Temporary, sweep
 from wellposed.errors import InvalidArgument, InvalidType
 
-__all__ = ["AbstractStorage", "FileStorage", "MemoryStorage", "check_target", "file_of_parameter", "write_block"]
-
 #: Of the names of files that are not complete.
 ENDING = "part"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,40 +13,6 @@ from wellposed.kernel._angle import angles, equilibrium_angles, sine_defect
 from wellposed.kernel._population import Function, Population, population
 from wellposed.kernel.wide_limits import check_fraction, check_positive, check_samples, symmetric
 from wellposed.nn.activations import ReLU
-
-__all__ = ["deq_ntk"]
-
-
-@overload
-def deq_ntk(
-    X: Tensor,
-    X2: Tensor | None = None,
-    *,
-    weight_variance: float,
-    input_variance: float = ...,
-    bias_variance: float = ...,
-    readout_variance: float = ...,
-    activation: Function = ...,
-    width: int | None = ...,
-    ntk_parametrization: bool = ...,
-    by_parameter: Literal[False] = ...,
-) -> Tensor: ...
-
-
-@overload
-def deq_ntk(
-    X: Tensor,
-    X2: Tensor | None = None,
-    *,
-    weight_variance: float,
-    input_variance: float = ...,
-    bias_variance: float = ...,
-    readout_variance: float = ...,
-    activation: Function = ...,
-    width: int | None = ...,
-    ntk_parametrization: bool = ...,
-    by_parameter: Literal[True],
-) -> dict[str, Tensor]: ...
 
 
 def deq_ntk(
@@ -61,7 +27,7 @@ def deq_ntk(
     width: int | None = None,
     ntk_parametrization: bool = False,
     by_parameter: bool = False,
-) -> Tensor | dict[str, Tensor]:
+) -> Any:
     r"""The limit of `tangent_kernel(GaussianDEQ(d, m, weight_variance=s), X)/m` as the width m grows.
 
     The network is y = a . z, z = f(W z + U x + b), with independent normal entries of variances
@@ -96,7 +62,7 @@ def deq_ntk(
         by_parameter: Return the parts of (3) as a dict with the keys "W", "U", "a" (and "b", if there is one).
 
     Returns:
-        (n, n2), or a dict of such.
+        (n, n2), or a dict of matrices.
     """
     X, X2 = check_samples(X, X2, "deq_ntk")
     check = {"input_variance": (input_variance, False), "bias_variance": (bias_variance, True)}

@@ -22,8 +22,6 @@ from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_down, ldexp_up
 from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, shifted_factor
 from wellposed.nn.tangent import GramProduct
 
-__all__ = ["LeastEigenvalue", "least_eigenvalue"]
-
 METHODS = ("auto", "dense", "cholesky", "lanczos")
 #: Up to here a dense eigendecomposition takes a second or two.
 DENSE_SIZE = 1000

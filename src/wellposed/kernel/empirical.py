@@ -20,8 +20,6 @@ from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_ba
 from wellposed.kernel._progress import progress_bar
 from wellposed.kernel._storage import AbstractStorage, FileStorage, MemoryStorage, check_target, file_of_parameter, write_block
 
-__all__ = ["choose_method", "kernel_memory", "tangent_kernel"]
-
 METHODS = ("auto", "closed", "generic")
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +37,7 @@ def tangent_kernel(
     progress: bool = False,
     per_output: bool = False,
 ) -> Any:
-    r"""K_ij = <df(x_i)/dtheta, df(x'_j)/dtheta>, exact for the model as it is, block by block.
+    r"""K_ij = <df(x_i)/dtheta, df(x'_j)/dtheta>, exact at the present parameters, block by block.
 
     The closed form takes networks with `tangent_features`: sums of Hadamard products of Gram matrices, e.g. for
     `GaussianDEQ` G + (P P^T) o (G + X X^T) [ling2022]; O(n^2 (m + d)) after the features, memory O(n m + n^2). The generic
@@ -63,7 +61,7 @@ def tangent_kernel(
         block_size: Closed form: rows and columns of a block (512). Generic: samples whose gradients are held at once.
         memory: Bytes that the work may take besides data and parameters; an estimate above raises, and so does one above
             what is available if not given. The generic method holds as many gradients as it allows (else 2 GiB).
-        progress: Show the estimate and a progress bar on stderr. The estimate is logged in any case.
+        progress: Show the estimate and a progress bar on stderr. The estimate is always logged.
         per_output: Return (c, n, n2), a kernel for each output, without the entries between outputs.
 
     Returns:

@@ -1,6 +1,6 @@
 r"""Training with a frozen kernel: gradient flow and gradient descent in closed form.
 
-If the tangent kernel H stays as it is, gradient flow on |f - y|^2/2 moves the predictions f on the training inputs by
+If the tangent kernel H does not change, gradient flow on |f - y|^2/2 moves the predictions f on the training inputs by
 f' = -H (f - y), and on any other input x by f'(x) = -k(x) (f - y), k(x) being the kernel of x with the training inputs. Hence
 
     f_t    = y + e^(-H t) (f_0 - y)                                                                             (1)
@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType, WellposedWarning, did_you_mean
-
-__all__ = ["KernelMachine"]
 
 Times = float | Sequence[float] | Tensor
 Steps = int | Sequence[int] | Tensor

@@ -14,8 +14,6 @@ from wellposed.kernel._method import TOTAL, KernelMethod, slices
 from wellposed.kernel.empirical import choose_method
 from wellposed.nn.tangent import GramProduct
 
-__all__ = ["TangentKernel"]
-
 
 class TangentKernel:
     r"""The tangent kernel as an operator: `TangentKernel(model, X) @ v` without the (n, n) matrix.

@@ -10,17 +10,6 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._angle import angles, equilibrium_angles, sine_defect
 
-__all__ = [
-    "check_fraction",
-    "check_positive",
-    "check_samples",
-    "diagonal_limit",
-    "population_gram",
-    "population_gram_layers",
-    "relu_gram",
-    "symmetric",
-]
-
 
 def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
     r"""E[relu(X w) relu(X2 w)^T] for w ~ N(0, I): the arc-cosine kernel of order 1 [cho2009].

@@ -16,22 +16,6 @@ from wellposed.linalg.bounds import spectral_norm_upper
 from wellposed.linalg.norm_test import norm_is_below
 from wellposed.linalg.scaling import ldexp_down, ldexp_up, scaled
 
-__all__ = [
-    "LARGEST",
-    "ROUNDING",
-    "UNDERFLOW",
-    "DataUnit",
-    "down",
-    "least_singular_value_upper",
-    "rate_after",
-    "restricted_norm_upper",
-    "row_norms_upper",
-    "spectral_norm_lower",
-    "up",
-    "vector_norm_lower",
-    "vector_norm_upper",
-]
-
 #: Unit roundoff of float64.
 ROUNDING = 2.0**-53
 #: What underflow takes, at most, from the norm of a vector of up to 2^60 entries: each square loses at most 2^-1075.

@@ -1,4 +1,4 @@
-r"""How much the features and the kernel of a network can change in a ball of parameters: what the radius certificate asks for.
+r"""How much the features and the kernel of a network can change in a ball of parameters: the input of the radius certificate.
 
 The ball has radius R in the norm |d readout|^2 + |d hidden|^2/h, where h is the speed of the hidden parameters relative to
 the read-out. So the read-out moves by at most R and the hidden parameters, together and in Frobenius norm, by sqrt(h) R.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-__all__ = ["AbstractSensitivity", "DescentBounds", "JacobianBounds"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,8 @@ class AbstractSensitivity(abc.ABC):
     hidden: tuple[str, ...]
 
     def prepare(self, hidden: float) -> None:
-        """Makes what is valid while the hidden parameters move by at most `hidden`; beyond that nothing is known then.
-
-        `inf` goes back to what is valid everywhere.
-        """
-        return  # a family whose bounds hold everywhere has nothing to make
+        """Precompute bounds valid for a change of the hidden parameters of at most `hidden`; `inf` is valid everywhere."""
+        return  # a family whose bounds hold everywhere has nothing to precompute
 
     @abc.abstractmethod
     def least(self, R: float, h: float) -> float:

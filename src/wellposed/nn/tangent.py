@@ -1,7 +1,7 @@
 """Tangent kernels in closed form: sums of Hadamard products of Gram matrices.
 
 The gradient of a prediction with respect to a weight matrix is an outer product (or a short sum of them), so the inner
-product of two such gradients is a product of inner products: for dy_i/dW = p_i z_i^T,
+product of two of them is a product of inner products: for dy_i/dW = p_i z_i^T,
 
     <dy_i/dW, dy_j/dW> = (p_i . p_j) (z_i . z_j).
 
@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-
-__all__ = ["GramProduct", "TangentFeatures", "gram", "outer"]
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def guarded(command: Command) -> Command:
             if _Settings.debug:
                 raise
             # an argument of the library is no option of the command line
-            _complain(str(error).replace("pass on_ill_posed='warn' to go on without proof", "take a smaller optimizer.lr"))
+            _complain(str(error).replace("pass on_ill_posed='warn' to continue without proof", "take a smaller optimizer.lr"))
             negative = isinstance(error, (IllPosed, NotConverged))
             code = ExitCode.RUN if isinstance(error, RunError) else ExitCode.NEGATIVE if negative else ExitCode.MISTAKE
             raise typer.Exit(code) from None

@@ -30,21 +30,6 @@ from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, up, v
 from wellposed.linalg.scaling import ldexp, scaled
 from wellposed.nn.families import theory_of
 
-__all__ = [
-    "Condition",
-    "Judgement",
-    "Radii",
-    "Theorem",
-    "errors_of",
-    "gram_bounds",
-    "has_signs",
-    "measured_for",
-    "parallel",
-    "report",
-    "root_rate",
-    "unit_norm",
-]
-
 Radii = Mapping[str, float]
 N = TypeVar("N")
 
@@ -206,13 +191,13 @@ def measured_for(
     if trains_all and frozen:
         note = f"The theorem trains all parameters; {', '.join(frozen)} do not require gradients."
         return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=note)
-    at = measure(model, X, y)
-    return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=at) if isinstance(at, str) else at
+    point = measure(model, X, y)
+    return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=point) if isinstance(point, str) else point
 
 
-def errors_of(at: Measurement) -> dict[str, float]:
+def errors_of(point: Measurement) -> dict[str, float]:
     """The numerical errors that a theorem takes into account."""
-    return {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
+    return {"|Z - Z*|_F": point.unit.upper(point.z_error_F), "|r - r*|": point.unit.upper(point.r_error)}
 
 
 def report(

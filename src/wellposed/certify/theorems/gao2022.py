@@ -10,20 +10,10 @@ from torch import Tensor
 
 from wellposed.certify.certificate import Certificate, Hypothesis, in_range
 from wellposed.certify.measurement import Measurement
-from wellposed.certify.theorems._conditions import (
-    errors_of,
-    gram_bounds,
-    has_signs,
-    measured_for,
-    parallel,
-    report,
-    unit_norm,
-)
+from wellposed.certify.theorems._conditions import errors_of, gram_bounds, has_signs, measured_for, parallel, report, unit_norm
 from wellposed.kernel import relu_gram, tangent_kernel
 from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.directed import down, up, vector_norm_upper
-
-__all__ = ["gao2022"]
 
 
 def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Certificate:
@@ -47,19 +37,19 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
     """
-    at = measured_for("gao2022", "SkipDEQ", model, X, y, dynamics=dynamics)
-    if isinstance(at, Certificate):
-        return at
-    return in_range("gao2022", dynamics, lambda: _reported(at, X.detach().double().cpu(), dynamics))
+    point = measured_for("gao2022", "SkipDEQ", model, X, y, dynamics=dynamics)
+    if isinstance(point, Certificate):
+        return point
+    return in_range("gao2022", dynamics, lambda: _reported(point, X.detach().double().cpu(), dynamics))
 
 
-def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
+def _reported(point: Measurement, X: Tensor, dynamics: str) -> Certificate:
     """The report; X as it was given."""
-    twin: Any = at.model
+    twin: Any = point.model
     n, m = X.shape[0], twin.width
-    lower, upper = at.unit.around(gram_bounds(relu_gram(at.X)), 2)
-    G_lower, G_upper = at.unit.around(gram_bounds(at.C @ at.C.t()), 2)
-    residual, X_norm, X_norm_F = (at.unit.upper(size) for size in (at.residual, at.X_norm, at.X_norm_F))
+    lower, upper = point.unit.around(gram_bounds(relu_gram(point.X)), 2)
+    G_lower, G_upper = point.unit.around(gram_bounds(point.C @ point.C.t()), 2)
+    residual, X_norm, X_norm_F = (point.unit.upper(size) for size in (point.residual, point.X_norm, point.X_norm_F))
     A, W = spectral_norm_upper(twin.A.detach()) / math.sqrt(m), spectral_norm_upper(twin.W.detach()) / math.sqrt(m)
     c = max(A, W)
     inverse = 1 / lower if lower > 0 else math.inf
@@ -126,8 +116,8 @@ def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
             " The cross term (43) of the descent is of order c^2 n at every width, so the printed proof needs lambda_0 of that "
             "order; it comes from a positive semidefinite part of the kernel, which in truth helps."
         )
-        parts = tangent_kernel(twin, at.X, by_parameter=True)
+        parts = tangent_kernel(twin, point.X, by_parameter=True)
         rest = sum(parts[name] for name in ("A", "W") if name in parts)
         largest = float(torch.linalg.eigvalsh(rest)[-1]) if isinstance(rest, Tensor) else 0.0
-        measured["lambda_max of that part"] = at.unit.exact(largest, 2)
-    return report("gao2022", dynamics, hypotheses, measured, errors_of(at), note)
+        measured["lambda_max of that part"] = point.unit.exact(largest, 2)
+    return report("gao2022", dynamics, hypotheses, measured, errors_of(point), note)

@@ -13,8 +13,6 @@ from wellposed.certify.theorems._conditions import errors_of, gram_bounds, has_s
 from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.directed import down, up, vector_norm_upper
 
-__all__ = ["gao2023"]
-
 _ROUNDS = 1000
 
 
@@ -39,32 +37,32 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
         model: An `ImplicitOnlyDEQ`.
         X: (n, d). y: (n,).
     """
-    at = measured_for("gao2023", "ImplicitOnlyDEQ", model, X, y, dynamics="flow")
-    if isinstance(at, Certificate):
-        return at
+    point = measured_for("gao2023", "ImplicitOnlyDEQ", model, X, y, dynamics="flow")
+    if isinstance(point, Certificate):
+        return point
     X, y = (tensor.detach().double().cpu() for tensor in (X, y))
-    return in_range("gao2023", "flow", lambda: _reported(at, X, y))
+    return in_range("gao2023", "flow", lambda: _reported(point, X, y))
 
 
-def _reported(at: Measurement, X: Tensor, y: Tensor) -> Certificate:
+def _reported(point: Measurement, X: Tensor, y: Tensor) -> Certificate:
     """The report; X and y as they were given."""
-    twin: Any = at.model
+    twin: Any = point.model
     n, m, gamma = X.shape[0], twin.width, twin.gamma
-    H = gamma**2 * (at.P @ at.P.t()) * (at.Z @ at.Z.t())
+    H = gamma**2 * (point.P @ point.P.t()) * (point.Z @ point.Z.t())
     lower, _ = gram_bounds(H)
     A = spectral_norm_upper(twin.A.detach())
-    Phi = vector_norm_upper(at.C)
-    R = _radius(gamma, A, Phi, at.residual, lower) if lower > 0 else None
+    Phi = vector_norm_upper(point.C)
+    R = _radius(gamma, A, Phi, point.residual, lower) if lower > 0 else None
     q = up(gamma * (A + R)) if R is not None else math.inf
-    pieces = at.Z_least**2 * gamma**2 * float(at.P.square().sum(1).min())
-    lower = at.unit.around((lower, lower), 2)[0]
+    pieces = point.Z_least**2 * gamma**2 * float(point.P.square().sum(1).min())
+    lower = point.unit.around((lower, lower), 2)[0]
     inverse = n / lower if lower > 0 else math.inf
     order = up(inverse * inverse * inverse * inverse)  # infinite where it overflows
     hypotheses = (
         unit_norm(X, "[gao2023, Section 2]"),
         Hypothesis.compare("labels are at most 1", "[gao2023, Section 2]", float(y.abs().max()), "<=", 1.0),
         has_signs(twin.b, "b", "[gao2023, (4)]", trained=False),
-        Hypothesis.compare("the start contracts", "[gao2023, Lemma A.5]", at.contraction, "<", 1.0, note="gamma |A(0)|"),
+        Hypothesis.compare("the start contracts", "[gao2023, Lemma A.5]", point.contraction, "<", 1.0, note="gamma |A(0)|"),
         Hypothesis(
             "H(0) is positive definite",
             "[gao2023, Theorem 3.1]",
@@ -96,10 +94,10 @@ def _reported(at: Measurement, X: Tensor, y: Tensor) -> Certificate:
     measured = {
         "lambda_min(H(0))": lower,
         "|A|/sqrt(m)": A / math.sqrt(m),
-        "gamma |A|": at.contraction,
-        "|Phi|_F": at.unit.upper(Phi),
-        "|r|": at.unit.upper(at.residual),
-        "least |p|^2 lambda_min(Z Z^T) gamma^2": at.unit.lower(max(0.0, down(pieces)), 2),
+        "gamma |A|": point.contraction,
+        "|Phi|_F": point.unit.upper(Phi),
+        "|r|": point.unit.upper(point.residual),
+        "least |p|^2 lambda_min(Z Z^T) gamma^2": point.unit.lower(max(0.0, down(pieces)), 2),
         "width, order n^4/lambda_0^4": order,
     }
     if R is not None:
@@ -108,7 +106,7 @@ def _reported(at: Measurement, X: Tensor, y: Tensor) -> Certificate:
         "The constants of the theorem are not stated, and its bound of H(t) - H(0) ignores changes of the masks, so it "
         "certifies nothing. The rate it promises for |r| is lambda_min(H(0))/2."
     )
-    return report("gao2023", "flow", hypotheses, measured, errors_of(at), note)
+    return report("gao2023", "flow", hypotheses, measured, errors_of(point), note)
 
 
 def _radius(gamma: float, A: float, Phi: float, r: float, least: float) -> float | None:

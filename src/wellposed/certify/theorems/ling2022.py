@@ -23,8 +23,6 @@ from wellposed.linalg.directed import (
     vector_norm_upper,
 )
 
-__all__ = ["ling2022"]
-
 PRINTED, SUPPORTED = 4.0, 8.0
 #: The step must be strictly below its bound.
 _BELOW = 0.999
@@ -95,30 +93,30 @@ def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -
             f"ling2022: constant must be above 4, got {constant!r}. With the printed 4 the proof only shows that the loss does "
             "not grow; 8 supports the printed step size."
         )
-    at = measured_for("ling2022", "GaussianDEQ", model, X, y, dynamics="descent", trains_all=True)
-    if isinstance(at, Certificate):
-        return at
+    point = measured_for("ling2022", "GaussianDEQ", model, X, y, dynamics="descent", trains_all=True)
+    if isinstance(point, Certificate):
+        return point
 
     def make() -> Certificate:
-        harmful, helpful = _numbers(at, constant)
-        judgement = _theorem(constant, at.unit).judge(harmful, helpful)
-        return _certificate(at, harmful, judgement.radii, judgement.hypotheses, judgement.verdict)
+        harmful, helpful = _numbers(point, constant)
+        judgement = _theorem(constant, point.unit).judge(harmful, helpful)
+        return _certificate(point, harmful, judgement.radii, judgement.hypotheses, judgement.verdict)
 
     return in_range("ling2022", "descent", make)
 
 
-def _numbers(at: Measurement, constant: float) -> tuple[_Norms, _Norms]:
-    W, U, a = (getattr(at.model, name).detach() for name in ("W", "U", "a"))
-    wide = at.Z.shape[0] <= at.Z.shape[1]
-    upper = up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0
-    a_upper, least = vector_norm_upper(a), max(0.0, down(at.Z_least**2))
-    harmful = _Norms(at.contraction, spectral_norm_upper(U), a_upper, at.X_norm_F, at.residual, least, constant)
+def _numbers(point: Measurement, constant: float) -> tuple[_Norms, _Norms]:
+    W, U, a = (getattr(point.model, name).detach() for name in ("W", "U", "a"))
+    wide = point.Z.shape[0] <= point.Z.shape[1]
+    upper = up(least_singular_value_upper(point.Z) + point.z_error_F) if wide else 0.0
+    a_upper, least = vector_norm_upper(a), max(0.0, down(point.Z_least**2))
+    harmful = _Norms(point.contraction, spectral_norm_upper(U), a_upper, point.X_norm_F, point.residual, least, constant)
     helpful = _Norms(
         spectral_norm_lower(W),
         spectral_norm_lower(U),
         vector_norm_lower(a),
-        vector_norm_lower(at.X),
-        max(0.0, down(vector_norm_lower(at.r) - at.r_error)),
+        vector_norm_lower(point.X),
+        max(0.0, down(vector_norm_lower(point.r) - point.r_error)),
         up(upper**2),
         constant,
     )
@@ -146,21 +144,21 @@ def _theorem(constant: float, unit: DataUnit) -> Theorem[_Norms]:
     return Theorem(
         _need,
         _scale,
-        Condition("the radii are never left", "[ling2022, (7)]", lambda at: at.least, _seven, power=2),
+        Condition("the radii are never left", "[ling2022, (7)]", lambda point: point.least, _seven, power=2),
         (
             Condition(
                 "lambda_min stays above half",
                 "[ling2022, (8)]",
-                lambda at: at.least**1.5,
+                lambda point: point.least**1.5,
                 # C/rho_a written without the division: rho_a may be 0
-                lambda at, radii: 4 * (2 + math.sqrt(2)) * _eight(at, radii) * at.X**2 * at.r,
+                lambda point, radii: 4 * (2 + math.sqrt(2)) * _eight(point, radii) * point.X**2 * point.r,
                 power=3,
             ),
             Condition(
                 "the features move slowly",
                 f"[ling2022, (9)] with {constant:g}",
-                lambda at: at.least,
-                lambda at, radii: at.constant * at.C(radii),
+                lambda point: point.least,
+                lambda point, radii: point.constant * point.C(radii),
                 power=2,
             ),
         ),
@@ -168,31 +166,31 @@ def _theorem(constant: float, unit: DataUnit) -> Theorem[_Norms]:
     )
 
 
-def _eight(at: _Norms, radii: Radii) -> float:
+def _eight(point: _Norms, radii: Radii) -> float:
     """(c_w^2 + c_u^2)/rho_a."""
-    W, U, a = at.W + radii["W"], at.U + radii["U"], at.a + radii["a"]
+    W, U, a = point.W + radii["W"], point.U + radii["U"], point.a + radii["a"]
     return math.inf if W >= 1 else a * (U**2 / (1 - W) ** 4 + 1 / (1 - W) ** 2)
 
 
-def _certificate(at: Measurement, numbers: _Norms, radii: Radii, hypotheses: Any, verdict: Verdict) -> Certificate:
-    n = at.X.shape[0]
+def _certificate(point: Measurement, numbers: _Norms, radii: Radii, hypotheses: Any, verdict: Verdict) -> Certificate:
+    n = point.X.shape[0]
     C, E = up(numbers.C(radii)), up(numbers.E(radii))
     limit = max(0.0, (1 - numbers.W) / math.sqrt(numbers.constant * n))
     measured = {
-        "lambda_0": at.unit.lower(numbers.least, 2),
+        "lambda_0": point.unit.lower(numbers.least, 2),
         "|W|": numbers.W,
         "|U|": numbers.U,
         "|a|": numbers.a,
-        "|X|_F": at.unit.upper(numbers.X),
-        "|r|": at.unit.upper(numbers.r),
+        "|X|_F": point.unit.upper(numbers.X),
+        "|r|": point.unit.upper(numbers.r),
         "|a| that (9) allows at most": limit,
         "lambda_0/(4 C), the printed (9)": numbers.least / (PRINTED * C) if C > 0 else math.inf,
     }
-    errors = errors_of(at)
+    errors = errors_of(point)
     bound = down(min(2 / numbers.least, (numbers.constant / 2 - 2) * C / E**2)) if numbers.least > 0 and E > 0 else 0.0
-    fitted = not bool(at.r.any())
+    fitted = not bool(point.r.any())
     if verdict is Verdict.CERTIFIED and bound > 0 and not fitted:
-        step, limit_of_steps = _BELOW * bound, at.unit.exact(bound, -2)
+        step, limit_of_steps = _BELOW * bound, point.unit.exact(bound, -2)
         return finish(
             "ling2022",
             verdict,

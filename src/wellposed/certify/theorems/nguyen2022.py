@@ -22,8 +22,6 @@ from wellposed.linalg.directed import (
     vector_norm_upper,
 )
 
-__all__ = ["nguyen2022"]
-
 _NAMES = ("A", "B", "U", "u")
 #: The step must be strictly below its bound.
 _BELOW = 0.999
@@ -99,18 +97,18 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
     """
-    at = measured_for("nguyen2022", "MonotoneDEQ", model, X, y, dynamics=dynamics, trains_all=True)
-    if isinstance(at, Certificate):
-        return at
-    return in_range("nguyen2022", dynamics, lambda: _certificate(at, dynamics))
+    point = measured_for("nguyen2022", "MonotoneDEQ", model, X, y, dynamics=dynamics, trains_all=True)
+    if isinstance(point, Certificate):
+        return point
+    return in_range("nguyen2022", dynamics, lambda: _certificate(point, dynamics))
 
 
-def _certificate(at: Measurement, dynamics: str) -> Certificate:
-    harmful, helpful = _numbers(at)
-    unit = at.unit
+def _certificate(point: Measurement, dynamics: str) -> Certificate:
+    harmful, helpful = _numbers(point)
+    unit = point.unit
     judgement = (_flow(unit) if dynamics == "flow" else _descent(unit)).judge(harmful, helpful)
     licensed = _license(dynamics, harmful, judgement, unit) if judgement.verdict is Verdict.CERTIFIED else {}
-    limit = down(harmful.margin / math.sqrt(80 * at.X.shape[0] * (harmful.A**2 + 1)))
+    limit = down(harmful.margin / math.sqrt(80 * point.X.shape[0] * (harmful.A**2 + 1)))
     return finish(
         "nguyen2022",
         judgement.verdict,
@@ -126,28 +124,34 @@ def _certificate(at: Measurement, dynamics: str) -> Certificate:
             "margin": harmful.margin,
             "|u| that (3.18') allows at most": limit,
         },
-        errors=errors_of(at),
+        errors=errors_of(point),
         note=_note(dynamics, harmful, judgement.verdict, limit),
         **licensed,
     )
 
 
-def _numbers(at: Measurement) -> tuple[_MonotoneNorms, _MonotoneNorms]:
-    A, U, u = (getattr(at.model, name).detach() for name in ("A", "U", "u"))
-    margin = at.model.theory.margin
+def _numbers(point: Measurement) -> tuple[_MonotoneNorms, _MonotoneNorms]:
+    A, U, u = (getattr(point.model, name).detach() for name in ("A", "U", "u"))
+    margin = point.model.theory.margin
     assert margin is not None
-    wide = at.Z.shape[0] <= at.Z.shape[1]
+    wide = point.Z.shape[0] <= point.Z.shape[1]
     harmful = _MonotoneNorms(
-        spectral_norm_upper(A), spectral_norm_upper(U), vector_norm_upper(u), margin, at.X_norm_F, at.residual, at.Z_least
+        spectral_norm_upper(A),
+        spectral_norm_upper(U),
+        vector_norm_upper(u),
+        margin,
+        point.X_norm_F,
+        point.residual,
+        point.Z_least,
     )
     helpful = _MonotoneNorms(
         spectral_norm_lower(A),
         spectral_norm_lower(U),
         vector_norm_lower(u),
         margin,
-        vector_norm_lower(at.X),
-        max(0.0, down(vector_norm_lower(at.r) - at.r_error)),
-        up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0,
+        vector_norm_lower(point.X),
+        max(0.0, down(vector_norm_lower(point.r) - point.r_error)),
+        up(least_singular_value_upper(point.Z) + point.z_error_F) if wide else 0.0,
     )
     return harmful, helpful
 
@@ -157,19 +161,19 @@ def _scale(numbers: _MonotoneNorms) -> Radii:
 
 
 def _radii_condition(equation: str, factor: float) -> Condition[_MonotoneNorms]:
-    def bound(at: _MonotoneNorms, radii: Radii) -> float:
-        sides = [0.0 if g == 0 else g / max(radii[name], 1e-300) for name, g in at.gradients(radii).items()]
-        return factor * at.X * at.r * max(sides)
+    def bound(point: _MonotoneNorms, radii: Radii) -> float:
+        sides = [0.0 if g == 0 else g / max(radii[name], 1e-300) for name, g in point.gradients(radii).items()]
+        return factor * point.X * point.r * max(sides)
 
-    return Condition("the radii are never left", equation, lambda at: at.least**2, bound, power=2)
+    return Condition("the radii are never left", equation, lambda point: point.least**2, bound, power=2)
 
 
 def _feature_condition(equation: str, factor: float) -> Condition[_MonotoneNorms]:
     return Condition(
         "sigma_min(Z) stays above half",
         equation,
-        lambda at: at.least**3,
-        lambda at, radii: factor * at.X**2 * at.r * at.bracket(radii),
+        lambda point: point.least**3,
+        lambda point, radii: factor * point.X**2 * point.r * point.bracket(radii),
         power=3,
     )
 
@@ -177,10 +181,10 @@ def _feature_condition(equation: str, factor: float) -> Condition[_MonotoneNorms
 def _path(factor: float) -> Any:
     """What (3.8) or (3.16) asks of the radii."""
 
-    def need(at: _MonotoneNorms, radii: Radii) -> Radii | None:
-        if at.least <= 0:
+    def need(point: _MonotoneNorms, radii: Radii) -> Radii | None:
+        if point.least <= 0:
             return None
-        return {name: factor * at.X * at.r * g / at.least**2 for name, g in at.gradients(radii).items()}
+        return {name: factor * point.X * point.r * g / point.least**2 for name, g in point.gradients(radii).items()}
 
     return need
 
@@ -195,8 +199,8 @@ def _descent(unit: DataUnit) -> Theorem[_MonotoneNorms]:
     slow = Condition[_MonotoneNorms](
         "the features move slowly",
         "[nguyen2022, (3.18)] corrected",
-        lambda at: at.least**2,
-        lambda at, radii: 20 * at.C_p(radii),
+        lambda point: point.least**2,
+        lambda point, radii: 20 * point.C_p(radii),
         power=2,
     )
     return Theorem(_path(8.0), _scale, _radii_condition("[nguyen2022, (3.16)]", 8.0), (feature, slow), unit)

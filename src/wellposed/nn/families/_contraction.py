@@ -17,8 +17,6 @@ from wellposed.linalg import spectral_norm_upper
 from wellposed.nn.families._network import AbstractNetwork
 from wellposed.solve import user_level
 
-__all__ = ["AbstractContraction", "NormBound"]
-
 ILL_POSED_POLICIES = ("raise", "warn", "ignore")
 #: Covers the rounding of a difference, and of its norm summed in float64, for matrices of up to 2^30 entries.
 _SLACK = 1.0 + 2.0**-20

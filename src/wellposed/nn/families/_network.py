@@ -24,8 +24,6 @@ from wellposed.nn.tangent import TangentFeatures
 from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active
 from wellposed.status import Status
 
-__all__ = ["AbstractNetwork", "signs"]
-
 
 class AbstractNetwork(nn.Module, abc.ABC):
     r"""z = relu(R z + c(x)), y = v . z + ...: what the networks of the papers have in common.
@@ -159,40 +157,40 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     def tangent_features(self, X: Tensor) -> TangentFeatures:
         """What the tangent kernel is made of: see `TangentFeatures`. Parameters that do not require a gradient have no part."""
-        at = self.linearise(X)
+        point = self.linearise(X)
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
-            C = self.injection(X).to(at.value.dtype)  # low precision is lifted, as in the solve
-            tangent = self._tangent(X.to(C.dtype), C, at.value, at.adjoint)
+            C = self.injection(X).to(point.value.dtype)  # low precision is lifted, as in the solve
+            tangent = self._tangent(X.to(C.dtype), C, point.value, point.adjoint)
         trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         return TangentFeatures(tangent.features, {name: part for name, part in tangent.terms.items() if name in trained})
 
-    def gradients(self, X: Tensor, at: Linearised, r: Tensor, *, injection: Tensor | None = None) -> dict[str, Tensor]:
+    def gradients(self, X: Tensor, point: Linearised, r: Tensor, *, injection: Tensor | None = None) -> dict[str, Tensor]:
         r"""The gradient of sum_i r_i y_i by the closed form: with r = y_hat - y, that of the loss |y_hat - y|^2/2.
 
         Costs no solve: P diag(r) is the adjoint for the cotangent r_i v of every sample.
 
         Args:
-            X: (n, d) the inputs of `at`.
-            at: From `linearise(X)`, at the present parameters.
+            X: (n, d) the inputs of `point`.
+            point: From `linearise(X)`, at the present parameters.
             r: (n,).
             injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if available.
         """
         self._check(X)
-        if not isinstance(r, Tensor) or r.shape != at.value.shape[:1] or r.shape != X.shape[:1]:
+        if not isinstance(r, Tensor) or r.shape != point.value.shape[:1] or r.shape != X.shape[:1]:
             seen = tuple(r.shape) if isinstance(r, Tensor) else type(r).__name__
             raise InvalidArgument(
                 f"gradients needs one r for each sample, of shape ({X.shape[0]},), and the linearisation of the same X; got r "
-                f"of shape {seen} and a linearisation of {at.value.shape[0]} samples."
+                f"of shape {seen} and a linearisation of {point.value.shape[0]} samples."
             )
         trained = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
         if not trained:
             return {}
         with torch.enable_grad(), torch.autocast(X.device.type, enabled=False):
             R, C = self.recurrent(), self.injection(X) if injection is None else injection
-            prediction = self.readout(at.value.to(C.dtype), C)
+            prediction = self.readout(point.value.to(C.dtype), C)
             r = r.detach()  # a residual usually comes with the graph of its predictions
-            adjoint = at.adjoint * r.unsqueeze(1)
-            outputs = [(R, adjoint.t() @ at.value), (C, adjoint), (prediction, r)]
+            adjoint = point.adjoint * r.unsqueeze(1)
+            outputs = [(R, adjoint.t() @ point.value), (C, adjoint), (prediction, r)]
             followed = [(output, cotangent.to(output.dtype)) for output, cotangent in outputs if output.requires_grad]
             grads = torch.autograd.grad(
                 [output for output, _ in followed],
@@ -207,10 +205,10 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     def least_preactivation(self, X: Tensor) -> Tensor:
         """(n,) the least |pre-activation| over the units of each sample: where it is 0 there is no derivative."""
-        at = self.linearise(X)
+        point = self.linearise(X)
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
-            C, R = self.injection(X).to(at.value.dtype), self.recurrent().to(at.value.dtype)
-            preactivation = torch.addmm(C, at.value, R.t())
+            C, R = self.injection(X).to(point.value.dtype), self.recurrent().to(point.value.dtype)
+            preactivation = torch.addmm(C, point.value, R.t())
             return preactivation.abs().amin(dim=1)
 
     def _equilibrium(self, C: Tensor, z0: Tensor | None) -> Tensor:

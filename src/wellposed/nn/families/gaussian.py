@@ -13,8 +13,6 @@ from wellposed.nn.families.theory import Theory
 from wellposed.nn.tangent import TangentFeatures, gram, outer
 from wellposed.solve import check_interval
 
-__all__ = ["GaussianDEQ"]
-
 
 class GaussianDEQ(AbstractContraction):
     r"""z = relu(W z + U x), y = a . z [ling2022, eq. (1)-(2)].

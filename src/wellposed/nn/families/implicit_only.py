@@ -15,8 +15,6 @@ from wellposed.nn.families.theory import Theory
 from wellposed.nn.tangent import TangentFeatures, outer
 from wellposed.solve import check_interval
 
-__all__ = ["ImplicitOnlyDEQ"]
-
 INITS = ("gaussian", "half_normal", "diagonal")
 #: How often a Gaussian A is drawn before gamma0 is reported to be too large.
 _DRAWS = 20

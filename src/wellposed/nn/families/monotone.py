@@ -24,8 +24,6 @@ from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds
 from wellposed.nn.tangent import GramProduct, TangentFeatures, gram, outer
 from wellposed.solve import AbstractSolver, PeacemanRachford
 
-__all__ = ["MonotoneDEQ"]
-
 
 class MonotoneDEQ(AbstractNetwork):
     r"""z = relu(W z + U x), W = (1 - m) I - A^T A + B - B^T, y = u . z [nguyen2022, Definition 3.2.1].
@@ -86,12 +84,7 @@ class MonotoneDEQ(AbstractNetwork):
     @property
     def theory(self) -> Theory:
         return Theory(
-            injected="U",
-            readout=("u",),
-            margin=self.margin,
-            homogeneous=True,
-            theorem="nguyen2022",
-            options=("margin",),
+            injected="U", readout=("u",), margin=self.margin, homogeneous=True, theorem="nguyen2022", options=("margin",)
         )
 
     def sensitivity(self, measurement: Any) -> MonotoneSensitivity:
@@ -146,15 +139,15 @@ class MonotoneSensitivity(AbstractSensitivity):
     The masked adjoint has |p_i| <= |u|/m [nguyen2022, Lemma 3.3.2, which needs the mask].
 
     Args:
-        at: The measurement of a `MonotoneDEQ`.
+        point: The measurement of a `MonotoneDEQ`.
     """
 
     readout = ("u",)
     hidden = ("A", "B", "U")
 
-    def __init__(self, at: Any) -> None:
-        model = at.model
-        self._at, self.residual = at, at.residual
+    def __init__(self, point: Any) -> None:
+        model = point.model
+        self._at, self.residual = point, point.residual
         self._m = down(model.margin)
         self._A = spectral_norm_upper(model.A)
         self._u = vector_norm_upper(model.u)
@@ -185,13 +178,13 @@ class MonotoneSensitivity(AbstractSensitivity):
         return DescentBounds(down(self._at.Z_least - drift), B_ball, gradients, up(u_ball * dZ))
 
     def measured(self) -> dict[str, float]:
-        at = self._at
-        unit = at.unit
-        numbers = {"loss": at.loss, "|r|": unit.upper(at.residual), "margin": self._m, "|A|": self._A, "|u|": self._u}
+        point = self._at
+        unit = point.unit
+        numbers = {"loss": point.loss, "|r|": unit.upper(point.residual), "margin": self._m, "|A|": self._A, "|u|": self._u}
         return numbers | {
-            "sigma_min(Z)": unit.lower(at.Z_least),
-            "|Z|": unit.upper(at.Z_norm),
-            "|X|": unit.upper(at.X_norm),
+            "sigma_min(Z)": unit.lower(point.Z_least),
+            "|Z|": unit.upper(point.Z_norm),
+            "|X|": unit.upper(point.X_norm),
         }
 
     def errors(self) -> dict[str, float]:

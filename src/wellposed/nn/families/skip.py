@@ -14,8 +14,6 @@ from wellposed.nn.families.theory import Theory
 from wellposed.nn.tangent import TangentFeatures, gram, outer
 from wellposed.solve import check_interval
 
-__all__ = ["SkipDEQ"]
-
 
 class SkipDEQ(AbstractContraction):
     r"""phi = relu(W x)/sqrt(m), z = relu(gamma/sqrt(m) A z + phi), y = u . z + v . phi [gao2022, eq. (1)-(4)].

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from wellposed.nn.families._contraction import AbstractContraction
     from wellposed.nn.families._network import AbstractNetwork
 
-__all__ = ["Theory", "is_theory_network", "may_be_ill_posed", "theory_of"]
-
 
 @dataclass(frozen=True)
 class Theory:
