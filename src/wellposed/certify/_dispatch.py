@@ -39,23 +39,26 @@ def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem
         >>> certificate.verdict in (wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED)
         True
 
-    Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and nothing is changed.
+    Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and
+    nothing is changed.
 
-    Other models with one equilibrium layer (dense with a non-decreasing 1-Lipschitz activation, a monotone convolution, or an
-    OptEq network inside) have a certificate of existence and uniqueness: "auto", "contraction" or "monotone".
+    Other models with one equilibrium layer (dense with a non-decreasing 1-Lipschitz activation, a
+    monotone convolution, or an OptEq network inside) have a certificate of existence and
+    uniqueness: "auto", "contraction" or "monotone".
 
     Args:
         model: A theory network, or another model as above; any module if `theorem` is a callable.
         X: (n, d) inputs.
         y: (n,) targets; only theorems about training read them.
-        theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction", "monotone",
-            "perron_frobenius" for existence and uniqueness alone, or "well_posed" for the one of them that fits the model;
-            "auto" tries all that fit and returns the strongest that holds, with the others in `Certificate.others`. In order:
-            the flow, descent with layer-wise steps, the theorem of the paper. If none holds, the radius certificate for the
-            flow says why (an OptEq network then has its certificate of uniqueness). A theorem of your own is a callable
-            (model, X, y) -> Certificate; see docs/howto/theorem.md.
-        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for "auto". A callable gets them
-            as keyword arguments.
+        theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
+            "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed" for
+            the one of them that fits the model; "auto" tries all that fit and returns the strongest
+            that holds, with the others in `Certificate.others`. In order: the flow, descent with
+            layer-wise steps, the theorem of the paper. If none holds, the radius certificate for
+            the flow says why (an OptEq network then has its certificate of uniqueness). A theorem
+            of your own is a callable (model, X, y) -> Certificate; see docs/howto/theorem.md.
+        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for
+            "auto". A callable gets them as keyword arguments.
     """
     check_theorem(theorem)
     if not isinstance(theorem, str):
@@ -82,7 +85,8 @@ def has_certificate(model: nn.Module) -> bool:
 
 
 def check_theorem(theorem: object, model: nn.Module | None = None, X: Any = None, y: Any = None) -> None:
-    """Raises unless this is a name or can be called; with a model, also where `certify` will raise, on two samples.
+    """Raises unless this is a name or can be called; with a model, also where `certify` will raise,
+    on two samples.
 
     A model without a certificate takes every theorem, because none is evaluated.
     """
@@ -119,7 +123,8 @@ def certificate_by(theorem: OwnTheorem, model: Any, X: Tensor, y: Tensor, option
 
 
 class CallablePackage(types.ModuleType):
-    """The class of `wellposed.certify`: a package that is called like the function of its name, and pickles by name."""
+    """The class of `wellposed.certify`: a package that is called like the function of its name, and
+    pickles by name."""
 
     def __call__(
         self, model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any

@@ -15,9 +15,11 @@ _GRAM_UNDERFLOW = 2.0**-560
 
 
 class FoundJacobian:
-    r"""J with rows (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x) x_i), of the vectors z_i and p_i that were found.
+    r"""J with rows (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x) x_i), of the vectors z_i and p_i
+    that were found.
 
-    J J^T = Z Z^T + h (P P^T) o (k^2 Z Z^T + l^2 X X^T); without a read-out that is trained the first term is absent.
+    J J^T = Z Z^T + h (P P^T) o (k^2 Z Z^T + l^2 X X^T); without a read-out that is trained the
+    first term is absent.
 
     Args:
         point: The measurement.
@@ -25,7 +27,8 @@ class FoundJacobian:
         scales: (lower, upper) bounds of k, and of l.
 
     Attributes:
-        norms: (n,) upper bounds of |p_i|, p_i on the units that are active: what was found elsewhere counts as its error.
+        norms: (n,) upper bounds of |p_i|, p_i on the units that are active: what was found
+            elsewhere counts as its error.
         back: (n, m) v + R^T p_i.
         residual: (n,) upper bounds of |D_i (v + R^T p_i) - p_i|, D_i the masks that were found.
         is_zero: Whether J is 0.

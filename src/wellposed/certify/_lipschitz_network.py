@@ -1,20 +1,24 @@
 r"""How much the equilibrium and the prediction of a dense network can change with its input.
 
-z = s(R z + c(x)), slopes of s in [0, b], y = v . z + v' . c. Two equilibria satisfy dz = E (R dz + dc), E diagonal with the
-secant slopes of s, so, as in `lipschitz`, with M = sym(I - R) + (1/b - 1) I,
+z = s(R z + c(x)), slopes of s in [0, b], y = v . z + v' . c. Two equilibria satisfy dz = E (R dz +
+dc), E diagonal with the secant slopes of s, so, as in `lipschitz`, with M = sym(I - R) + (1/b - 1)
+I,
 
     <dz, M dz> <= <dz, dc>,     that is     |dz - M^(-1) dc/2|_M <= |M^(-1) dc|_M/2                                     (1)
 
-dz lies in a ball around M^(-1) dc/2, in the norm |y|_M^2 = <y, M y>. The farthest point of it in a direction v gives
+dz lies in a ball around M^(-1) dc/2, in the norm |y|_M^2 = <y, M y>. The farthest point of it in a
+direction v gives
 
     |<v, dz>| <= (|<M^(-1) v, dc>| + |M^(-1/2) v| |M^(-1/2) dc|)/2                                                     (2)
 
-which is at most |M^(-1/2) v| |M^(-1/2) dc|, by Cauchy and Schwarz. If c = U x (+ constant), dc = U dx. If c = t relu(U x), the
-same with M = I says |<w, dc>| <= t (|U^T w| + |w| |U|)/2 |dx| and |dc| <= t |U| |dx|. All of it holds between any two inputs,
-and none of it needs a derivative. M > 0 suffices for exactly one equilibrium, and |R| < 1/b implies it: M >= 1/b - |R|, where
-the half of (2) is lost, |dz| <= |dc|/(1/b - |R|) remains, and is what one would write down first.
+which is at most |M^(-1/2) v| |M^(-1/2) dc|, by Cauchy and Schwarz. If c = U x (+ constant), dc = U
+dx. If c = t relu(U x), the same with M = I says |<w, dc>| <= t (|U^T w| + |w| |U|)/2 |dx| and |dc|
+<= t |U| |dx|. All of it holds between any two inputs, and none of it needs a derivative. M > 0
+suffices for exactly one equilibrium, and |R| < 1/b implies it: M >= 1/b - |R|, where the half of
+(2) is lost, |dz| <= |dc|/(1/b - |R|) remains, and is what one would write down first.
 
-What is computed is not M^(-1), but some Y with B - M Y = N small; as M^(-1) >= 0 is at most 1/l, l <= lambda_min(M), for all Y
+What is computed is not M^(-1), but some Y with B - M Y = N small; as M^(-1) >= 0 is at most 1/l, l
+<= lambda_min(M), for all Y
 
     M^(-1) B = Y + M^(-1) N,     |M^(-1) N| <= |N|/l.
 """
@@ -46,8 +50,9 @@ class NetworkLipschitz:
         input_norm: Upper bound of the Lipschitz constant of x -> c.
         equilibrium: Of x -> z.
         prediction: Of x -> y; None where there is no read-out.
-        plain: What norms alone say of y, or of z where there is no read-out: |v| |U| b/(1 - b |R|), or |v| |U|/m where a
-            margin m holds by construction. Infinite if there is none and b |R| is not below 1.
+        plain: What norms alone say of y, or of z where there is no read-out: |v| |U| b/(1 - b |R|),
+            or |v| |U|/m where a margin m holds by construction. Infinite if there is none and b |R|
+            is not below 1.
     """
 
     margin: float
@@ -63,11 +68,13 @@ class _DenseNetwork:
     """What the bounds are about, in float64 and on the CPU.
 
     Attributes:
-        R: (m, m) as computed from the parameters. R_error: Upper bound of |R - what the parameters mean|.
+        R: (m, m) as computed from the parameters. R_error: Upper bound of |R - what the parameters
+            mean|.
         U: (m, d).
         rectified: Whether c = scale relu(U x), instead of scale U x.
         scale: Of c, positive.
-        v: (m,) read-out of z; None if z is the output. v_skip: (m,) read-out of c; None if there is none.
+        v: (m,) read-out of z; None if z is the output. v_skip: (m,) read-out of c; None if there is
+            none.
         readout_scale: What multiplies both, positive.
         slope: b.
         margin: A lower bound of lambda_min(M) that is known by construction; 0 if none is.
@@ -157,8 +164,9 @@ def _monotone(A: Tensor, B: Tensor, weight: Monotone) -> tuple[Tensor, float]:
 def _bound_network(network: _DenseNetwork, name: str) -> NetworkLipschitz:
     """The bounds, or an error where nothing proves that there is one equilibrium.
 
-    Costs a singular value decomposition of R, an eigenvalue decomposition and a Cholesky factorization of M. The bounds are
-    proportional to U and to v, which are divided by powers of two so that no product of theirs leaves the range of float64.
+    Costs a singular value decomposition of R, an eigenvalue decomposition and a Cholesky
+    factorization of M. The bounds are proportional to U and to v, which are divided by powers of
+    two so that no product of theirs leaves the range of float64.
 
     Args:
         network: The matrices.
@@ -239,7 +247,8 @@ def _prediction(network: _DenseNetwork, solve: _Solve, *, plainly: float, whole:
 
 
 class _Solve:
-    """B -> Y, |B - M Y|_F, where M is known up to an error: for whatever Y comes out the second is an upper bound."""
+    """B -> Y, |B - M Y|_F, where M is known up to an error: for whatever Y comes out the second is
+    an upper bound."""
 
     def __init__(self, M: Tensor, error: float, margin: float) -> None:
         self._M, self._error, self.margin = M, error, margin

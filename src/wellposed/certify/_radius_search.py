@@ -1,4 +1,5 @@
-"""The engine of the radius certificate: its conditions as numbers, and least radii that satisfy them."""
+"""The engine of the radius certificate: its conditions as numbers, and least radii that satisfy
+them."""
 
 from __future__ import annotations
 
@@ -36,10 +37,12 @@ class FlowResult:
 
 
 def flow_radius(sensitivity: AbstractSensitivity, h: float) -> FlowResult | None:
-    r"""The least R with R >= e/s(R), if there is one: then the flow never leaves the ball of radius R.
+    r"""The least R with R >= e/s(R), if there is one: then the flow never leaves the ball of radius
+    R.
 
-    In the ball |theta'| >= s |r|, and along the flow d(|r|^2/2)/dt = -|theta'|^2, so d|r|/dt <= -s |theta'|: the path is never
-    longer than e/s. The right side grows with R, so iterating R <- e/s(R) upward from 0 finds the least R.
+    In the ball |theta'| >= s |r|, and along the flow d(|r|^2/2)/dt = -|theta'|^2, so d|r|/dt <= -s
+    |theta'|: the path is never longer than e/s. The right side grows with R, so iterating R <-
+    e/s(R) upward from 0 finds the least R.
 
     Args:
         sensitivity: Of the family.
@@ -104,14 +107,16 @@ def _slope(bounds: JacobianBounds, share: float) -> float:
 
 
 def plain_descent(sensitivity: AbstractSensitivity) -> PlainDescentResult | None:
-    r"""The least radius for descent on all parameters with one step size, for the largest of a few steps, if there is one.
+    r"""The least radius for descent on all parameters with one step size, for the largest of a few
+    steps, if there is one.
 
-    With J the Jacobian where a step begins, S its secant (f(end) - f(beginning) = S (end - beginning)), |S - J| <= d,
-    s <= sigma_min(J), |J| <= L and eta = share/L^2,
+    With J the Jacobian where a step begins, S its secant (f(end) - f(beginning) = S (end -
+    beginning)), |S - J| <= d, s <= sigma_min(J), |J| <= L and eta = share/L^2,
 
         |r_next| <= |(I - eta J J^T) r| + eta d |J^T r| <= |r| - eta |J^T r| ((1 - share/2) s - d),
 
-    and the step is eta |J^T r| long: the path is at most e/((1 - share/2) s - d). See Theorem 3 of docs/certificates.md.
+    and the step is eta |J^T r| long: the path is at most e/((1 - share/2) s - d). See Theorem 3 of
+    docs/certificates.md.
     """
     for share in SHARES:
 
@@ -143,14 +148,16 @@ class DescentResult:
 
 
 def descent_radii(sensitivity: AbstractSensitivity, h: float) -> DescentResult | None:
-    r"""The least radii for descent with read-out step eta = 1/B'^2 and hidden steps h eta, if there are some.
+    r"""The least radii for descent with read-out step eta = 1/B'^2 and hidden steps h eta, if there
+    are some.
 
-    With F the features, B' >= |F|, s <= sigma_min(F) and E as in `DescentBounds`, everywhere within the radii,
+    With F the features, B' >= |F|, s <= sigma_min(F) and E as in `DescentBounds`, everywhere within
+    the radii,
 
         |r_next| <= |(I - eta F F^T) r| + h eta E |r| <= |r| - eta |F^T r|^2/(2 |r|) + h eta E |r|.
 
-    Summed over the steps this bounds the paths if 2 h E < s^2: by R_a = 2 s e/(s^2 - 2 h E) for the read-out, and by
-    h g R_a/s for a hidden parameter whose gradient is at most g |r|.
+    Summed over the steps this bounds the paths if 2 h E < s^2: by R_a = 2 s e/(s^2 - 2 h E) for the
+    read-out, and by h g R_a/s for a hidden parameter whose gradient is at most g |r|.
 
     Args:
         sensitivity: Of the family.
@@ -227,7 +234,8 @@ def largest_descent(sensitivity: AbstractSensitivity) -> DescentResult | None:
 
 
 def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLEST_SPEED) -> Any:
-    """The result of `attempt` for the largest argument that gives one, to about 5 per cent, by bisection of the logarithm."""
+    """The result of `attempt` for the largest argument that gives one, to about 5 per cent, by
+    bisection of the logarithm."""
     result = attempt(top)
     if result is not None:
         return result
@@ -280,6 +288,7 @@ def steady(bounds: JacobianBounds, share: float, unit: DataUnit, *, here: bool =
 
 
 def _in_units(hypothesis: Hypothesis, unit: DataUnit, power: int) -> Hypothesis:
-    """A comparison `value < bound` that was made in the unit, with the sides of the data as they were given."""
+    """A comparison `value < bound` that was made in the unit, with the sides of the data as they
+    were given."""
     assert hypothesis.value is not None and hypothesis.bound is not None
     return replace(hypothesis, value=unit.upper(hypothesis.value, power), bound=unit.lower(hypothesis.bound, power))

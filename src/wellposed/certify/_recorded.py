@@ -1,4 +1,5 @@
-"""Certificates that were read from a file: checked field by field, and for whether they agree with themselves."""
+"""Certificates that were read from a file: checked field by field, and for whether they agree with
+themselves."""
 
 from __future__ import annotations
 
@@ -37,15 +38,18 @@ _ROUNDING = 2.0**-48
 
 
 def as_recorded(plain: Mapping[str, Any]) -> tuple[Certificate, list[str]]:
-    """The certificate that a file holds, as far as it agrees with itself, and what is to be said about it.
+    """The certificate that a file holds, as far as it agrees with itself, and what is to be said
+    about it.
 
-    One that contradicts itself is UNDECIDED, licenses nothing, and its note says why; so is one by another theorem in it.
+    One that contradicts itself is UNDECIDED, licenses nothing, and its note says why; so is one by
+    another theorem in it.
 
     Args:
         plain: As `Certificate.to_dict` wrote it.
 
     Returns:
-        The certificate, and for each that contradicts itself what follows the name of the file in a sentence.
+        The certificate, and for each that contradicts itself what follows the name of the file in a
+        sentence.
 
     Raises:
         InvalidArgument: It is not a certificate.
@@ -82,11 +86,13 @@ def _agreeing(plain: Mapping[str, Any]) -> tuple[Certificate, list[str]]:
 
 
 def contradictions(certificate: Certificate, claimed: Verdict) -> list[str]:
-    """Where a certificate contradicts the verdict that its file claims, in words; those in it are not looked at.
+    """Where a certificate contradicts the verdict that its file claims, in words; those in it are
+    not looked at.
 
-    Each hypothesis that is said to hold is compared again. CERTIFIED needs hypotheses, all of them holding, and licenses only
-    finite positive steps and speeds, finite radii, and a rate on the right side: 0 <= q < 1 for descent, s > 0 for flow. That
-    the numbers are true of a network is not checked: only `certify` on the network itself shows that.
+    Each hypothesis that is said to hold is compared again. CERTIFIED needs hypotheses, all of them
+    holding, and licenses only finite positive steps and speeds, finite radii, and a rate on the
+    right side: 0 <= q < 1 for descent, s > 0 for flow. That the numbers are true of a network is
+    not checked: only `certify` on the network itself shows that.
     """
     found = [f"{h.name}: {h.value!r} {h.relation} {h.bound!r} is false" for h in certificate.hypotheses if _is_false(h)]
     if claimed is not Verdict.CERTIFIED:

@@ -1,11 +1,12 @@
 r"""How much the features and the kernel of a contraction can change in a ball of parameters.
 
-A unit that is inactive at both of two equilibria contributes nothing to their difference. So for sample i, with S_i the units
-that are active anywhere in the ball,
+A unit that is inactive at both of two equilibria contributes nothing to their difference. So for
+sample i, with S_i the units that are active anywhere in the ball,
 
     |dz_i| <= |R'_{S_i S_i}| |dz_i| + |dR z_i| + |dc_i|,
 
-and |R| may be replaced by max_i |R_{S_i S_i}|, which for a Gaussian R with half of the units active is about 0.7 |R|.
+and |R| may be replaced by max_i |R_{S_i S_i}|, which for a Gaussian R with half of the units active
+is about 0.7 |R|.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SHARPENINGS = ("active", "kernel")
 
 @dataclass(frozen=True)
 class _Reach:
-    """(n, m) bool: units that may be active somewhere in the ball, and units that are active everywhere in it."""
+    """(n, m) bool: units that may be active somewhere in the ball, and units that are active
+    everywhere in it."""
 
     possible: Tensor
     sure: Tensor
@@ -45,7 +47,8 @@ class _Reach:
 
 @dataclass(frozen=True)
 class _Change:
-    """Upper bounds, by sample: |dz_i|, |dp_i|, |(v + R^T p_i) on the units that may flip|; and |dJ|_F."""
+    """Upper bounds, by sample: |dz_i|, |dp_i|, |(v + R^T p_i) on the units that may flip|; and
+    |dJ|_F."""
 
     equilibria: Tensor
     adjoints: Tensor
@@ -61,18 +64,22 @@ class Contractive(AbstractSensitivity):
 
         |Z' - Z|_F <= (k |dA| B + l |dU| b)/(1 - q)                                                    (1)
 
-    so sigma_min(Z') >= sigma_min(Z) - (1) by Weyl's inequality, and lambda_min(K) >= sigma_min(Z')^2. Two ways add the
-    hidden layers' share of the kernel, (P P^T) o (k^2 Z Z^T + l^2 X X^T):
+    so sigma_min(Z') >= sigma_min(Z) - (1) by Weyl's inequality, and lambda_min(K) >=
+    sigma_min(Z')^2. Two ways add the hidden layers' share of the kernel, (P P^T) o (k^2 Z Z^T + l^2
+    X X^T):
 
-    - Schur: lambda_min of a Hadamard product is at least the least diagonal entry of one factor times lambda_min of the
-      other. On the units Q_i that stay active, p_Q - (R^T p)_Q = v_Q, so |p_i| >= |v'_{Q_i}|/(1 + q): a linear relation, so it
-      holds for every convex combination of the derivatives at a kink too.
-    - Weyl on the whole Jacobian, whose rows are (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x) x_i). With T_i the units that
-      may flip, |dp_i| <= (|dv| + k |dA| |p_i| + |(v + R^T p_i)_{T_i}|)/(1 - q); this too holds for convex combinations.
+    - Schur: lambda_min of a Hadamard product is at least the least diagonal entry of one factor
+      times lambda_min of the other. On the units Q_i that stay active, p_Q - (R^T p)_Q = v_Q, so
+      |p_i| >= |v'_{Q_i}|/(1 + q): a linear relation, so it holds for every convex combination of
+      the derivatives at a kink too.
+    - Weyl on the whole Jacobian, whose rows are (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x)
+      x_i). With T_i the units that may flip, |dp_i| <= (|dv| + k |dA| |p_i| + |(v + R^T
+      p_i)_{T_i}|)/(1 - q); this too holds for convex combinations.
 
     Args:
         point: The measurement.
-        theory: Names and scales of the parameters, with k and l; those that the network declares if not given.
+        theory: Names and scales of the parameters, with k and l; those that the network declares if
+            not given.
         sharpen: Which of `SHARPENINGS` to use.
     """
 
@@ -133,7 +140,8 @@ class Contractive(AbstractSensitivity):
         return hidden * torch.hypot(self._k * self._z, self._l * self._x) + UNDERFLOW
 
     def _reach(self, hidden: float) -> _Reach | None:
-        """How far pre-activations move: |R'_k| |dz_i| + |dR_k z_i| + |dc_ik|, and what is uncertain about them now."""
+        """How far pre-activations move: |R'_k| |dz_i| + |dR_k z_i| + |dc_ik|, and what is uncertain
+        about them now."""
         factor = self._factor(hidden)
         if factor == math.inf:
             return None
@@ -171,7 +179,8 @@ class Contractive(AbstractSensitivity):
         return down(math.sqrt(simple**2 + down(hidden_share)))
 
     def _change(self, reach: _Reach, R: float, h: float) -> _Change:
-        """How far the equilibria, the adjoints and the Jacobian are, anywhere in the ball, from those that were found."""
+        """How far the equilibria, the adjoints and the Jacobian are, anywhere in the ball, from
+        those that were found."""
         hidden = up(math.sqrt(h) * R)
         factor = self._factor(hidden)
         dz = self._moved(hidden) * factor + self._at.z_error
@@ -251,7 +260,8 @@ class Contractive(AbstractSensitivity):
 
 
 def sensitivity_of(point: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> AbstractSensitivity:
-    """The bounds of the family that a measured network belongs to: its own, or those of a contraction."""
+    """The bounds of the family that a measured network belongs to: its own, or those of a
+    contraction."""
     model = point.model
     own: Any = getattr(model, "sensitivity", None)
     if callable(own):

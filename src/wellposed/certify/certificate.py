@@ -1,4 +1,5 @@
-"""What a certificate is: a theorem, its hypotheses as numbers, a verdict, and what the verdict licenses."""
+"""What a certificate is: a theorem, its hypotheses as numbers, a verdict, and what the verdict
+licenses."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ _NUMBERS = ("step_size", "rates", "rate", "radii", "measured", "errors")
 
 
 class Verdict(enum.Enum):
-    """CERTIFIED: every hypothesis holds, so the conclusion is proved. VIOLATED: a hypothesis is false, so this theorem says
-    nothing (training may still succeed: the theorems are sufficient, not necessary). UNDECIDED: not proved either way."""
+    """CERTIFIED: every hypothesis holds, so the conclusion is proved. VIOLATED: a hypothesis is
+    false, so this theorem says nothing (training may still succeed: the theorems are sufficient,
+    not necessary). UNDECIDED: not proved either way."""
 
     CERTIFIED = "certified"
     VIOLATED = "violated"
@@ -42,7 +44,8 @@ class Hypothesis:
     Attributes:
         name: What it says in words.
         equation: Where it comes from, e.g. "[ling2022, (7)]".
-        value: The left side, bounded from the side that can only harm; None if it could not be evaluated.
+        value: The left side, bounded from the side that can only harm; None if it could not be
+            evaluated.
         bound: The right side, bounded likewise; None if it could not be evaluated.
         relation: "<", "<=", ">" or ">=".
         holds: True, False, or None when nothing is decided.
@@ -65,9 +68,10 @@ class Hypothesis:
 
         Args:
             name, equation, note: As above.
-            value, relation, bound: The comparison. Both sides are already bounded from the harmful side.
-            refutes: Whether the comparison failing proves the hypothesis false (both sides exact up to rounding); if not,
-                it is left undecided.
+            value, relation, bound: The comparison. Both sides are already bounded from the harmful
+                side.
+            refutes: Whether the comparison failing proves the hypothesis false (both sides exact up
+                to rounding); if not, it is left undecided.
         """
         if relation not in RELATIONS:
             raise InvalidArgument(f"relation must be one of {', '.join(RELATIONS)}; got {relation!r}.")
@@ -88,18 +92,22 @@ class Hypothesis:
 class Certificate:
     """A theorem checked on numbers.
 
-    CERTIFIED has something behind it: steps are finite and positive, and the rate is strictly on the right side. Anything else
-    is refused with `InvalidArgument`.
+    CERTIFIED needs finite positive steps and a rate strictly on the right side, or raises
+    `InvalidArgument`.
 
     Attributes:
         theorem: Which one, e.g. "radius" or "ling2022".
         verdict: CERTIFIED, VIOLATED or UNDECIDED.
         hypotheses: Each with its two sides.
         dynamics: "flow", "descent" or "" (well-posedness alone).
-        step_size: What is licensed for descent: one number, or one by parameter; None if nothing is.
-        rates: Relative speeds by parameter at which the certified flow runs; None if none is certified.
-        rate: Descent: q with |r_k| <= q^k |r_0|. Flow: s with |r(t)| <= exp(-s t) |r_0|. None if nothing is licensed.
-        radii: By parameter (or "all"), how far it moves at most, in Frobenius norm; None if nothing is licensed.
+        step_size: What is licensed for descent: one number, or one by parameter; None if nothing
+            is.
+        rates: Relative speeds by parameter at which the certified flow runs; None if none is
+            certified.
+        rate: Descent: q with |r_k| <= q^k |r_0|. Flow: s with |r(t)| <= exp(-s t) |r_0|. None if
+            nothing is licensed.
+        radii: By parameter (or "all"), how far it moves at most, in Frobenius norm; None if nothing
+            is licensed.
         licenses: What is proved, in sentences.
         measured: The numbers that went in.
         errors: Numerical errors that were taken into account.
@@ -204,9 +212,13 @@ class Certificate:
 def _table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
     if not hypotheses:
         return []
+
+    def short(value: float | None) -> str:
+        return "?" if value is None else f"{value:.4g}"
+
     word = {True: "holds", False: "fails", None: "undecided"}
     rows = [("hypothesis", "source", "value", "", "bound", "")]
-    rows += [(h.name, h.equation, _short(h.value), h.relation, _short(h.bound), word[h.holds]) for h in hypotheses]
+    rows += [(h.name, h.equation, short(h.value), h.relation, short(h.bound), word[h.holds]) for h in hypotheses]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
@@ -214,10 +226,6 @@ def _table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
         if h.note:
             lines[row] += f"  ({h.note})"
     return lines
-
-
-def _short(value: float | None) -> str:
-    return "?" if value is None else f"{value:.4g}"
 
 
 def _each_number(field_value: Any, convert: Callable[[Any], Any]) -> Any:
@@ -235,12 +243,8 @@ def _number_in(value: Any) -> Any:
 
 
 def finish(theorem: str, verdict: Verdict, hypotheses: tuple[Hypothesis, ...], dynamics: str, **rest: Any) -> Certificate:
-    """The certificate; where it would license numbers that float64 does not hold, UNDECIDED, and it says which.
-
-    Args:
-        theorem, verdict, hypotheses, dynamics: As in `Certificate`.
-        rest: The other fields of `Certificate`.
-    """
+    """The certificate; UNDECIDED where it would license numbers that float64 does not hold, which
+    its note names."""
     licensed = [rest.get(name) for name in ("step_size", "rates", "rate", "radii")]
     if verdict is Verdict.CERTIFIED and (fault := _license_fault(dynamics, *licensed)):
         kept = {name: rest[name] for name in ("measured", "errors") if name in rest}
@@ -250,7 +254,8 @@ def finish(theorem: str, verdict: Verdict, hypotheses: tuple[Hypothesis, ...], d
 
 
 def in_range(theorem: str, dynamics: str, make: Callable[[], Certificate]) -> Certificate:
-    """What `make` returns, or UNDECIDED where its scalars overflow: Python's `**` and `/` raise where IEEE has infinities."""
+    """What `make` returns, or UNDECIDED where its scalars overflow: Python's `**` and `/` raise
+    where IEEE has infinities."""
     try:
         return make()
     except ArithmeticError:
@@ -265,17 +270,12 @@ def verdict_on(hypotheses: Sequence[Hypothesis]) -> Verdict:
     return Verdict.CERTIFIED if all(h.holds for h in hypotheses) else Verdict.UNDECIDED
 
 
-def _license_fault(
-    dynamics: str,
-    step_size: float | Mapping[str, float] | None,
-    rates: Mapping[str, float] | None,
-    rate: float | None,
-    radii: Mapping[str, float] | None,
-) -> str:
+def _license_fault(dynamics: str, step_size: Any, rates: Any, rate: float | None, radii: Any) -> str:
     """Which of the licensed numbers proves nothing, in words; empty if none.
 
-    Steps and relative rates are finite and positive, radii finite and not negative. A rate of descent lies in [0, 1) and one
-    of the flow is positive: q = 1 and s = 0 say that the residual does not grow, not that it vanishes.
+    Steps and relative rates are finite and positive, radii finite and not negative. A rate of
+    descent lies in [0, 1) and one of the flow is positive: q = 1 and s = 0 say that the residual
+    does not grow, not that it vanishes.
     """
     for name, table in (("step size", step_size), ("relative rate", rates)):
         for key, number in _items(table):

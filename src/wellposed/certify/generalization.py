@@ -29,15 +29,17 @@ class GeneralizationBound:
     """What `generalization_bound` found.
 
     Attributes:
-        kernel: "tangent" (H0, of the given model) or "limit" (H-infinity, of the diagonal initialization).
-        bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta, for a model that was drawn
-            without using the sample.
-        vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the labels already, so it has
-            seen them.
+        kernel: "tangent" (H0, of the given model) or "limit" (H-infinity, of the diagonal
+            initialization).
+        bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta,
+            for a model that was drawn without using the sample.
+        vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the
+            labels already, so it has seen them.
         norm: B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
-        dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), which the theorem calls its dominating term; which
-            term of `bound` is the largest is `largest_term`.
-        complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm on the grid.
+        dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), which the theorem calls
+            its dominating term; which term of `bound` is the largest is `largest_term`.
+        complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm
+            on the grid.
         confidence: The term with delta.
         empirical: Upper bound of the mean training loss of the kernel machine; 0 if H is regular.
         eigenvalues: (n,) of H, descending.
@@ -46,7 +48,8 @@ class GeneralizationBound:
         rank: How many eigenvalues were not.
         delta, lipschitz, loss_bound: As given.
         limit: The same for H-infinity, where there is one.
-        fit: |y - u0|/|y|, how far the predictions of the model are from these labels; 1 for predictions 0.
+        fit: |y - u0|/|y|, how far the predictions of the model are from these labels; 1 for
+            predictions 0.
     """
 
     kernel: str
@@ -69,7 +72,8 @@ class GeneralizationBound:
 
     @property
     def trained(self) -> bool:
-        """Whether the predictions fit the labels, so that the model has seen them and the bound does not apply to it."""
+        """Whether the predictions fit the labels, so that the model has seen them and the bound
+        does not apply to it."""
         return self.kernel == "tangent" and self.fit < _FITS
 
     @property
@@ -134,30 +138,35 @@ def generalization_bound(
 ) -> GeneralizationBound:
     r"""[gao2023, Theorem 4.1] with its square roots back, and with constants.
 
-    The given model, drawn without using the sample, has predictions u0 and tangent kernel k0; trained to the end with
-    that kernel frozen it becomes the kernel machine f(x) = f0(x) + k0(x, X) H0^+ (y - u0). For a loss in [0, c],
-    rho-Lipschitz in the prediction and 0 where it is right, with probability 1 - delta over a sample of n independent pairs
+    The given model, drawn without using the sample, has predictions u0 and tangent kernel k0;
+    trained to the end with that kernel frozen it becomes the kernel machine f(x) = f0(x) + k0(x, X)
+    H0^+ (y - u0). For a loss in [0, c], rho-Lipschitz in the prediction and 0 where it is right,
+    with probability 1 - delta over a sample of n independent pairs
 
         E loss(f) <= mean loss(f) + 2 rho B' sqrt(trace H0)/n + 3 c sqrt(log(2 (j+1)(j+2)/delta)/(2 n))
 
-    where B^2 = (y - u0)^T H0^+ (y - u0) and B' = q^j is the least number on the grid 1, q, q^2, ... (q = 2^(1/4)) that is at
-    least B. *Proof.* f - f0 has norm B in the space of k0, and the ball of radius B' there has empirical Rademacher
-    complexity at most B' sqrt(trace H0)/n (the offset f0 changes nothing). For fixed j and delta_j = delta/((j+1)(j+2)) the
-    bound is the standard one for Lipschitz bounded losses [mohri2018, Chapter 3]; the delta_j sum up to
-    delta, so it holds for all j at once, also for the one that the sample chose. (The paper takes the ball of the sample's
+    where B^2 = (y - u0)^T H0^+ (y - u0) and B' = q^j is the least number on the grid 1, q, q^2, ...
+    (q = 2^(1/4)) that is at least B. *Proof.* f - f0 has norm B in the space of k0, and the ball of
+    radius B' there has empirical Rademacher complexity at most B' sqrt(trace H0)/n (the offset f0
+    changes nothing). For fixed j and delta_j = delta/((j+1)(j+2)) the bound is the standard one for
+    Lipschitz bounded losses [mohri2018, Chapter 3]; the delta_j sum up to delta, so it holds for
+    all j at once, also for the one that the sample chose. (The paper takes the ball of the sample's
     own B, which is not allowed without this last step.)
 
-    As trace H0 <= n max k0 the second term is at most 2 rho times `dominating`, sqrt((y - u0)^T H0^(-1)(y - u0)/n) times
-    sqrt(max k0), up to q, where B >= 1 (the grid begins there). The paper's text lost the roots, prints lambda_i^(-2) for
-    lambda_i^(-1) in the spectral form, and calls the sum of the eigenvalues |H|_F; it is the trace.
+    As trace H0 <= n max k0 the second term is at most 2 rho times `dominating`, sqrt((y - u0)^T
+    H0^(-1)(y - u0)/n) times sqrt(max k0), up to q, where B >= 1 (the grid begins there). The
+    paper's text lost the roots, prints lambda_i^(-2) for lambda_i^(-1) in the spectral form, and
+    calls the sum of the eigenvalues |H|_F; it is the trace.
 
-    What this is *not*: a bound for the trained network. That f comes near to it is asymptotic (m = Omega(n^10/lambda_0^8)).
-    And it is one for the *initial* model: after training on (X, y), k0 depends on the sample and the proof is void. A model
-    does not record what it was trained on, so this is the caller's to know, and the answer states the condition; only where
-    the predictions are within 1 % of the labels is it plain that the model has seen them, and `vacuous` is then True.
+    What this is *not*: a bound for the trained network. That f comes near to it is asymptotic (m =
+    Omega(n^10/lambda_0^8)). And it is one for the *initial* model: after training on (X, y), k0
+    depends on the sample and the proof is void. A model does not record what it was trained on, so
+    this is the caller's to know, and the answer states the condition; only where the predictions
+    are within 1 % of the labels is it plain that the model has seen them, and `vacuous` is then
+    True.
 
-    Where `ImplicitOnlyDEQ(init="diagonal")` is given, `limit` is the same for its kernel at infinite width, which does not
-    depend on the draw; there u0 is taken to be 0.
+    Where `ImplicitOnlyDEQ(init="diagonal")` is given, `limit` is the same for its kernel at
+    infinite width, which does not depend on the draw; there u0 is taken to be 0.
 
     Args:
         model: A theory network at its initialization.
@@ -165,8 +174,8 @@ def generalization_bound(
         delta: Probability of failure, in (0, 1).
         lipschitz: rho, of the loss in the prediction.
         loss_bound: c, the largest loss; e.g. min(|f - y|, 1) has rho = c = 1.
-        rtol: Eigenvalues below rtol times the largest are taken for 0: the machine then ignores those directions of y - u0,
-            and what it misses counts as training loss.
+        rtol: Eigenvalues below rtol times the largest are taken for 0: the machine then ignores
+            those directions of y - u0, and what it misses counts as training loss.
 
     Example:
         >>> import torch, wellposed as wp

@@ -1,19 +1,23 @@
-r"""How much a prediction can change with its input: certified upper bounds, and lower bounds found by search.
+r"""How much a prediction can change with its input: certified upper bounds, and lower bounds found
+by search.
 
-The bounds of theory networks and of dense equilibrium layers are in `_lipschitz_network`, those of classifiers here.
-Two equilibria z, z' for x, x' differ by dz = E (W dz + U dx), E diagonal with the secant slopes of the activation, in [0, b]
-(b its Lipschitz constant). Where E_i = 0, dz_i = 0; elsewhere dz_i/E_i = (W dz + U dx)_i. Multiplied by dz_i and summed:
+The bounds of theory networks and of dense equilibrium layers are in `_lipschitz_network`, those of
+classifiers here. Two equilibria z, z' for x, x' differ by dz = E (W dz + U dx), E diagonal with the
+secant slopes of the activation, in [0, b] (b its Lipschitz constant). Where E_i = 0, dz_i = 0;
+elsewhere dz_i/E_i = (W dz + U dx)_i. Multiplied by dz_i and summed:
 
     sum dz_i^2/E_i = <dz, W dz> + <dz, U dx>,   hence   <dz, M dz> <= <dz, U dx>,   M = sym(I - W) + (1/b - 1) I       (1)
 
-With M >= m + 1/b - 1 this gives |dz| <= |U| |dx|/(m + 1/b - 1), for b = 1 the |U|/m of [pabbaraju2021, Theorem 1]. It needs no
-derivative of the activation, and holds between any two points. Sharper, in the norm |y|_M^2 = <y, M y>: the right side of (1)
-is <M^(1/2) dz, M^(-1/2) U dx>, so |dz|_M <= |M^(-1/2) U dx|, and for every read-out w
+With M >= m + 1/b - 1 this gives |dz| <= |U| |dx|/(m + 1/b - 1), for b = 1 the |U|/m of
+[pabbaraju2021, Theorem 1]. It needs no derivative of the activation, and holds between any two
+points. Sharper, in the norm |y|_M^2 = <y, M y>: the right side of (1) is <M^(1/2) dz, M^(-1/2) U
+dx>, so |dz|_M <= |M^(-1/2) U dx|, and for every read-out w
 
     |<w, dz>| <= |M^(-1/2) w| |M^(-1/2) U| |dx|                                                                        (2)
 
-which is never worse, because M >= margin I. Sharper again where something is known of x and x': if units outside a set S have
-dz_i = 0 on all inputs considered, then (1) and (2) hold with M_SS, U_S and w_S (see `robustness`).
+which is never worse, because M >= margin I. Sharper again where something is known of x and x': if
+units outside a set S have dz_i = 0 on all inputs considered, then (1) and (2) hold with M_SS, U_S
+and w_S (see `robustness`).
 """
 
 from __future__ import annotations
@@ -57,8 +61,10 @@ class LipschitzBounds:
         input_norm: An upper bound of |U|.
         equilibrium: Of x -> z: |U|/margin.
         weighted_input_norm: An upper bound of |M^(-1/2) U|.
-        weighted_readout: (classes, classes) upper bounds of |M^(-1/2) (w_i - w_j)|, w the directions of the logits.
-        pairs: (classes, classes) of x -> logit_i - logit_j: the better of (2) and |w_i - w_j| |U|/margin.
+        weighted_readout: (classes, classes) upper bounds of |M^(-1/2) (w_i - w_j)|, w the
+            directions of the logits.
+        pairs: (classes, classes) of x -> logit_i - logit_j: the better of (2) and |w_i - w_j|
+            |U|/margin.
         logits: Of x -> logits, in the Euclidean norm.
     """
 
@@ -73,10 +79,12 @@ class LipschitzBounds:
 
 @functools.singledispatch
 def lipschitz_upper(model: nn.Module) -> LipschitzBounds | NetworkLipschitz:
-    """Certified upper bounds of Lipschitz constants in the input, at the present parameters; computed in float64.
+    """Certified upper bounds of Lipschitz constants in the input, at the present parameters;
+    computed in float64.
 
-    For theory networks and an `EquilibriumLayer` with a `DenseCell` a `NetworkLipschitz`, for a `MonotoneClassifier` a
-    `LipschitzBounds`. Other kinds of models are added by `lipschitz_upper.register(MyModel, bounds_of_mine)`.
+    For theory networks and an `EquilibriumLayer` with a `DenseCell` a `NetworkLipschitz`, for a
+    `MonotoneClassifier` a `LipschitzBounds`. Other kinds of models are added by
+    `lipschitz_upper.register(MyModel, bounds_of_mine)`.
 
     Args:
         model: Of one of these types. Its parameters are taken as stored; nothing is changed.
@@ -104,15 +112,17 @@ def _(model: EquilibriumLayer) -> NetworkLipschitz:
 def lipschitz_lower(
     model: nn.Module, x: Tensor, *, steps: int = 50, learning_rate: float = 0.1, generator: torch.Generator | None = None
 ) -> Tensor:
-    """(batch,) ratios |f(x1) - f(x2)|/|x1 - x2| that were really found, by gradient ascent on both points.
+    """(batch,) ratios |f(x1) - f(x2)|/|x1 - x2| that were really found, by gradient ascent on both
+    points.
 
-    Each is a lower bound of the Lipschitz constant of x -> f(x), the logits or the prediction, up to the tolerance of the
-    solves. For networks with one output the first direction is that of the gradient, and all is done on a copy in float64
-    with equilibria to 1e-11.
+    Each is a lower bound of the Lipschitz constant of x -> f(x), the logits or the prediction, up
+    to the tolerance of the solves. For networks with one output the first direction is that of the
+    gradient, and all is done on a copy in float64 with equilibria to 1e-11.
 
     Args:
         model: A classifier, a theory network, or an equilibrium layer.
-        x: (batch, ...) where the search begins: at least one sample, finite, of the size that the model takes.
+        x: (batch, ...) where the search begins: at least one sample, finite, of the size that the
+            model takes.
         steps: Of Adam, on x1 and x2 together.
         learning_rate: Of Adam, relative to the size of x.
         generator: Of the first directions, and of what is added to gradients.
@@ -160,7 +170,8 @@ def _check_inputs(model: nn.Module, x: Any) -> None:
 
 
 def _input_shape(model: Any) -> tuple[tuple[int, ...] | None, bool]:
-    """Of one sample, or None where the model does not declare it; and whether the model flattens samples itself."""
+    """Of one sample, or None where the model does not declare it; and whether the model flattens
+    samples itself."""
     if theory_of(model) is not None:
         return (model.in_features,), False
     classifier = isinstance(model, MonotoneClassifier)  # by type: it declares no theory
@@ -181,7 +192,8 @@ def _precise(model: Any) -> Any:
 
 
 def _steepest(f: nn.Module, x: Tensor, noise: Tensor) -> Tensor:
-    """(batch, d) the gradients' directions, as long as the noise is on average, and a tenth of the noise."""
+    """(batch, d) the gradients' directions, as long as the noise is on average, and a tenth of the
+    noise."""
     (slopes,) = torch.autograd.grad(f(x).sum(), x)
     return slopes * (math.sqrt(x.shape[1]) / slopes.norm(dim=1, keepdim=True).clamp(min=1e-300)) + 0.1 * noise
 
@@ -244,7 +256,8 @@ def _in_double(model: MonotoneClassifier, x: Tensor) -> AbstractOperator:
 def inverse_root_gram(operator: AbstractOperator, w: Tensor, shift: float, margin: float) -> Tensor:
     """(k, k) upper bounds of |M^(-1/2) (w_i - w_j)|.
 
-    With y = M^(-1) w up to a residual r = w - M y: w^T M^(-1) w = w^T y + r^T M^(-1) w <= w^T y + |r| |w|/margin.
+    With y = M^(-1) w up to a residual r = w - M y: w^T M^(-1) w = w^T y + r^T M^(-1) w <= w^T y +
+    |r| |w|/margin.
     """
     y, _ = conjugate_gradients(lambda v: operator.symmetric(v, shift), None, w, rtol=1e-13, floor=1e-13)
     r = w - operator.symmetric(y, shift)

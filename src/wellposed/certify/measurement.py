@@ -1,10 +1,12 @@
-r"""A network at its present parameters, in float64, with bounds that hold in spite of rounding and of inexact equilibria.
+r"""A network at its present parameters, in float64, with bounds that hold in spite of rounding and
+of inexact equilibria.
 
-Data are measured in a unit, a power of two, so that no square of a feature leaves the range of float64. A network without
-biases is positively homogeneous: with inputs and labels c X and c y its injections, equilibria and residual are c C, c Z and
-c r, its tangent kernel is c^2 K, and the parameters, their radii and what contracts are the same. So a certificate for
-(c X, c y) is the one for (X, y) with steps divided by c^2 and rates of the flow multiplied by c^2. For c = 2^k all of it is
-exact.
+Data are measured in a unit, a power of two, so that no square of a feature leaves the range of
+float64. A network without biases is positively homogeneous: with inputs and labels c X and c y its
+injections, equilibria and residual are c C, c Z and c r, its tangent kernel is c^2 K, and the
+parameters, their radii and what contracts are the same. So a certificate for (c X, c y) is the one
+for (X, y) with steps divided by c^2 and rates of the flow multiplied by c^2. For c = 2^k all of it
+is exact.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _LEAST_RESIDUAL = 2.0**-400
 def unit_of(model: AbstractNetwork, X: Tensor, y: Tensor) -> tuple[DataUnit, Tensor, Tensor] | str:
     """A unit in which the data have room, with X and y in it; or why there is none.
 
-    It is 1 where the data have room already. Entries that vanish in the unit lose at most 2^-1074. The network is in float64
-    and has finite parameters.
+    It is 1 where the data have room already. Entries that vanish in the unit lose at most 2^-1074.
+    The network is in float64 and has finite parameters.
     """
     if large := _large_parameter(model):
         return large
@@ -56,7 +58,8 @@ def unit_of(model: AbstractNetwork, X: Tensor, y: Tensor) -> tuple[DataUnit, Ten
 
 
 def has_no_bias(model: AbstractNetwork) -> bool:
-    """Whether the network is positively homogeneous: declared, and not contradicted by a class that adds a bias."""
+    """Whether the network is positively homogeneous: declared, and not contradicted by a class that
+    adds a bias."""
     zero = model.readout_weight().new_zeros(1, model.in_features)
     return model.theory.homogeneous and not bool(model.injection(zero).any())
 
@@ -79,7 +82,6 @@ def _large_parameter(model: nn.Module) -> str:
 
 
 def out_of_range(which: str) -> str:
-    """The note of an undecided certificate."""
     return f"{OUT_OF_RANGE} in the conditions of the theorems: {which}. Rescale the inputs, the labels or the parameters."
 
 
@@ -106,20 +108,24 @@ def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the certificates read. Norms are operator norms unless marked F. Tensors are float64, samples in rows.
+    """What the certificates read. Norms are operator norms unless marked F. Tensors are float64,
+    samples in rows.
 
-    Data are in the unit below, a power of two that is 1 unless they would leave the range of float64.
+    Data are in the unit below, a power of two that is 1 unless they would leave the range of
+    float64.
 
     Attributes:
         model: A float64 copy; nothing done to it reaches the caller's model.
         X: (n, d). y: (n,).
-        C: (n, m) injections. Z: (n, m) equilibria. P: (n, m) masked adjoints. V: (n, m) pre-activations R z + c.
+        C: (n, m) injections. Z: (n, m) equilibria. P: (n, m) masked adjoints. V: (n, m)
+            pre-activations R z + c.
         r: (n,) prediction - y.
         contraction: Upper bound of |R|.
         z_error: (n,) upper bounds of |z_i - z_i*|: the true equilibria are this near.
         v_error: Upper bound of |V - V*| in any entry.
         r_error: Upper bound of |r - r*|.
-        known: Bounds below that the caller has already, by name; the others are computed when asked for.
+        known: Bounds below that the caller has already, by name; the others are computed when asked
+            for.
         unit: Of X, y, C, Z, V, r, their errors and their norms.
     """
 
@@ -212,9 +218,10 @@ def measure(
 ) -> Measurement | str:
     """The measurement, or the reason why there is none.
 
-    The equilibria that floating point finds are not the exact ones. With g_i = f(z_i) - z_i, including the rounding of its
-    evaluation, a contraction has |z_i - z_i*| <= |g_i|/(1 - |R|); for a monotone map, w = f(z) = prox(R z + c) satisfies
-    R w + c - R g - w in dphi(w), so monotonicity of dphi against z* gives margin |w - z*|^2 <= -<R g, w - z*>, that is
+    The equilibria that floating point finds are not the exact ones. With g_i = f(z_i) - z_i,
+    including the rounding of its evaluation, a contraction has |z_i - z_i*| <= |g_i|/(1 - |R|); for
+    a monotone map, w = f(z) = prox(R z + c) satisfies R w + c - R g - w in dphi(w), so monotonicity
+    of dphi against z* gives margin |w - z*|^2 <= -<R g, w - z*>, that is
     |z - z*| <= |g| + |R| |g|/margin.
 
     Args:
@@ -262,36 +269,30 @@ def measure(
         z_F = vector_norm_upper(z_error)
         # a product with m terms and the subtraction of y, for each of up to two read-outs
         terms = ROUNDING * (R.shape[0] + 4) * 4 * (vector_norm_upper(Z) + vector_norm_upper(C))
+        vectors = sum(vector_norm_upper(p) for p in (*twin.parameters(), *twin.buffers()) if p.dim() == 1)
         v_norm = vector_norm_upper(twin.readout_weight())
         if theory.skip:  # the error of c is part of z_error
             v_norm += vector_norm_upper(getattr(twin, theory.readout[1]))
-        r_error = up(v_norm * z_F + terms * _readout_norm(twin) + 4 * ROUNDING * vector_norm_upper(y) + UNDERFLOW)
+        r_error = up(v_norm * z_F + terms * vectors + 4 * ROUNDING * vector_norm_upper(y) + UNDERFLOW)
         v_error = up(float((contraction * z_error + rounding).max()))
         bounds = {} if known is None else known(twin, Z, C, z_F)
     return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error, bounds, unit)
 
 
 def _least(F: Tensor, error: float) -> float:
-    """Lower bound of sigma_min over the n rows of a matrix that is known to an error; 0 if it has fewer columns."""
+    """Lower bound of sigma_min over the n rows of a matrix that is known to an error; 0 if it has
+    fewer columns."""
     return max(0.0, down(least_singular_value_lower(F) - error)) if F.shape[0] <= F.shape[1] else 0.0
 
 
 def features_of(model: AbstractNetwork, Z: Tensor, C: Tensor) -> Tensor:
-    """(n, k) what the read-out multiplies."""
     return torch.cat([Z, C], dim=1) if model.theory.skip else Z
 
 
 def _rounding(model: AbstractNetwork, R: Tensor, X: Tensor, C: Tensor, Z: Tensor) -> Tensor:
-    """(n,) bound of the rounding in R z + c, c included: |fl(R z) - R z| <= gamma_m |R|_F |z|, and likewise for c.
-
-    The rounding of R itself is added. What underflows is less than `UNDERFLOW`, which is added.
-    """
+    """(n,) bound of the rounding in R z + c, c and R included: |fl(R z) - R z| <= gamma_m |R|_F
+    |z|."""
     parts = sum(vector_norm_upper(parameter) for parameter in (*model.parameters(), *model.buffers()))
     gamma = 2 * (R.shape[0] + X.shape[1] + 8) * ROUNDING
     z, x, c = (row_norms_upper(t) for t in (Z, X, C))
     return gamma * (vector_norm_upper(R) * z + parts * x + c) + model.recurrent_error() * z + UNDERFLOW
-
-
-def _readout_norm(model: AbstractNetwork) -> float:
-    """An upper bound of the norm of all vectors that read out."""
-    return sum(vector_norm_upper(p) for p in (*model.parameters(), *model.buffers()) if p.dim() == 1)

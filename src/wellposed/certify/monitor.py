@@ -1,4 +1,5 @@
-"""CertificateMonitor: re-certifies along training, cheaply because little changes from one point to the next."""
+"""CertificateMonitor: re-certifies along training, cheaply because little changes from one point to
+the next."""
 
 from __future__ import annotations
 
@@ -28,13 +29,15 @@ _LOSS = 0.05
 
 @dataclass
 class CertificateMonitor:
-    """A callback of `descend` and `flow` that evaluates the radius certificate, or your own theorem, at the present point.
+    """A callback of `descend` and `flow` that evaluates the radius certificate, or your own
+    theorem, at the present point.
 
-    The radius certificate is cheap here: norms and singular values are updated by their change (rigorously), and decomposed
-    again only when that loses too much, or not at all while no proof of the plain flow is in sight (then `s_min` is 0, a
-    trivial bound, and `s_min_estimate` a guess). What it records, as events "certificate" of the history: step, loss,
-    sigma_min of the features, norms, the distance travelled, the certified rate, and the rate measured since the evaluation
-    before.
+    The radius certificate is cheap here: norms and singular values are updated by their change
+    (rigorously), and decomposed again only when that loses too much, or not at all while no proof
+    of the plain flow is in sight (then `s_min` is 0, a trivial bound, and `s_min_estimate` a
+    guess). What it records, as events "certificate" of the history: step, loss, sigma_min of the
+    features, norms, the distance travelled, the certified rate, and the rate measured since the
+    evaluation before.
 
     Args:
         every: Steps between evaluations.
@@ -42,8 +45,9 @@ class CertificateMonitor:
         hidden_rate: As in `certify(..., theorem="radius")`.
         sharpen: Sharpenings to use; none is the cheapest. See docs/certificates.md.
         stop: Whether training stops as soon as the verdict is CERTIFIED.
-        theorem: "radius", or a callable (model, X, y) -> Certificate, called without options: `dynamics`,
-            `hidden_rate` and `sharpen` are options of "radius" alone, and the features are not measured.
+        theorem: "radius", or a callable (model, X, y) -> Certificate, called without options:
+            `dynamics`, `hidden_rate` and `sharpen` are options of "radius" alone, and the features
+            are not measured.
 
     Attributes:
         first: (step, loss) at which the verdict was first CERTIFIED, or None.
@@ -79,7 +83,8 @@ class CertificateMonitor:
         self._start: dict[str, Any] | None = None
 
     def on_step(self, state: Any) -> bool | None:
-        """Evaluates at the start and whenever `every` steps have passed: a flow is seen at its rows only."""
+        """Evaluates at the start and whenever `every` steps have passed: a flow is seen at its rows
+        only."""
         if state.step == 0:
             self._start = None  # a new run
         elif self.records and state.step - self.records[-1]["step"] < self.every:
@@ -134,7 +139,8 @@ class CertificateMonitor:
         state.record("certificate", record)
 
     def _measured_rate(self, state: Any, residual: float) -> float | None:
-        """Descent: the mean factor of |r| per step since the last record. Flow: -d log|r|/dt over that time."""
+        """Descent: the mean factor of |r| per step since the last record. Flow: -d log|r|/dt over
+        that time."""
         if not self.records or residual == 0 or self.records[-1]["residual_norm"] == 0:
             return None
         before = self.records[-1]
@@ -148,14 +154,16 @@ class CertificateMonitor:
 class IncrementalMeasure:
     r"""Rigorous bounds with a singular value decomposition only now and then.
 
-    By Weyl's inequality sigma_min(F) >= sigma_min(F_0) - |F - F_0|_F and |F| <= |F_0| + |F - F_0|_F, where F_0 are the features
-    that were last decomposed; likewise for the recurrent matrix. The equilibria are those that training has found anyway; how
-    far they may be from the exact ones is measured and bounded.
+    By Weyl's inequality sigma_min(F) >= sigma_min(F_0) - |F - F_0|_F and |F| <= |F_0| + |F -
+    F_0|_F, where F_0 are the features that were last decomposed; likewise for the recurrent matrix.
+    The equilibria are those that training has found anyway; how far they may be from the exact ones
+    is measured and bounded.
 
     Args:
         X: (n, d). y: (n,).
-        plain_flow: Whether the plain gradient flow is all that will be asked about. That needs about e |F| <= sigma_min(F)^2,
-            so nothing is decomposed while it is far from true; the bounds given then are loose, and still bounds.
+        plain_flow: Whether the plain gradient flow is all that will be asked about. That needs
+            about e |F| <= sigma_min(F)^2, so nothing is decomposed while it is far from true; the
+            bounds given then are loose, and still bounds.
     """
 
     def __init__(self, model: AbstractNetwork, X: Tensor, y: Tensor, *, plain_flow: bool = False) -> None:
@@ -182,7 +190,8 @@ class IncrementalMeasure:
         return measure(model, self._X, self._y, point=vectors, known=self._known, norm_upper=norm_upper)
 
     def _recurrent_norm(self, R: Tensor, by_margin: bool) -> float:
-        """Upper bound of |R|. What a contraction divides by is 1 - |R|, so that decides how much may be lost."""
+        """Upper bound of |R|. What a contraction divides by is 1 - |R|, so that decides how much
+        may be lost."""
         drift = self._R.drift(R)
         if math.isinf(drift) or drift > _LOSS * (self._R.bound if by_margin else 1.0 - self._R.bound):
             self._R.renew(R)
@@ -211,8 +220,8 @@ class IncrementalMeasure:
     def _is_far(self, twin: AbstractNetwork, Z: Tensor, C: Tensor, F: Tensor, estimate: float) -> bool:
         """Whether no certificate is in sight. A guess that decides about cost alone.
 
-        With R >= e/s, the bound on how far features move is at least R |F| (times k for a network with a skip path, whose
-        parameters are 1/k larger), and must stay below s.
+        With R >= e/s, the bound on how far features move is at least R |F| (times k for a network
+        with a skip path, whose parameters are 1/k larger), and must stay below s.
         """
         e = float(torch.linalg.vector_norm(twin.readout(Z, C) - self._y))
         reach = float(torch.linalg.vector_norm(F)) / math.sqrt(min(F.shape))  # at most |F|

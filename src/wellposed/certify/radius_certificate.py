@@ -33,23 +33,25 @@ def radius(
 ) -> Certificate:
     r"""Proves from the present parameters that training ends at zero loss, or says what is missing.
 
-    Flow: in a ball of radius R around the parameters the tangent kernel has sqrt(lambda_min) >= s(R). If R >= e/s(R), e the
-    norm of the present residual, the path of the flow is shorter than R, so it never leaves the ball, and
-    |r(t)| <= exp(-s^2 t) e. The proof, and that for descent, is in docs/certificates.md. The loss is |r|^2/2 summed over the
-    samples; the read-out is trained, except in `ImplicitOnlyDEQ`, whose kernel is that of its recurrent matrix.
+    Flow: in a ball of radius R around the parameters the tangent kernel has sqrt(lambda_min) >=
+    s(R). If R >= e/s(R), e the norm of the present residual, the path of the flow is shorter than
+    R, so it never leaves the ball, and |r(t)| <= exp(-s^2 t) e. The proof, and that for descent, is
+    in docs/certificates.md. The loss is |r|^2/2 summed over the samples; the read-out is trained,
+    except in `ImplicitOnlyDEQ`, whose kernel is that of its recurrent matrix.
 
-    Costs a few singular value decompositions of (n, m) and (m, m), and with the sharpening "active" about n products of the
-    recurrent matrix on active units.
+    Costs a few singular value decompositions of (n, m) and (m, m), and with the sharpening "active"
+    about n products of the recurrent matrix on active units.
 
     Args:
-        model: A theory network, a dense OptEq network, or any network with a `theory` or a `sensitivity(measurement)`
-            method that returns an `AbstractSensitivity`.
+        model: A theory network, a dense OptEq network, or any network with a `theory` or a
+            `sensitivity(measurement)` method that returns an `AbstractSensitivity`.
         X: (n, d) inputs.
         y: (n,) targets.
         dynamics: "flow" or "descent".
-        hidden_rate: h, the speed of the hidden parameters relative to the read-out, in (0, 1]. "largest" searches for the
-            largest that certifies. None is 1 for flow (the plain gradient flow) and "largest" for descent. Without a read-out
-            that is trained (`ImplicitOnlyDEQ`) there is nothing to be slower than, and one speed or step for all.
+        hidden_rate: h, the speed of the hidden parameters relative to the read-out, in (0, 1].
+            "largest" searches for the largest that certifies. None is 1 for flow (the plain
+            gradient flow) and "largest" for descent. Without a read-out that is trained
+            (`ImplicitOnlyDEQ`) there is nothing to be slower than, and one speed or step for all.
         sharpen: Which sharpenings to use, of "active" and "kernel".
     """
     rate = check_radius_options(dynamics, hidden_rate, sharpen)
@@ -119,7 +121,8 @@ def _judged(
 
 
 def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> str:
-    """The proof moves all of the family's parameters and no others: frozen or re-parametrized ones are another flow."""
+    """The proof moves all of the family's parameters and no others: frozen or re-parametrized ones
+    are another flow."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     meant = {*sensitivity.readout, *sensitivity.hidden}
     if trained == meant:
@@ -250,8 +253,8 @@ class Samples:
         return cls(X, y, point.features.shape[1], has_no_bias(point.model))
 
     def reason(self, s0: float, *, readout: bool, layerwise: bool) -> str:
-        """The note of an undecided certificate: s0 <= sqrt(lambda_min) of the kernel here; whether a read-out is trained;
-        whether layer-wise rates were searched for."""
+        """The note of an undecided certificate: s0 <= sqrt(lambda_min) of the kernel here; whether
+        a read-out is trained; whether layer-wise rates were searched for."""
         if s0 <= 0 and (found := self._singular()):
             return found
         n = self.X.shape[0]

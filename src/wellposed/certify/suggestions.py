@@ -31,8 +31,9 @@ class Suggestion:
         value: The number to use.
         text: What to do, in a sentence.
         certificate: What certify returned with the change made.
-        model, X: The changed copies that were certified, in float64; the caller's are untouched. The change itself was made
-            in the dtype of the caller's, so that it can be repeated exactly.
+        model, X: The changed copies that were certified, in float64; the caller's are untouched.
+            The change itself was made in the dtype of the caller's, so that it can be repeated
+            exactly.
     """
 
     kind: str
@@ -71,19 +72,23 @@ def _cells(suggestion: Suggestion) -> tuple[str, str, str, str]:
 
 
 def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Suggestions:
-    r"""Changes that make the radius certificate hold, each verified by certifying the changed model; none is invented.
+    r"""Changes that make the radius certificate hold, each verified by certifying the changed
+    model; none is invented.
 
     `print(suggest(model, X, y))` shows them as a table.
 
-    - "hidden_rate": gradient flow with the hidden parameters at h times the speed of the read-out, for the largest h found;
+    - "hidden_rate": gradient flow with the hidden parameters at h times the speed of the read-out,
+      for the largest h found;
     - "descent": gradient descent with layer-wise steps, or one step where the read-out is fixed;
     - "readout_scale": the read-out multiplied by a factor in [0, 1);
-    - "input_scale": inputs multiplied by t and the read-out divided by t: the predictions stay, the features grow;
-    - "width": the same kind of network, newly drawn, at a width extrapolated from the present numbers (up to 2000 units).
+    - "input_scale": inputs multiplied by t and the read-out divided by t: the predictions stay, the
+      features grow;
+    - "width": the same kind of network, newly drawn, at a width extrapolated from the present
+      numbers (up to 2000 units).
 
-    An empty list means that none of these changes was found to help; no reason comes with it. Where nothing can help, because
-    two rows of X are equal or one is zero, or there are more samples than features, the note of
-    `certify(model, X, y, theorem="radius")` says so.
+    An empty list means that none of these changes was found to help; no reason comes with it. Where
+    nothing can help, because two rows of X are equal or one is zero, or there are more samples than
+    features, the note of `certify(model, X, y, theorem="radius")` says so.
 
     Args:
         model: A theory network.
@@ -151,7 +156,8 @@ def _readout_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 
 
 def _input_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...]) -> Iterator[Suggestion]:
-    """Powers of four, times 2, until it holds; then one bisection. Powers of two leave every digit of the predictions."""
+    """Powers of four, times 2, until it holds; then one bisection. Powers of two leave every digit
+    of the predictions."""
     t = 2.0
     while t <= _MOST and bool(torch.isfinite(X * t).all()):
         found = _scaled_inputs(model, X, y, names, t)
@@ -172,7 +178,8 @@ def _scaled_inputs(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 
 
 def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Generator | None) -> Iterator[Suggestion]:
-    """The condition is about e <= s^2 (1 - q)/(4 sqrt(B^2 + b^2)), whose right side grows like sqrt(m)."""
+    """The condition is about e <= s^2 (1 - q)/(4 sqrt(B^2 + b^2)), whose right side grows like
+    sqrt(m)."""
     point = measure(model, X, y)
     if isinstance(point, str) or point.F_least <= 0:
         return

@@ -23,8 +23,9 @@ _BISECTIONS = 60
 def contraction(model: Any) -> Certificate:
     r"""|R| < 1 in the spectral norm: the map z -> relu(R z + c) contracts, for every input.
 
-    Then there is exactly one equilibrium, and Picard's iteration gains a factor |R| in every step (Banach). |R| is bounded by
-    a measured singular value decomposition; power iteration would only come near it from below.
+    Then there is exactly one equilibrium, and Picard's iteration gains a factor |R| in every step
+    (Banach). |R| is bounded by a measured singular value decomposition; power iteration would only
+    come near it from below.
 
     Args:
         model: A theory network.
@@ -43,14 +44,16 @@ def contraction(model: Any) -> Certificate:
 
 
 def monotone(model: Any) -> Certificate:
-    r"""sym(I - R) >= m > 0: the operator whose zero is the equilibrium is strongly monotone [winston2020].
+    r"""sym(I - R) >= m > 0: the operator whose zero is the equilibrium is strongly monotone
+    [winston2020].
 
-    Then there is exactly one equilibrium, because relu is the proximal operator of a convex function; |R| may be anything, so
-    Picard's iteration may diverge and splitting is licensed instead: forward-backward for steps in (0, 2 m/L^2) (open:
-    at the end there are maps that only rotate), Peaceman-Rachford and Douglas-Rachford for every step, L = |I - R|.
+    Then there is exactly one equilibrium, because relu is the proximal operator of a convex
+    function; |R| may be anything, so Picard's iteration may diverge and splitting is licensed
+    instead: forward-backward for steps in (0, 2 m/L^2) (open: at the end there are maps that only
+    rotate), Peaceman-Rachford and Douglas-Rachford for every step, L = |I - R|.
 
-    [nguyen2022, Lemma 2.3.2] asks for W + W^T >= m I where (W + W^T)/2 is needed. A contraction is monotone with
-    m >= 1 - |R|. For `MonotoneDEQ` the margin holds by construction, exactly.
+    [nguyen2022, Lemma 2.3.2] asks for W + W^T >= m I where (W + W^T)/2 is needed. A contraction is
+    monotone with m >= 1 - |R|. For `MonotoneDEQ` the margin holds by construction, exactly.
 
     Args:
         model: A theory network.
@@ -84,10 +87,11 @@ def monotone(model: Any) -> Certificate:
 def perron_frobenius(model: Any) -> Certificate:
     r"""rho(|R|) < 1, where |R| has the absolute values of the entries [elghaoui2021].
 
-    Proved by a positive vector d with |R| d <= q d, q < 1 (Collatz-Wielandt: rho(|R|) <= max_i (|R| d)_i/d_i). As |relu(s) -
-    relu(t)| <= |s - t|, the map contracts by q in the norm max_i |z_i|/d_i, so there is exactly one equilibrium and Picard's
-    iteration finds it. |R| itself may exceed 1: nilpotent matrices of any norm pass. All entries are nonnegative, so each sum
-    that is computed is right to a relative gamma_m (Chapter 3 of [higham2002]), which is added.
+    Proved by a positive vector d with |R| d <= q d, q < 1 (Collatz-Wielandt: rho(|R|) <= max_i (|R|
+    d)_i/d_i). As |relu(s) - relu(t)| <= |s - t|, the map contracts by q in the norm max_i
+    |z_i|/d_i, so there is exactly one equilibrium and Picard's iteration finds it. |R| itself may
+    exceed 1: nilpotent matrices of any norm pass. All entries are nonnegative, so each sum that is
+    computed is right to a relative gamma_m (Chapter 3 of [higham2002]), which is added.
 
     Args:
         model: A theory network.
@@ -107,12 +111,15 @@ def perron_frobenius(model: Any) -> Certificate:
 
 
 def well_posed(model: nn.Module, X: Tensor | None = None, theorem: str = "auto") -> Certificate:
-    r"""Existence and uniqueness for any model with one known equilibrium layer, at the present parameters.
+    r"""Existence and uniqueness for any model with one known equilibrium layer, at the present
+    parameters.
 
-    Theory networks: `contraction` or `monotone`. A dense layer z = s(W z + U x + b), s non-decreasing and 1-Lipschitz: |W| < 1
-    ("contraction") or sym(I - W) > 0 ("monotone"). W is the matrix that inference uses, as rounded; training may round it
-    differently (a parametrization takes another path when it is differentiated), for which m eps |W|_F is allowed. Monotone
-    convolutions: "monotone", from the kernels, at the size of the images of X. OptEq: its own bound of the contraction factor.
+    Theory networks: `contraction` or `monotone`. A dense layer z = s(W z + U x + b), s
+    non-decreasing and 1-Lipschitz: |W| < 1 ("contraction") or sym(I - W) > 0 ("monotone"). W is the
+    matrix that inference uses, as rounded; training may round it differently (a parametrization
+    takes another path when it is differentiated), for which m eps |W|_F is allowed. Monotone
+    convolutions: "monotone", from the kernels, at the size of the images of X. OptEq: its own bound
+    of the contraction factor.
 
     Args:
         model: Of a kind that `has_one_equilibrium` knows, or a theory network.
@@ -174,7 +181,8 @@ def _image_layer(model: nn.Module) -> EquilibriumLayer | None:
 
 
 def _image_margin(model: nn.Module, layer: Any, X: Tensor) -> float:
-    """A lower bound of the least eigenvalue of sym(I - W) on images as the model gives them to its layer."""
+    """A lower bound of the least eigenvalue of sym(I - W) on images as the model gives them to its
+    layer."""
     entered: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0]))
     try:
@@ -201,7 +209,8 @@ def _no_matrix(theorem: str) -> Certificate:
 
 
 def _one_bound(theorem: str, value: float) -> Certificate:
-    """From an upper bound of |W|, or from a lower bound of sym(I - W); from the other side nothing is known."""
+    """From an upper bound of |W|, or from a lower bound of sym(I - W); from the other side nothing
+    is known."""
     if theorem == "contraction":
         hypothesis = Hypothesis.compare("the map contracts", "|W| < 1", value, "<", 1.0, refutes=False)
         solver = "Picard() converges to it from any start."
@@ -232,8 +241,9 @@ def radius_bounds(M: Tensor) -> tuple[float, float]:
         min_i (M d)_i/d_i <= rho(M) <= max_i (M d)_i/d_i
 
     Any positive d gives true bounds; good ones come from d = (t I - M)^(-1) 1 with t a little above
-    rho(M), for which (M d)_i/d_i = t - 1/d_i < t. Bisection finds a small t for which d is positive.
-    This works for reducible and nilpotent M too, where power iteration has no positive limit.
+    rho(M), for which (M d)_i/d_i = t - 1/d_i < t. Bisection finds a small t for which d is
+    positive. This works for reducible and nilpotent M too, where power iteration has no positive
+    limit.
 
     Args:
         M: (m, m), nonnegative, finite, float64.

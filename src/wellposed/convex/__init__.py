@@ -1,8 +1,9 @@
 """OptEq: equilibrium networks that minimise a function, and that function.
 
-`opteq.py` and `conv.py` are the networks, `stages.py` what they are composed of, `objectives.py` what their equilibria
-minimise, `regularizers.py` what may be preferred of these, `selection.py` which one is taken if there are many,
-`constructions.py` the lemmas, `sensitivity.py` the numbers of a certificate.
+`opteq.py` and `conv.py` are the networks, `stages.py` what they are composed of, `objectives.py`
+what their equilibria minimise, `regularizers.py` what may be preferred of these, `selection.py`
+which one is taken if there are many, `constructions.py` the lemmas, `sensitivity.py` the numbers of
+a certificate.
 """
 
 from wellposed.convex.constructions import line_of_equilibria

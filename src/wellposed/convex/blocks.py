@@ -8,15 +8,16 @@ and, being non-expansive if |W|^2 L_s <= mu, the proximal operator of
 
     Phi(z) = Theta*(z) - |z|^2/2 = a M^(1-a)_phi(z)                                                            (2)
 
-[xie2021, Theorems 1 and 2]; for a = 1 this is phi = psi* - |z|^2/2 itself. (Section 2.2 there forgets the factor a.)
+[xie2021, Theorems 1 and 2]; for a = 1 this is phi = psi* - |z|^2/2 itself. (Section 2.2 there
+forgets the factor a.)
 
-An activation s is non-decreasing and 1-Lipschitz, so it is the derivative of a convex S (its `primitive`, S(0) = 0) and the
-proximal operator of a potential p. The two are tied by
+An activation s is non-decreasing and 1-Lipschitz, so it is the derivative of a convex S (its
+`primitive`, S(0) = 0) and the proximal operator of a potential p. The two are tied by
 
     S*(y) = p(y) + y^2/2 - constant,        S(v) + S*(y) >= v y  with equality where y = s(v)                  (3)
 
-(Moreau). S* is what [xie2021] writes with a tilde and a star; for ReLU it is y^2/2 on y >= 0 (the paper prints y > 0, but
-inactive units sit exactly at 0) and infinite elsewhere.
+(Moreau). S* is what [xie2021] writes with a tilde and a star; for ReLU it is y^2/2 on y >= 0 (the
+paper prints y > 0, but inactive units sit exactly at 0) and infinite elsewhere.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class AbstractBlock(abc.ABC):
         """Raises unless z is a state for which the function was made; by default it is one of any."""
 
     def prepare(self, z: Tensor) -> Tensor:
-        """(n, m) -> (n, k) a linear image of z that `value_prepared` needs; the expensive part, shared along a line."""
+        """(n, m) -> (n, k) a linear image of z that `value_prepared` needs; the expensive part,
+        shared along a line."""
         return z
 
     def value_prepared(self, z: Tensor, prepared: Tensor) -> Tensor:
@@ -81,13 +83,15 @@ class RegularizerBlock(AbstractBlock):
 class UnitBlock(AbstractBlock):
     r"""Phi of (2), for a unit with a matrix.
 
-    If a = 1 and the rows of W are independent (W invertible, or with fewer rows than columns) it is in closed form: psi* is
-    the least of 1^T S*(w) - <c, w>, over mu, among the w with W^T w = mu z, and there is only one,
+    If a = 1 and the rows of W are independent (W invertible, or with fewer rows than columns) it is
+    in closed form: psi* is the least of 1^T S*(w) - <c, w>, over mu, among the w with W^T w = mu z,
+    and there is only one,
 
         phi(z) = (1/mu) [1^T S*(w) - <c, w>] - |z|^2/2,     w = mu W^(-T) z                                    (4)
 
-    ([xie2021] prints <c, W^(-1) z>). W is factored once, W^T = Q R; a value then costs two products. Otherwise Theta* is found
-    by maximising <z, v> - Theta(v) with Newton's method, one system of size m per sample and step.
+    ([xie2021] prints <c, W^(-1) z>). W is factored once, W^T = Q R; a value then costs two
+    products. Otherwise Theta* is found by maximising <z, v> - Theta(v) with Newton's method, one
+    system of size m per sample and step.
 
     Args:
         unit: f, with a `MatrixMap`.
@@ -131,9 +135,11 @@ class UnitBlock(AbstractBlock):
         return self._unit.scale * primitive + self._unit.keep / 2 * z.square().sum(dim=1)
 
     def envelope(self, z: Tensor) -> Tensor:
-        """(n, m) -> (n,) min_y Phi(y) + |y - z|^2/2 = |z|^2/2 - Theta(z): convex, finite, with the minimisers of Phi.
+        """(n, m) -> (n,) min_y Phi(y) + |y - z|^2/2 = |z|^2/2 - Theta(z): convex, finite, with the
+        minimisers of Phi.
 
-        Its gradient is z - f(z), the residual of the fixed point, so no conjugate is needed to see the equilibrium minimise.
+        Its gradient is z - f(z), the residual of the fixed point, so no conjugate is needed to see
+        the equilibrium minimise.
         """
         return z.square().sum(dim=1) / 2 - self.psi(z)
 
@@ -178,11 +184,13 @@ class UnitBlock(AbstractBlock):
 
 
 def _conjugate_by_newton(unit: UnitLayer, theta: Callable[[Tensor], Tensor], y: Tensor, *, mu: float) -> tuple[Tensor, Tensor]:
-    r"""Theta*(y) = sup_v <y, v> - Theta(v), where grad Theta is the unit f, by damped semi-smooth Newton steps [qi1993].
+    r"""Theta*(y) = sup_v <y, v> - Theta(v), where grad Theta is the unit f, by damped semi-smooth
+    Newton steps [qi1993].
 
-    The Hessian scale W^T D W + keep I is at least keep = 1 - a; for a = 1 it may be singular and a multiple of the identity
-    that vanishes with the gradient is added. A sample that does not converge is asked whether y can be reached at all, by a
-    bounded least-squares problem for y = W^T w/mu with w in the range of s: if not, Theta*(y) is infinite.
+    The Hessian scale W^T D W + keep I is at least keep = 1 - a; for a = 1 it may be singular and a
+    multiple of the identity that vanishes with the gradient is added. A sample that does not
+    converge is asked whether y can be reached at all, by a bounded least-squares problem for y =
+    W^T w/mu with w in the range of s: if not, Theta*(y) is infinite.
 
     Args:
         unit: f = grad Theta, with a matrix W (h, m).
@@ -238,7 +246,8 @@ def _conjugate_by_newton(unit: UnitLayer, theta: Callable[[Tensor], Tensor], y: 
 def _line_search(
     y: Tensor, v: Tensor, direction: Tensor, g: Tensor, objective: Tensor, theta: Callable[[Tensor], Tensor], active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Halves the step of each sample until <y, v> - Theta(v) has grown enough (Armijo); samples that cannot move stay."""
+    """Halves the step of each sample until <y, v> - Theta(v) has grown enough (Armijo); samples
+    that cannot move stay."""
     ascent = (g * direction).sum(dim=1)
     rounding = 64 * torch.finfo(y.dtype).eps * objective.abs()
     step = active.to(y.dtype)
@@ -271,13 +280,15 @@ def _reachable(unit: UnitLayer, y: Tensor, mu: float) -> bool:
 
 
 def value_range(activation: AbstractActivation) -> tuple[float, float]:
-    """The closed range [s(-inf), s(inf)] of an activation: where the conjugate of its primitive may be finite."""
+    """The closed range [s(-inf), s(inf)] of an activation: where the conjugate of its primitive may
+    be finite."""
     ends = activation(torch.tensor([-math.inf, math.inf], dtype=torch.float64))
     return float(ends[0]), float(ends[1])
 
 
 def primitive_conjugate(activation: AbstractActivation, y: Tensor) -> Tensor:
-    """S*(y) elementwise, by (3): the conjugate of the primitive of s, at least 0, infinite outside the range of s.
+    """S*(y) elementwise, by (3): the conjugate of the primitive of s, at least 0, infinite outside
+    the range of s.
 
     Args:
         activation: s.

@@ -16,13 +16,15 @@ from wellposed.solve._map import is_built_in
 class CompositionMap(AbstractStructuredMap):
     r"""z -> stage_L(... stage_1(z)), with rows for samples [xie2021, eq. (4)].
 
-    With J_l the Jacobian of stage l at z_(l-1) = stage_(l-1)(... z), a cotangent v of the equilibrium becomes
-    q_L = (I - J_L ... J_1)^(-T) v, and stage l sees q_l with q_(l-1) = J_l^T q_l.
+    With J_l the Jacobian of stage l at z_(l-1) = stage_(l-1)(... z), a cotangent v of the
+    equilibrium becomes q_L = (I - J_L ... J_1)^(-T) v, and stage l sees q_l with q_(l-1) = J_l^T
+    q_l.
 
     Args:
         stages: In the order in which they are applied.
         shape: The shape of one state, such as (m,) or (channels, height, width).
-        coupled: A stage mixes the samples; the whole batch is then one row, because it has one equilibrium.
+        coupled: A stage mixes the samples; the whole batch is then one row, because it has one
+            equilibrium.
     """
 
     def __init__(self, stages: Sequence[AbstractStage], shape: tuple[int, ...], *, coupled: bool = False) -> None:
@@ -89,7 +91,8 @@ class CompositionMap(AbstractStructuredMap):
         return states
 
     def adjoints(self, u: Tensor, z: Tensor) -> list[tuple[AbstractStage, Tensor, Tensor]]:
-        """Of every stage l: itself, the state z_(l-1) before it, and the cotangent q_l after it; u is q_L."""
+        """Of every stage l: itself, the state z_(l-1) before it, and the cotangent q_l after it; u
+        is q_L."""
         parts, q = [], self._state(u)
         with torch.no_grad():
             for stage, before in reversed(list(zip(self.stages, self.states(z), strict=False))):

@@ -22,15 +22,17 @@ PAPER_CHANNELS = (16, 32, 64, 128, 128)
 
 
 class ConvOptEq(AbstractOptEq):
-    r"""A deep OptEq of images: z = f_L o ... o f_1(z, g(X)), f_l(z, x) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z.
+    r"""A deep OptEq of images: z = f_L o ... o f_1(z, g(X)), f_l(z, x) = a/mu W_l^T s(W_l z + U_l x
+    + b_l) + (1 - a) z.
 
-    W_l and U_l are convolutions with zeros around the image, W_l^T is the transpose of W_l, g is a feature extractor, and a
-    pooling head makes predictions of z [xie2021, Section 5]. |W_l|^2 L_s <= norm_bound^2 mu is kept with a bound that is proved
-    for this padding, see `nn.conv_norm_upper`.
+    W_l and U_l are convolutions with zeros around the image, W_l^T is the transpose of W_l, g is a
+    feature extractor, and a pooling head makes predictions of z [xie2021, Section 5]. |W_l|^2 L_s
+    <= norm_bound^2 mu is kept with a bound that is proved for this padding, see
+    `nn.conv_norm_upper`.
 
-    The paper gives neither the channels of z nor those of g(X); 32 and 26 give about its number of parameters (199k and
-    162k for its two choices of `channels`). Initialization: |W_l| = 0.7 sqrt(mu/L_s) by that bound, U_l by the variance
-    2/(fan in), b = 0.
+    The paper gives neither the channels of z nor those of g(X); 32 and 26 give about its number of
+    parameters (199k and 162k for its two choices of `channels`). Initialization: |W_l| = 0.7
+    sqrt(mu/L_s) by that bound, U_l by the variance 2/(fan in), b = 0.
 
         >>> import torch, wellposed as wp
         >>> model = wp.convex.ConvOptEq(3, (4, 8), state_channels=4, feature_channels=4)
@@ -44,17 +46,20 @@ class ConvOptEq(AbstractOptEq):
         feature_channels: Of g(X).
         kernel_size: Of W_l and U_l, odd.
         out_features: Of the default head.
-        extractor: g, a module from images to (n, feature_channels, height, width); one 3x3 convolution and ReLU if not given.
-        head: A module from (n, state_channels, height, width) to predictions; average pooling to 4 x 4 and a linear layer
-            if not given.
+        extractor: g, a module from images to (n, feature_channels, height, width); one 3x3
+            convolution and ReLU if not given.
+        head: A module from (n, state_channels, height, width) to predictions; average pooling to 4
+            x 4 and a linear layer if not given.
         norm_bound: In (0, 1]; None does not constrain the kernels.
-        generator: Of the unit layers. Extractor and head are torch modules and use its global generator.
+        generator: Of the unit layers. Extractor and head are torch modules and use its global
+            generator.
         device, dtype: Of the parameters made here.
-        options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in
-            `AbstractOptEq`.
+        options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`,
+            `max_steps` as in `AbstractOptEq`.
 
     Attributes:
-        W: L kernels (c_l, state_channels, k, k). U: L kernels (c_l, feature_channels, k, k). b: L vectors (c_l,).
+        W: L kernels (c_l, state_channels, k, k). U: L kernels (c_l, feature_channels, k, k). b: L
+            vectors (c_l,).
         extractor, head: The modules.
     """
 
@@ -145,7 +150,8 @@ class ConvOptEq(AbstractOptEq):
 
 
 class ConvolutionMap(AbstractLinearMap):
-    """A convolution with a kernel K (h, c, k, k), k odd, stride 1 and zeros around the image, so that sizes are kept."""
+    """A convolution with a kernel K (h, c, k, k), k odd, stride 1 and zeros around the image, so
+    that sizes are kept."""
 
     def __init__(self, K: Tensor) -> None:
         self.tensor = channels_last(K)
@@ -166,8 +172,10 @@ class ConvolutionMap(AbstractLinearMap):
 
 
 def channels_last(K: Tensor) -> Tensor:
-    """The same kernel, channels innermost in memory: convolutions with it answer in that layout too, in half the time.
+    """The same kernel, channels innermost in memory: convolutions with it answer in that layout
+    too, in half the time.
 
-    Only in single precision; double precision has no kernels for it on a CPU, and every product would be copied.
+    Only in single precision; double precision has no kernels for it on a CPU, and every product
+    would be copied.
     """
     return K.contiguous(memory_format=torch.channels_last) if K.dtype == torch.float32 else K

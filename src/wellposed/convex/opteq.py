@@ -1,4 +1,5 @@
-"""OptEq networks with matrices: one unit layer at equilibrium, or a chain of them as one fixed point."""
+"""OptEq networks with matrices: one unit layer at equilibrium, or a chain of them as one fixed
+point."""
 
 from __future__ import annotations
 
@@ -25,12 +26,7 @@ from wellposed.solve import check_positive_integer
 
 @dataclass(frozen=True)
 class UnitParameters:
-    """The raw parameters of one unit layer: names and tensors.
-
-    Attributes:
-        names: Of W_l, U_l and b_l.
-        W: (m_l, m). U: (m_l, d). b: (m_l,).
-    """
+    """The raw parameters W (m_l, m), U (m_l, d) and b (m_l,) of one unit layer, and their names."""
 
     names: tuple[str, str, str]
     W: Tensor
@@ -44,7 +40,8 @@ class AbstractDenseOptEq(AbstractOptEq):
     Args:
         in_features: d.
         width: m, the size of the state.
-        norm_bound: Keeps a L_s |W_l|^2/mu <= a norm_bound^2, in (0, 1]; None does not constrain the matrices.
+        norm_bound: Keeps a L_s |W_l|^2/mu <= a norm_bound^2, in (0, 1]; None does not constrain the
+            matrices.
         options: As in `AbstractOptEq`.
     """
 
@@ -98,12 +95,15 @@ class AbstractDenseOptEq(AbstractOptEq):
         return Z @ self.w
 
     def tangent_features(self, X: Tensor) -> TangentFeatures:
-        r"""What the tangent kernel is made of; parameters that do not require a gradient have no part.
+        r"""What the tangent kernel is made of; parameters that do not require a gradient have no
+        part.
 
-        With q^(L) = (I - J_T)^(-T) w, q^(l-1) = J_l^T q^(l), h^(l) = a/mu D_l W_l q^(l) and s^(l) = a/mu s(W_l z_(l-1) + ...),
-        dy/dW_l = s q^T + h z_(l-1)^T, dy/dU_l = h x^T, dy/db_l = h, dy/dw = z: not in [xie2021], where the kernel appears
-        only as a bound, and with the unrolled network in the place of the equilibrium. If the norm bound is active
-        (W = k V with k = bound/|V|, and u, v the leading singular vectors of V) dy/dV = k (G - <G, V>/|V| u v^T), G = dy/dW.
+        With q^(L) = (I - J_T)^(-T) w, q^(l-1) = J_l^T q^(l), h^(l) = a/mu D_l W_l q^(l) and s^(l) =
+        a/mu s(W_l z_(l-1) + ...), dy/dW_l = s q^T + h z_(l-1)^T, dy/dU_l = h x^T, dy/db_l = h,
+        dy/dw = z: not in [xie2021], where the kernel appears only as a bound, and with the unrolled
+        network in the place of the equilibrium. If the norm bound is active (W = k V with k =
+        bound/|V|, and u, v the leading singular vectors of V) dy/dV = k (G - <G, V>/|V| u v^T), G =
+        dy/dW.
         """
         if self.couples_samples:
             raise InvalidArgument(f"A tangent kernel compares samples, but {self.prior!r} makes them depend on one another.")
@@ -126,7 +126,8 @@ class AbstractDenseOptEq(AbstractOptEq):
         return TangentFeatures(features, {name: part for name, part in terms.items() if name in trained})
 
     def _matrix_terms(self, features: dict[str, Tensor], V: Tensor, index: int) -> tuple[GramProduct, ...]:
-        """The kernel of W_l: G = s q^T + h z^T, taken through the norm bound if that is active; adds its features."""
+        """The kernel of W_l: G = s q^T + h z^T, taken through the norm bound if that is active;
+        adds its features."""
         S, Q, H, Z = (f"{letter}{index}" for letter in "SQHZ")
         pairs = [((S, S), (Q, Q)), ((H, H), (Z, Z)), ((S, H), (Q, Z)), ((H, S), (Z, Q))]
         if self.weight is None:
@@ -159,11 +160,13 @@ class AbstractDenseOptEq(AbstractOptEq):
 
 
 class OptEq(AbstractDenseOptEq):
-    r"""z = (1/mu) W^T s(W z + U x + b), y = w . z [xie2021, eq. (3)], with the skip form a(...) + (1 - a) z.
+    r"""z = (1/mu) W^T s(W z + U x + b), y = w . z [xie2021, eq. (3)], with the skip form a(...) +
+    (1 - a) z.
 
-    The equilibrium minimises a convex function, [xie2021, Theorem 1], which `convex.objective(model, X)` gives. The skip
-    connection changes neither the equilibrium nor its derivatives, only the path to it. Starts from |W| of about
-    0.7 sqrt(mu), U_ij ~ N(0, 2/d), b = 0, w_i ~ N(0, 1/m); the paper leaves this open.
+    The equilibrium minimises a convex function, [xie2021, Theorem 1], which
+    `convex.objective(model, X)` gives. The skip connection changes neither the equilibrium nor its
+    derivatives, only the path to it. Starts from |W| of about 0.7 sqrt(mu), U_ij ~ N(0, 2/d), b =
+    0, w_i ~ N(0, 1/m); the paper leaves this open.
 
         >>> import torch, wellposed as wp
         >>> model = wp.OptEq(4, 16)
@@ -174,12 +177,11 @@ class OptEq(AbstractDenseOptEq):
         in_features: d.
         width: m, the size of z.
         hidden_width: m_1, the rows of W; m if not given.
-        norm_bound: Keeps L_s |W|^2 <= norm_bound^2 mu, in (0, 1], by the exact spectral norm; below 1 there is exactly one
-            equilibrium. None does not constrain W.
-        generator: Of the initialization.
-        device, dtype: Of the parameters.
-        options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in
-            `AbstractOptEq`.
+        norm_bound: Keeps L_s |W|^2 <= norm_bound^2 mu, in (0, 1], by the exact spectral norm; below
+            1 there is exactly one equilibrium. None does not constrain W.
+        generator: Of the initialization. device, dtype: Of the parameters.
+        options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`,
+            `max_steps` as in `AbstractOptEq`.
 
     Attributes:
         W: (m_1, m). U: (m_1, d). b: (m_1,). w: (m,).
@@ -213,10 +215,12 @@ class OptEq(AbstractDenseOptEq):
 
 
 class DeepOptEq(AbstractDenseOptEq):
-    r"""z = f_L o ... o f_1(z, x), f_l(z, x) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z, y = w . z [xie2021, eq. (4)-(5)].
+    r"""z = f_L o ... o f_1(z, x), f_l(z, x) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z, y = w
+    . z [xie2021, eq. (4)-(5)].
 
-    With two layers the equilibrium still minimises a convex function ([xie2021, Corollary 1], `convex.objective`); with more
-    it solves a monotone inclusion ([xie2021, Theorem 2], `convex.inclusion_residual`). Unlike in one layer, `alpha` matters.
+    With two layers the equilibrium still minimises a convex function ([xie2021, Corollary 1],
+    `convex.objective`); with more it solves a monotone inclusion ([xie2021, Theorem 2],
+    `convex.inclusion_residual`). Unlike in one layer, `alpha` matters.
 
         >>> import torch, wellposed as wp
         >>> model = wp.DeepOptEq(4, (8, 16, 8), alpha=0.5)
@@ -227,12 +231,11 @@ class DeepOptEq(AbstractDenseOptEq):
         in_features: d.
         widths: (m_1, ..., m_L), the rows of the matrices W_l.
         width: m, the size of the state; the largest of `widths` if not given.
-        norm_bound: Keeps L_s |W_l|^2 <= norm_bound^2 mu for all l, in (0, 1], by exact spectral norms; below 1 there is exactly
-            one equilibrium. None does not constrain the matrices.
-        generator: Of the initialization.
-        device, dtype: Of the parameters.
-        options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in
-            `AbstractOptEq`.
+        norm_bound: Keeps L_s |W_l|^2 <= norm_bound^2 mu for all l, in (0, 1], by exact spectral
+            norms; below 1 there is exactly one equilibrium. None does not constrain the matrices.
+        generator: Of the initialization. device, dtype: Of the parameters.
+        options: `alpha`, `mu`, `activation`, `prior`, `solver`, `gradient`, `on_failure`, `rtol`,
+            `max_steps` as in `AbstractOptEq`.
 
     Attributes:
         W: L matrices (m_l, m). U: L matrices (m_l, d). b: L vectors (m_l,). w: (m,).

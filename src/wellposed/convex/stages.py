@@ -1,8 +1,10 @@
-"""The stages that an OptEq map is composed of: unit layers, and a last one that expresses a preference.
+"""The stages that an OptEq map is composed of: unit layers, and a last one that expresses a
+preference.
 
-Two ways to express a preference [xie2021, Section 4]. A *regularized architecture* appends a stage to the map, the proximal
-operator of R or a step along its gradient, and so changes the equilibrium: give `prior=` to a network. *Selection* leaves the
-equilibria as they are and picks the one with the least R: see `selection.py`.
+Two ways to express a preference [xie2021, Section 4]. A *regularized architecture* appends a stage
+to the map, the proximal operator of R or a step along its gradient, and so changes the equilibrium:
+give `prior=` to a network. *Selection* leaves the equilibria as they are and picks the one with the
+least R: see `selection.py`.
 """
 
 from __future__ import annotations
@@ -100,15 +102,17 @@ class AbstractStage(abc.ABC):
         return self
 
     def pull(self, q: Tensor, z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What a cotangent q of the value at z means for z, and for each of `inputs`; without a graph."""
+        """What a cotangent q of the value at z means for z, and for each of `inputs`; without a
+        graph."""
         return self.linearize(z).rmv(q), ()
 
 
 class UnitLayer(AbstractStage):
     r"""f(z) = a/mu W^T s(W z + c) + (1 - a) z, the unit layer of [xie2021, eq. (5)].
 
-    By [xie2021, Theorem 1] f = prox of a convex function if |W|^2 L_s <= mu. With D = diag(s'(W z + c)) its Jacobian
-    a/mu W^T D W + (1 - a) I is symmetric and lies between (1 - a) I and (a |W|^2 L_s/mu + 1 - a) I.
+    By [xie2021, Theorem 1] f = prox of a convex function if |W|^2 L_s <= mu. With D = diag(s'(W z +
+    c)) its Jacobian a/mu W^T D W + (1 - a) I is symmetric and lies between (1 - a) I and (a |W|^2
+    L_s/mu + 1 - a) I.
 
     Args:
         operator: W.
@@ -173,7 +177,8 @@ class UnitLayer(AbstractStage):
         return self.with_inputs(self.operator.tensor.detach(), self.c.detach())
 
     def sensitivity(self, q: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(s, h) with s = a/mu s(W z + c) and h = a/mu D W q: <q, f(z)> has the gradients s q^T + h z^T in W and h in c."""
+        """(s, h) with s = a/mu s(W z + c) and h = a/mu D W q: <q, f(z)> has the gradients s q^T + h
+        z^T in W and h in c."""
         s = self.activation.apply_(self.operator.apply(z).add_(self.c))
         h = self.operator.apply(q)
         slope = self.activation.slope(s)
@@ -205,15 +210,17 @@ class AbstractPrior(AbstractStage):
     @property
     @abc.abstractmethod
     def is_nonexpansive(self) -> bool:
-        """Whether the stage is proved to be 1-Lipschitz, so that it takes nothing from the contraction of the others."""
+        """Whether the stage is proved to be 1-Lipschitz, so that it takes nothing from the
+        contraction of the others."""
 
 
 @dataclass(frozen=True)
 class ProxStep(AbstractPrior):
     r"""z -> prox_R(z), for a regularizer whose prox is known.
 
-    The equilibrium of prox_R o prox_phi does not minimise phi + R, as [xie2021, Section 4.1] reads, but, jointly with z_1,
-    phi(z_1) + R(z) + |z_1 - z|^2/2: R is a new block, tied to the others by the distance.
+    The equilibrium of prox_R o prox_phi does not minimise phi + R, as [xie2021, Section 4.1] reads,
+    but, jointly with z_1, phi(z_1) + R(z) + |z_1 - z|^2/2: R is a new block, tied to the others by
+    the distance.
     """
 
     regularizer: AbstractRegularizer
@@ -235,8 +242,8 @@ class ProxStep(AbstractPrior):
 class GradientStep(AbstractPrior):
     r"""z -> z - step_size grad R(z), for a regularizer whose prox is hard.
 
-    Non-expansive if R is convex with an L_z-Lipschitz gradient and step_size <= 2/L_z; otherwise nothing proves that an
-    equilibrium exists, and the status of the solve is all there is.
+    Non-expansive if R is convex with an L_z-Lipschitz gradient and step_size <= 2/L_z; otherwise
+    nothing proves that an equilibrium exists, and the status of the solve is all there is.
     """
 
     regularizer: AbstractRegularizer

@@ -1,4 +1,5 @@
-"""Tangent kernels and Gram matrices of equilibrium networks: at finite width, at infinite width, and what they predict."""
+"""Tangent kernels and Gram matrices of equilibrium networks: at finite width, at infinite width,
+and what they predict."""
 
 from wellposed.kernel.deq_limit import deq_ntk
 from wellposed.kernel.eigenvalue import least_eigenvalue

@@ -1,7 +1,8 @@
 """The closed form: blocks of the kernel as sums of Hadamard products of Gram blocks.
 
-Every Gram block is computed once and shared by all terms, into memory that the next block uses again; the products are
-accumulated in place. Beyond the features, (n, k) each, and the kernel, only blocks of `block_size` squared are held.
+Every Gram block is computed once and shared by all terms, into memory that the next block uses
+again; the products are accumulated in place. Beyond the features, (n, k) each, and the kernel, only
+blocks of `block_size` squared are held.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class GramBlocks:
 class ClosedFormMethod(KernelMethod):
     """The kernel of a model that has `tangent_features`.
 
-    The features of the first rows are computed at once, to know the sizes; the rest when the first block is asked for.
+    The features of the first rows are computed at once, to know the sizes; the rest when the first
+    block is asked for.
 
     Args:
         model: With a method `tangent_features(X) -> TangentFeatures`.
@@ -163,11 +165,13 @@ class ClosedFormMethod(KernelMethod):
                     yield Block(rows, columns, grams.block(rows, columns, by_parameter=layout.by_parameter))
 
     def rounding_upper(self, trace: float) -> float:
-        """sum_t |c_t| gamma ||a_t|| ||b_t||, where a_t(i) = prod_k ||L_k(i)|| and b_t(j) = prod_k ||R_k(j)||.
+        """sum_t |c_t| gamma ||a_t|| ||b_t||, where a_t(i) = prod_k ||L_k(i)|| and b_t(j) = prod_k
+        ||R_k(j)||.
 
-        An inner product of k terms has error at most gamma_k |L_i| |R_j| [higham2002, (3.5)], which Cauchy-Schwarz bounds
-        by gamma_k ||L_i|| ||R_j||; products and sums add one rounding each to the index of gamma.
-        Underflow takes at most the least normal number from each product of entries, times the other factors.
+        An inner product of k terms has error at most gamma_k |L_i| |R_j| [higham2002, (3.5)], which
+        Cauchy-Schwarz bounds by gamma_k ||L_i|| ||R_j||; products and sums add one rounding each to
+        the index of gamma. Underflow takes at most the least normal number from each product of
+        entries, times the other factors.
         """
         left, right = self.sides
         unit = torch.finfo(self.dtype).eps / 2
@@ -224,7 +228,8 @@ def has_closed_form(model: nn.Module) -> bool:
 
 
 def rows_at_once(model: nn.Module, dtype: torch.dtype) -> int:
-    """How many rows to solve at once, before the width of the features is known: estimated from the parameters."""
+    """How many rows to solve at once, before the width of the features is known: estimated from the
+    parameters."""
     width = max((size for parameter in model.parameters() for size in parameter.shape), default=1)
     return max(LEAST_ROWS, FEATURE_BYTES // (dtype.itemsize * width))
 

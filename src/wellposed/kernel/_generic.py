@@ -1,8 +1,9 @@
 """The generic method: the kernel of any model, from blocks of rows of its Jacobian.
 
-K_ij = <df_i/dtheta, df_j/dtheta>. A gradient is taken sample by sample (a batch of one, so that the implicit adjoint of an
-equilibrium is solved for that sample only), and held as a row of a block; the whole (n c, p) Jacobian never exists unless
-it fits into the budget. Rows that do not fit are computed again, once for each held block before them.
+K_ij = <df_i/dtheta, df_j/dtheta>. A gradient is taken sample by sample (a batch of one, so that the
+implicit adjoint of an equilibrium is solved for that sample only), and held as a row of a block;
+the whole (n c, p) Jacobian never exists unless it fits into the budget. Rows that do not fit are
+computed again, once for each held block before them.
 """
 
 from __future__ import annotations
@@ -125,10 +126,11 @@ class GenericMethod(KernelMethod):
         return out[: X.shape[0]]
 
     def rounding_upper(self, trace: float) -> float:
-        """gamma_p/(1 - gamma_p) tr(K): an entry is off by at most gamma_p ||J_i|| ||J_j||, in all gamma_p ||J||_F^2.
+        """gamma_p/(1 - gamma_p) tr(K): an entry is off by at most gamma_p ||J_i|| ||J_j||, in all
+        gamma_p ||J||_F^2.
 
-        The exact trace ||J||_F^2 is at most the computed one over 1 - gamma_p. Underflow takes at most the least normal number
-        from each product of entries.
+        The exact trace ||J||_F^2 is at most the computed one over 1 - gamma_p. Underflow takes at
+        most the least normal number from each product of entries.
         """
         depth, unit = self.columns + 2, torch.finfo(self.dtype).eps / 2
         gamma = depth * unit / (1.0 - depth * unit)
@@ -136,7 +138,8 @@ class GenericMethod(KernelMethod):
         return gamma / (1.0 - gamma) * trace * (1.0 + 2.0**-20) + underflow
 
     def _product(self, J: Tensor, J2: Tensor, rows: slice, columns: slice, top: int, left: int, layout: KernelLayout) -> Block:
-        """J[rows] J2[columns]^T, by parameter and by output as asked; `top`, `left` say where the two blocks stand."""
+        """J[rows] J2[columns]^T, by parameter and by output as asked; `top`, `left` say where the
+        two blocks stand."""
         A, B = J[rows], J2[columns]
         if layout.per_output:
             A, B, scale = A.transpose(0, 1), B.transpose(0, 1), 1
@@ -158,7 +161,8 @@ class GenericMethod(KernelMethod):
         return self.outputs * self.columns * self.dtype.itemsize
 
     def _split(self, layout: KernelLayout) -> tuple[int, int]:
-        """How many samples are held, and how many stream past at once (0 if nothing is left to stream)."""
+        """How many samples are held, and how many stream past at once (0 if nothing is left to
+        stream)."""
         per_sample = self._bytes_per_sample()
         if self._block_size is not None:
             held = self._block_size

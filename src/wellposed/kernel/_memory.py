@@ -18,9 +18,11 @@ class KernelMemory:
 
     Attributes:
         kernel: The result, where it lives in memory.
-        features: What is kept of every sample (closed form), or of a block of samples (rows of the Jacobian).
+        features: What is kept of every sample (closed form), or of a block of samples (rows of the
+            Jacobian).
         blocks: Buffers for blocks of the kernel.
-        work: What the network itself takes to compute features of one batch of rows; the roughest part of the estimate.
+        work: What the network itself takes to compute features of one batch of rows; the roughest
+            part of the estimate.
         disk: The result, where it lives in files.
     """
 
@@ -41,7 +43,8 @@ class KernelMemory:
         return f"{readable(self.total)} of memory ({parts}){disk}"
 
     def check(self, limit: int | None, device: torch.device, *, advice: str) -> None:
-        """Raise unless the estimate is within `limit`, or within what is available if there is no limit."""
+        """Raise unless the estimate is within `limit`, or within what is available if there is no
+        limit."""
         have = available_memory(device) if limit is None else limit
         if have is not None and self.total > have:
             source = "available" if limit is None else "allowed by memory="

@@ -1,4 +1,5 @@
-"""What a method for the tangent kernel offers: its size, its cost, and the kernel block by block; and what may enter it."""
+"""What a method for the tangent kernel offers: its size, its cost, and the kernel block by block;
+and what may enter it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class KernelLayout:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows and columns of the kernel; each part is (s, rows, columns), where s counts outputs or is 1."""
+    """Rows and columns of the kernel; each part is (s, rows, columns), where s counts outputs or is
+    1."""
 
     rows: slice
     columns: slice
@@ -78,11 +80,13 @@ class KernelMethod(ABC):
 
     @abstractmethod
     def blocks(self, layout: KernelLayout) -> Iterator[Block]:
-        """Blocks that cover the kernel, or its lower triangle if `symmetric`; a block is valid until the next one."""
+        """Blocks that cover the kernel, or its lower triangle if `symmetric`; a block is valid
+        until the next one."""
 
     @abstractmethod
     def rounding_upper(self, trace: float) -> float:
-        """Upper bound on the Frobenius norm of the rounding error of the computed kernel, given its ingredients.
+        """Upper bound on the Frobenius norm of the rounding error of the computed kernel, given its
+        ingredients.
 
         The ingredients (features, gradients) count as exact, and the batches must be the same.
 

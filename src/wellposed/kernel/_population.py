@@ -1,21 +1,22 @@
 r"""The equations of an infinitely wide equilibrium layer with any activation, solved pair by pair.
 
-With f the activation, W_ij ~ N(0, 2 s/m), and T_ij the covariance that inputs and bias give to the pre-activations,
+With f the activation, W_ij ~ N(0, 2 s/m), and T_ij the covariance that inputs and bias give to the
+pre-activations,
 
     C_ij = 2 s E[f(u_i) f(u_j)] + T_ij,        (u_i, u_j) ~ N(0, [[C_ii, C_ij], [C_ij, C_jj]])                 (1)
 
-First the diagonal, one scalar equation per sample; then each C_ij alone, the right side having the derivative
-2 s E[f'(u_i) f'(u_j)] (Price's theorem). Newton's method on both. The root is stable, and a limit exists, where
-2 s E[f'(u_i)^2] < 1.
+First the diagonal, one scalar equation per sample; then each C_ij alone, the right side having the
+derivative 2 s E[f'(u_i) f'(u_j)] (Price's theorem). Newton's method on both. The root is stable,
+and a limit exists, where 2 s E[f'(u_i)^2] < 1.
 
-Expectations come from Hermite coefficients:
-for jointly normal u, v of variances p, q and correlation c, and the normalized Hermite polynomials h_k (Mehler's formula),
+Expectations come from Hermite coefficients: for jointly normal u, v of variances p, q and
+correlation c, and the normalized Hermite polynomials h_k (Mehler's formula),
 
     E[f(u) g(v)] = sum_k a_k b_k c^k,      a_k = E[f(sqrt(p) x) h_k(x)],   b_k = E[g(sqrt(q) x) h_k(x)],   x ~ N(0, 1)      (2)
 
-so an activation is evaluated once per sample and node, not once per pair. The coefficients are integrals over the two
-half-lines by Gauss-Legendre quadrature: a kink at 0, the usual place, costs them no accuracy. Cutting the series at N
-leaves at most
+so an activation is evaluated once per sample and node, not once per pair. The coefficients are
+integrals over the two half-lines by Gauss-Legendre quadrature: a kink at 0, the usual place, costs
+them no accuracy. Cutting the series at N leaves at most
 
     |c|^N sqrt(t u),      t = E[f^2] - sum_(k<N) a_k^2,   u likewise                                         (3)
 
@@ -57,7 +58,8 @@ class Population(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """One set of samples: variances (n,), then coefficients (terms, n), energies and tails (n,) of f and of f'."""
+    """One set of samples: variances (n,), then coefficients (terms, n), energies and tails (n,) of
+    f and of f'."""
 
     variance: Tensor
     f: tuple[Tensor, Tensor, Tensor]
@@ -69,7 +71,8 @@ class _Side(NamedTuple):
 
 
 def population(activation: Function, s: float, T: Tensor, diagonals: tuple[Tensor, Tensor]) -> Population:
-    """The expectations at the root of (1), given T (n, n2) and T_ii of the rows (n,) and of the columns (n2,); float64.
+    """The expectations at the root of (1), given T (n, n2) and T_ii of the rows (n,) and of the
+    columns (n2,); float64.
 
     If both diagonals are one tensor, the samples of rows and columns are the same.
     """
@@ -145,7 +148,8 @@ def _correlations(rows: _Side, columns: _Side, s: float, T: Tensor) -> Tensor:
 
 
 def _report_quadrature(hermite: Hermite, functions: tuple[Function, Function], q: Tensor) -> None:
-    """Warns if a coarser rule sees another E[f^2] or E[f'^2]: a kink that is not at 0, or too steep a function."""
+    """Warns if a coarser rule sees another E[f^2] or E[f'^2]: a kink that is not at 0, or too steep
+    a function."""
     error = max(hermite.disagreement(function, q) for function in functions)
     if error > _ACCURACY:
         warnings.warn(
@@ -157,7 +161,8 @@ def _report_quadrature(hermite: Hermite, functions: tuple[Function, Function], q
 
 
 def _report_truncation(rows: _Side, columns: _Side, c: Tensor, same: bool) -> None:
-    """Warns if cutting the series may have cost more than 1e-8 of an entry's scale: a kink, and nearly parallel samples."""
+    """Warns if cutting the series may have cost more than 1e-8 of an entry's scale: a kink, and
+    nearly parallel samples."""
     worst, count = 0.0, 0
     for left, right in ((rows.f, columns.f), (rows.slope, columns.slope)):
         relative = [torch.sqrt(tail / torch.where(energy > 0, energy, 1.0)) for _, energy, tail in (left, right)]
@@ -213,7 +218,8 @@ class Hermite:
         self._functions = self._hermite_functions(_TERMS[-1])
 
     def _hermite_functions(self, terms: int) -> Tensor:
-        """h_k(x) sqrt(density(x)), (nodes, terms), by the three-term recurrence: bounded, so nothing overflows."""
+        """h_k(x) sqrt(density(x)), (nodes, terms), by the three-term recurrence: bounded, so
+        nothing overflows."""
         rows = [self._root, self.x * self._root]
         for k in range(1, terms - 1):
             rows.append((self.x * rows[k] - math.sqrt(k) * rows[k - 1]) / math.sqrt(k + 1))
@@ -247,9 +253,11 @@ class Hermite:
         return values @ (self._w * self._root**2)
 
     def coefficients(self, *functions: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Coefficients (terms, n), energy E[f^2] (n,) and tail of (3) (n,) of each function, given by values (n, nodes).
+        """Coefficients (terms, n), energy E[f^2] (n,) and tail of (3) (n,) of each function, given
+        by values (n, nodes).
 
-        The number of terms is the same for all and doubles until every tail is down to rounding, or 1024 are reached.
+        The number of terms is the same for all and doubles until every tail is down to rounding, or
+        1024 are reached.
         """
         energies = [self.mean(values**2) for values in functions]
         for terms in _TERMS:
@@ -264,7 +272,8 @@ class Hermite:
 def series(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """(2) for a (terms, n), b (terms, n2) and correlations c (n, n2), by Horner's rule.
 
-    Terms that c^k has taken below rounding are left out: |a_k b_k| is at most the product of the norms of f and g.
+    Terms that c^k has taken below rounding are left out: |a_k b_k| is at most the product of the
+    norms of f and g.
     """
     terms, largest = min(a.shape[0], b.shape[0]), float(c.abs().max())
     if largest < 1:

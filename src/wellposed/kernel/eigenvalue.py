@@ -36,9 +36,10 @@ class LeastEigenvalue:
     """The least eigenvalue of a kernel.
 
     Attributes:
-        value: The approximation, a Rayleigh quotient (so not below the least eigenvalue, up to rounding) except for the dense
-            method, where it is the eigensolver's.
-        lower: Rigorous lower bound on the least eigenvalue; see `least_eigenvalue` for what it accounts for.
+        value: The approximation, a Rayleigh quotient (so not below the least eigenvalue, up to
+            rounding) except for the dense method, where it is the eigensolver's.
+        lower: Rigorous lower bound on the least eigenvalue; see `least_eigenvalue` for what it
+            accounts for.
         error: |K q - value q| for the unit vector q found: some eigenvalue is that near to `value`.
         method: "dense", "cholesky" or "lanczos".
     """
@@ -60,21 +61,24 @@ def least_eigenvalue(
     | "cholesky" | Lanczos on the inverse | Cholesky of K - c I, checked (`linalg.verified_cholesky`) | O(n^3), small |
     | "lanczos" | Lanczos on products K v | Schur's product theorem, from the features; else 0 | no n^2 memory |
 
-    "auto" takes the first whose size fits: dense up to n = 1000, Cholesky where three (n, n) matrices fit into the memory. The
-    bound for a matrix is by Cholesky where the value is by Lanczos.
+    "auto" takes the first whose size fits: dense up to n = 1000, Cholesky where three (n, n)
+    matrices fit into the memory. The bound for a matrix is by Cholesky where the value is by
+    Lanczos.
 
-    What the bound is about. For a *matrix* argument: the matrix as stored. For a *model*: the kernel that its features (closed
-    form) or gradients (generic), as computed, have in exact arithmetic. The products are made in float64 whatever the dtype of
-    the model, an upper bound of their rounding error is subtracted (sum_t |c_t| gamma_k ||a_t|| ||b_t||, see `rounding_upper`),
-    and the bound is at least 0, since that kernel is a Gram matrix. Not covered is how far the features are from those of the
-    exact equilibrium: that is up to the tolerance of the model's solves.
+    What the bound is about. For a *matrix* argument: the matrix as stored. For a *model*: the
+    kernel that its features (closed form) or gradients (generic), as computed, have in exact
+    arithmetic. The products are made in float64 whatever the dtype of the model, an upper bound of
+    their rounding error is subtracted (sum_t |c_t| gamma_k ||a_t|| ||b_t||, see `rounding_upper`),
+    and the bound is at least 0, since that kernel is a Gram matrix. Not covered is how far the
+    features are from those of the exact equilibrium: that is up to the tolerance of the model's
+    solves.
 
     Args:
         model: As in `tangent_kernel`; or an (n, n) kernel, symmetric up to rounding.
         X: (n, ...) inputs; None with a kernel.
         method: See above.
-        max_steps: Products that "lanczos" may take; as many vectors are held. If they do not suffice the error bar is large,
-            not wrong.
+        max_steps: Products that "lanczos" may take; as many vectors are held. If they do not
+            suffice the error bar is large, not wrong.
         memory: Bytes that "auto" may use; what is available if not given.
     """
     check_option(method, METHODS, "method", "least_eigenvalue")
@@ -191,7 +195,8 @@ def _smallest_by_inverse(S: Tensor) -> Tensor:
 
 
 def _of_operator(kernel: TangentKernel, exponent: int, lower: float, max_steps: int) -> LeastEigenvalue:
-    """`exponent`: of the largest entry, by which products are divided so that their squares stay in range."""
+    """`exponent`: of the largest entry, by which products are divided so that their squares stay in
+    range."""
 
     def product(v: Tensor) -> Tensor:
         return ldexp((kernel @ v.to(kernel.device)).cpu(), -exponent)
@@ -206,16 +211,15 @@ def _of_operator(kernel: TangentKernel, exponent: int, lower: float, max_steps: 
 def extreme_eigenvector(
     product: Callable[[Tensor], Tensor], size: int, *, largest: bool, max_steps: int, rtol: float = 1e-10
 ) -> Tensor:
-    """(n,) unit Ritz vector of the least (or largest) Ritz value after at most `max_steps` products.
+    """(n,) unit Ritz vector of the least (or largest) Ritz value, by Lanczos' method.
 
-    All vectors are kept and orthogonalized twice against each other, (steps, n) of memory: without that a converged end of the
-    spectrum comes back as copies. Stops at a residual below `rtol` times the norm.
+    All vectors are kept and orthogonalized twice against each other, (steps, n) of memory: without
+    that a converged end of the spectrum comes back as copies. Stops at a residual below `rtol`
+    times the norm.
 
     Args:
-        product: v -> A v for a symmetric float64 A, on the CPU.
-        size: n.
-        largest: Which end.
-        max_steps: Most products.
+        product: v -> A v for a symmetric float64 A, on the CPU. size: n.
+        largest: Which end. max_steps: Most products.
         rtol: Relative to the largest |Ritz value|.
     """
     steps = min(max_steps, size)
@@ -244,14 +248,15 @@ def extreme_eigenvector(
 
 
 def structural_lower(chosen: ClosedFormMethod) -> float:
-    r"""Lower bound on the least eigenvalue of the kernel of a batch with itself, from its features alone; at least 0.
+    r"""Lower bound on the least eigenvalue of the kernel of a batch with itself, from its features
+    alone; at least 0.
 
-    For positive semi-definite A and B, Schur's product theorem gives
-    lambda_min(A o B) >= min_i A_ii lambda_min(B), since A o (B - lambda_min(B) I) is positive
-    semi-definite and A o I = diag(A). A factor with equal names on both sides is F F^T, with least
-    eigenvalue sigma_min(F)^2, or 0 with more samples than columns. A parameter whose products are all
-    of that kind, with positive coefficients, adds the sum of its bounds; any other adds 0, since its
-    part is a Gram matrix.
+    For positive semi-definite A and B, Schur's product theorem gives lambda_min(A o B) >= min_i
+    A_ii lambda_min(B), since A o (B - lambda_min(B) I) is positive semi-definite and A o I =
+    diag(A). A factor with equal names on both sides is F F^T, with least eigenvalue sigma_min(F)^2,
+    or 0 with more samples than columns. A parameter whose products are all of that kind, with
+    positive coefficients, adds the sum of its bounds; any other adds 0, since its part is a Gram
+    matrix.
     """
     features, _ = chosen.sides
     known: dict[str, tuple[float, float]] = {}
@@ -268,13 +273,10 @@ def _of_product(term: GramProduct, features: Mapping[str, Tensor], known: dict[s
         if name not in known:
             known[name] = (_least_square(features[name]), _least_gram_eigenvalue(features[name]))
     # Each factor in turn is the one whose eigenvalue is used; the others give their least diagonal entry.
-    return _at_least_0(
-        term.coefficient
-        * max(
-            known[chosen][1] * math.prod(known[name][0] for j, name in enumerate(names) if j != i)
-            for i, chosen in enumerate(names)
-        )
-    )
+    bounds = [
+        known[chosen][1] * math.prod(known[name][0] for j, name in enumerate(names) if j != i) for i, chosen in enumerate(names)
+    ]
+    return _at_least_0(term.coefficient * max(bounds))
 
 
 def _least_square(F: Tensor) -> float:
@@ -288,12 +290,10 @@ def _least_square(F: Tensor) -> float:
 
 def _least_gram_eigenvalue(F: Tensor) -> float:
     """Lower bound on lambda_min(F F^T)."""
-    if F.shape[0] > F.shape[1]:
-        return 0.0
-    least = least_singular_value_lower(F)
-    return _at_least_0(least * least)
+    return _at_least_0(least_singular_value_lower(F) ** 2) if F.shape[0] <= F.shape[1] else 0.0
 
 
 def _at_least_0(value: float) -> float:
-    """A little less than a product of lower bounds, in spite of its rounding and of underflow; finite, and at least 0."""
+    """A little less than a product of lower bounds, in spite of its rounding and of underflow;
+    finite, and at least 0."""
     return max(0.0, down(value) - torch.finfo(torch.float64).smallest_normal)

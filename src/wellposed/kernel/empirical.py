@@ -39,10 +39,11 @@ def tangent_kernel(
 ) -> Any:
     r"""K_ij = <df(x_i)/dtheta, df(x'_j)/dtheta>, exact at the present parameters, block by block.
 
-    The closed form takes networks with `tangent_features`: sums of Hadamard products of Gram matrices, e.g. for
-    `GaussianDEQ` G + (P P^T) o (G + X X^T) [ling2022]; O(n^2 (m + d)) after the features, memory O(n m + n^2). The generic
-    method takes any model, by gradients of one sample after the other; O(n^2 p) for p parameters. Only parameters with
-    `requires_grad` count. Where X2 is None the result is exactly symmetric. Nothing here has a graph.
+    The closed form takes networks with `tangent_features`: sums of Hadamard products of Gram
+    matrices, e.g. for `GaussianDEQ` G + (P P^T) o (G + X X^T) [ling2022]; O(n^2 (m + d)) after the
+    features, memory O(n m + n^2). The generic method takes any model, by gradients of one sample
+    after the other; O(n^2 p) for p parameters. Only parameters with `requires_grad` count. Where X2
+    is None the result is exactly symmetric. Nothing here has a graph.
 
         >>> import torch, wellposed as wp
         >>> wp.kernel.tangent_kernel(torch.nn.Linear(3, 1, bias=False), torch.eye(3))
@@ -51,22 +52,28 @@ def tangent_kernel(
                 [0., 0., 1.]])
 
     Args:
-        model: Maps (n, ...) to (n,) or (n, c), each sample by itself; in the mode (train or eval) that it is in.
+        model: Maps (n, ...) to (n,) or (n, c), each sample by itself; in the mode (train or eval)
+            that it is in.
         X: (n, ...) inputs, the rows of the kernel.
         X2: (n2, ...) inputs, the columns; X if not given.
         by_parameter: Return a dict, parameter name -> its part; the parts sum up to the kernel.
         method: "closed", "generic", or "auto": closed where the model has `tangent_features`.
-        out: A `.npy` file to write into, block by block; the result is then its `numpy.memmap`. The file appears under its
-            name when it is complete. With `by_parameter`, `kernel.npy` stands for `kernel.W.npy` and so on.
-        block_size: Closed form: rows and columns of a block (512). Generic: samples whose gradients are held at once.
-        memory: Bytes that the work may take besides data and parameters; an estimate above raises, and so does one above
-            what is available if not given. The generic method holds as many gradients as it allows (else 2 GiB).
+        out: A `.npy` file to write into, block by block; the result is then its `numpy.memmap`. The
+            file appears under its name when it is complete. With `by_parameter`, `kernel.npy`
+            stands for `kernel.W.npy` and so on.
+        block_size: Closed form: rows and columns of a block (512). Generic: samples whose gradients
+            are held at once.
+        memory: Bytes that the work may take besides data and parameters; an estimate above raises,
+            and so does one above what is available if not given. The generic method holds as many
+            gradients as it allows (else 2 GiB).
         progress: Show the estimate and a progress bar on stderr. The estimate is always logged.
-        per_output: Return (c, n, n2), a kernel for each output, without the entries between outputs.
+        per_output: Return (c, n, n2), a kernel for each output, without the entries between
+            outputs.
 
     Returns:
-        (n, n2) for a model with one output. For c outputs (n c, n2 c), where row i c + k is output k of sample i (the order
-        of `model(X).reshape(-1)`), or (c, n, n2) if `per_output`. dtype and device are those of the outputs.
+        (n, n2) for a model with one output. For c outputs (n c, n2 c), where row i c + k is output
+        k of sample i (the order of `model(X).reshape(-1)`), or (c, n, n2) if `per_output`. dtype
+        and device are those of the outputs.
     """
     chosen = choose_method(model, X, X2, method=method, block_size=block_size, memory=memory, function="tangent_kernel")
     path = check_target(out, chosen.dtype)
@@ -94,7 +101,8 @@ def kernel_memory(
     memory: int | None = None,
     per_output: bool = False,
 ) -> KernelMemory:
-    """What `tangent_kernel` with the same arguments would take, beyond data and parameters; computes a few rows only."""
+    """What `tangent_kernel` with the same arguments would take, beyond data and parameters;
+    computes a few rows only."""
     chosen = choose_method(model, X, X2, method=method, block_size=block_size, memory=memory, function="kernel_memory")
     return chosen.memory(KernelLayout(by_parameter, per_output, in_memory=out is None))
 

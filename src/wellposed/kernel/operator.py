@@ -18,13 +18,14 @@ from wellposed.nn.tangent import GramProduct
 class TangentKernel:
     r"""The tangent kernel as an operator: `TangentKernel(model, X) @ v` without the (n, n) matrix.
 
-    Closed form: (L1 R1^T o L2 R2^T) v = rowsum((L1 (R1^T diag(v) R2)) * L2), O(n k1 k2) per vector, no n^2; where forming
-    blocks of the kernel is cheaper (few samples, or many vectors at once) that is done, and each is dropped after use.
-    Any other model: J (J'^T v), one vector-Jacobian product and one Jacobian-vector product (as the derivative of
-    w -> J^T w, so that what can be differentiated twice can be used here).
+    Closed form: (L1 R1^T o L2 R2^T) v = rowsum((L1 (R1^T diag(v) R2)) * L2), O(n k1 k2) per vector,
+    no n^2; where forming blocks of the kernel is cheaper (few samples, or many vectors at once)
+    that is done, and each is dropped after use. Any other model: J (J'^T v), one vector-Jacobian
+    product and one Jacobian-vector product (as the derivative of w -> J^T w, so that what can be
+    differentiated twice can be used here).
 
-    The kernel is that of the model's parameters when the operator was made (closed form) or when it is used (generic):
-    make a new one after a training step.
+    The kernel is that of the model's parameters when the operator was made (closed form) or when it
+    is used (generic): make a new one after a training step.
 
     Args:
         model: As in `tangent_kernel`.

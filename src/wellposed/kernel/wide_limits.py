@@ -1,4 +1,5 @@
-"""Gram matrices of infinitely wide ReLU layers in closed form, and what kernels at infinite width check of their arguments."""
+"""Gram matrices of infinitely wide ReLU layers in closed form, and what kernels at infinite width
+check of their arguments."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
 
         G_ij = |x_i| |x_j| (sin theta + (pi - theta) cos theta) / (2 pi),     theta the angle between x_i and x_j,
 
-    the G-infinity of `SkipDEQ` [gao2022], where |x| = 1 gives Q(x_i . x_j)/2 with the Q of [ling2022, eq. 11]. Any norms, zero
-    rows and (anti)parallel rows included. The angle is right to a few roundings and the formula keeps its digits, also for
-    nearly antiparallel rows, where an entry is about |x_i| |x_j| (pi - theta)^3/(6 pi). Differentiable. Costs O(n n2 d).
+    the G-infinity of `SkipDEQ` [gao2022], where |x| = 1 gives Q(x_i . x_j)/2 with the Q of
+    [ling2022, eq. 11]. Any norms, zero rows and (anti)parallel rows included. The angle is right to
+    a few roundings and the formula keeps its digits, also for nearly antiparallel rows, where an
+    entry is about |x_i| |x_j| (pi - theta)^3/(6 pi). Differentiable. Costs O(n n2 d).
 
     Args:
         X: (n, d) samples, float32 or float64.
@@ -40,19 +42,22 @@ def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
 
 
 def population_gram(X: Tensor, weight_variance: float, X2: Tensor | None = None) -> Tensor:
-    r"""K, the limit of Z Z^T/m for the equilibria z = relu(W z + U x) of `GaussianDEQ` as its width m grows.
+    r"""K, the limit of Z Z^T/m for the equilibria z = relu(W z + U x) of `GaussianDEQ` as its width
+    m grows.
 
     With W_ij ~ N(0, 2 s/m), U_ij ~ N(0, 2/d) and s = `weight_variance`, K solves
 
         L = s K + X X^T/d,        K_ij = sqrt(L_ii L_jj) Q(L_ij / sqrt(L_ii L_jj))                            (1)
 
-    Its diagonal is K_ii = |x_i|^2/(d (1 - s)), and off it K_ij = sqrt(K_ii K_jj) Q(c) with one scalar equation per pair,
+    Its diagonal is K_ii = |x_i|^2/(d (1 - s)), and off it K_ij = sqrt(K_ii K_jj) Q(c) with one
+    scalar equation per pair,
 
         c = s Q(c) + (1 - s) cos(x_i, x_j)                                                                  (2)
 
-    [ling2022, Definition 1 and eq. 14]. The paper has |x_i| = sqrt(d); norms only scale the result. (2) is solved to rounding
-    by Newton's method in 1 - c, which cannot fail for s < 1; the convergence theory of the finite network asks s < 1/8.
-    First derivatives with respect to X and X2. Costs O(n n2 d).
+    [ling2022, Definition 1 and eq. 14]. The paper has |x_i| = sqrt(d); norms only scale the result.
+    (2) is solved to rounding by Newton's method in 1 - c, which cannot fail for s < 1; the
+    convergence theory of the finite network asks s < 1/8. First derivatives with respect to X and
+    X2. Costs O(n n2 d).
 
     Args:
         X: (n, d) samples, float32 or float64.
@@ -74,9 +79,10 @@ def population_gram_layers(X: Tensor, weight_variance: float, num_layers: int, *
         rho_l = (1 - s^l)/(1 - s),    cos_l = (1 - 1/rho_l) Q(cos_(l-1)) + (1/rho_l) cos(x_i, x_j)
         K^(l)_ij = |x_i| |x_j|/d rho_l Q(cos_l)
 
-    [ling2022, eqs. 12 and 13]; the paper prints 1/rho_(l-1) in (13), which is 1/0 in the first layer; rho_l is what
-    Definition 1 gives. K^(l) tends to `population_gram` with error O(n l s^l), s being the paper's sigma_w^2, where its
-    Theorem 3 claims O(n sqrt(l) sigma_w^l). Carries no gradient.
+    [ling2022, eqs. 12 and 13]; the paper prints 1/rho_(l-1) in (13), which is 1/0 in the first
+    layer; rho_l is what Definition 1 gives. K^(l) tends to `population_gram` with error O(n l s^l),
+    s being the paper's sigma_w^2, where its Theorem 3 claims O(n sqrt(l) sigma_w^l). Carries no
+    gradient.
 
     Args:
         X: (n, d) samples.
@@ -108,13 +114,15 @@ def population_gram_layers(X: Tensor, weight_variance: float, num_layers: int, *
 
 
 def diagonal_limit(X: Tensor, gamma0: float, X2: Tensor | None = None) -> Tensor:
-    r"""The limit of the tangent kernel of `ImplicitOnlyDEQ(init="diagonal")`, in which only A is trained.
+    r"""The limit of the tangent kernel of `ImplicitOnlyDEQ(init="diagonal")`, in which only A is
+    trained.
 
         H_ij = gamma0^2 * |x_i| |x_j| Q(cos theta)/2 * (pi - theta)/(2 pi)
 
-    With gamma = gamma0/sqrt(m) and A diagonal the recurrence disappears from the limit, z_i -> relu(W^T x_i), and the adjoints
-    become the masked read-out, so that H = (gamma^2/m) (P P^T) o (Z Z^T) is a product of two averages [gao2023, Section 5.2].
-    The paper names the limit without a closed form, for |x| = 1; ReLU is homogeneous, so other norms only scale it.
+    With gamma = gamma0/sqrt(m) and A diagonal the recurrence disappears from the limit, z_i ->
+    relu(W^T x_i), and the adjoints become the masked read-out, so that H = (gamma^2/m) (P P^T) o (Z
+    Z^T) is a product of two averages [gao2023, Section 5.2]. The paper names the limit without a
+    closed form, for |x| = 1; ReLU is homogeneous, so other norms only scale it.
 
     Args:
         X: (n, d) samples.
@@ -132,7 +140,8 @@ def diagonal_limit(X: Tensor, gamma0: float, X2: Tensor | None = None) -> Tensor
 
 
 def check_samples(X: Tensor, X2: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
-    """(n, d) and (n2, d) samples in rows, finite, not empty, of one dtype and device; X2 is X if it was None."""
+    """(n, d) and (n2, d) samples in rows, finite, not empty, of one dtype and device; X2 is X if it
+    was None."""
     _check_rows(X, f"{name}: X")
     if X2 is None:
         return X, X
@@ -150,7 +159,8 @@ def check_samples(X: Tensor, X2: Tensor | None, name: str) -> tuple[Tensor, Tens
 
 
 def symmetric(K: Tensor, X: Tensor, X2: Tensor) -> Tensor:
-    """K (..., n, n2) made exactly symmetric if X2 is X: vectorized functions round by an entry's place in memory."""
+    """K (..., n, n2) made exactly symmetric if X2 is X: vectorized functions round by an entry's
+    place in memory."""
     return (K + K.mT) / 2 if X2 is X else K
 
 

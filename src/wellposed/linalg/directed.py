@@ -1,7 +1,7 @@
 """One-sided arithmetic: scalars rounded outward, and norms bounded from a given side.
 
-`linalg.bounds` proves norms from above and least singular values from below; the bounds from the other side, which refute a
-hypothesis instead of proving it, are here.
+`linalg.bounds` proves norms from above and least singular values from below; the bounds from the
+other side, which refute a hypothesis instead of proving it, are here.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _FLOOR = 2.0**-6
 
 
 def up(value: float) -> float:
-    """A little more than `value`: covers the rounding of the scalar arithmetic that made it, if nothing cancels in it.
+    """A little more than `value`: covers the rounding of the scalar arithmetic that made it, if
+    nothing cancels in it.
 
-    Never NaN. What has become NaN is not bounded, so the answer is infinity. A 0 may be a product that underflowed, so the
-    answer is positive. Minus infinity may be a sum that overflowed, so the answer is the least finite number.
+    Never NaN. What has become NaN is not bounded, so the answer is infinity. A 0 may be a product
+    that underflowed, so the answer is positive. Minus infinity may be a sum that overflowed, so the
+    answer is the least finite number.
     """
     if math.isnan(value):
         return math.inf
@@ -41,18 +43,21 @@ def up(value: float) -> float:
 
 
 def down(value: float) -> float:
-    """A little less than `value`, as `up` from the other side: never NaN, and down(inf) is the largest finite number."""
+    """A little less than `value`, as `up` from the other side: never NaN, and down(inf) is the
+    largest finite number."""
     return -up(-value)
 
 
 def rate_after(decrease: float) -> float:
-    """1 - decrease from above, where `up` would lose a decrease below 1e-12; 1 if none is left after rounding."""
+    """1 - decrease from above, where `up` would lose a decrease below 1e-12; 1 if none is left
+    after rounding."""
     return min(1.0, math.nextafter(1.0 - max(0.0, down(decrease)), math.inf))
 
 
 @dataclass(frozen=True)
 class DataUnit:
-    """Data are in units of 2^exponent: what grows like the p-th power of the inputs has the unit 2^(p exponent)."""
+    """Data are in units of 2^exponent: what grows like the p-th power of the inputs has the unit
+    2^(p exponent)."""
 
     exponent: int = 0
 
@@ -72,7 +77,8 @@ class DataUnit:
         return ldexp_down(down(lower), power * self.exponent), ldexp_up(up(upper), power * self.exponent)
 
     def exact(self, value: float, power: int) -> float:
-        """`value` of the data as they were given, exactly; 0 or infinity where a normal float64 does not hold it."""
+        """`value` of the data as they were given, exactly; 0 or infinity where a normal float64
+        does not hold it."""
         if not self.exponent:
             return value
         try:
@@ -100,7 +106,8 @@ def row_norms_upper(A: Tensor) -> Tensor:
 
 
 def spectral_norm_lower(M: Tensor) -> float:
-    """Lower bound of |M|: |M v|/|v| for the singular vector v that was computed, less the rounding of the product.
+    """Lower bound of |M|: |M v|/|v| for the singular vector v that was computed, less the rounding
+    of the product.
 
     Args:
         M: (m, k) finite.
@@ -111,7 +118,8 @@ def spectral_norm_lower(M: Tensor) -> float:
 
 
 def least_singular_value_upper(Z: Tensor) -> float:
-    """Upper bound of sigma_min(Z) over its n <= m rows: |Z^T u|/|u| for the singular vector u that was computed.
+    """Upper bound of sigma_min(Z) over its n <= m rows: |Z^T u|/|u| for the singular vector u that
+    was computed.
 
     Args:
         Z: (n, m) finite, n <= m.
@@ -124,8 +132,9 @@ def least_singular_value_upper(Z: Tensor) -> float:
 def restricted_norm_upper(R: Tensor, possible: Tensor) -> float:
     """Upper bound of max_i |R_{S_i S_i}|.
 
-    A power iteration for all samples guesses the largest, and a Cholesky test per sample proves it, or a guess a little
-    higher. Costs about one product of the restricted matrix with itself per sample.
+    A power iteration for all samples guesses the largest, and a Cholesky test per sample proves it,
+    or a guess a little higher. Costs about one product of the restricted matrix with itself per
+    sample.
 
     Args:
         R: (m, m) float64.
@@ -155,7 +164,8 @@ def restricted_norm_upper(R: Tensor, possible: Tensor) -> float:
 
 
 def _norm_of_all(v: Tensor) -> tuple[float, int, float]:
-    """The norm as a number and a power of 2, and its relative rounding: a square root of a sum in any order."""
+    """The norm as a number and a power of 2, and its relative rounding: a square root of a sum in
+    any order."""
     A, exponent = scaled(v.detach().double())
     return _norm(A), exponent, (A.numel() + 4) * ROUNDING
 

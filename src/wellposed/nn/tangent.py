@@ -1,7 +1,7 @@
 """Tangent kernels in closed form: sums of Hadamard products of Gram matrices.
 
-The gradient of a prediction with respect to a weight matrix is an outer product (or a short sum of them), so the inner
-product of two of them is a product of inner products: for dy_i/dW = p_i z_i^T,
+The gradient of a prediction with respect to a weight matrix is an outer product (or a short sum of
+them), so the inner product of two of them is a product of inner products: for dy_i/dW = p_i z_i^T,
 
     <dy_i/dW, dy_j/dW> = (p_i . p_j) (z_i . z_j).
 
@@ -21,7 +21,8 @@ class GramProduct:
     """K_ij = coefficient * prod_k <L_k[i], R_k[j]>, a Hadamard product of Gram matrices.
 
     Attributes:
-        factors: Pairs of feature names (left, right): the left one of sample i, the right one of sample j.
+        factors: Pairs of feature names (left, right): the left one of sample i, the right one of
+            sample j.
         coefficient: A number.
     """
 
@@ -33,11 +34,12 @@ class GramProduct:
 class TangentFeatures:
     """What the tangent kernel of a network is made of, for a batch of inputs.
 
-    The kernel between two batches is, parameter by parameter, the sum of its `GramProduct`s with left features from the
-    first batch and right ones from the second.
+    The kernel between two batches is, parameter by parameter, the sum of its `GramProduct`s with
+    left features from the first batch and right ones from the second.
 
     Attributes:
-        features: name -> (n, k): per-sample vectors such as equilibria Z, masked adjoints P, inputs X.
+        features: name -> (n, k): per-sample vectors such as equilibria Z, masked adjoints P, inputs
+            X.
         terms: parameter name -> its part of the kernel.
     """
 

@@ -1,6 +1,7 @@
 """The theorems of the papers, one file a paper: hypotheses, constants, and what they license.
 
-A new theorem is a file here and a line in this table. A family names its theorem by the key (`Theory.theorem`).
+A new theorem is a file here and a line in this table. A family names its theorem by the key
+(`Theory.theorem`).
 """
 
 from collections.abc import Callable, Mapping

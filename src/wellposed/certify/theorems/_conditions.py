@@ -1,14 +1,17 @@
-r"""What the theorems of the papers share: least radii, and hypotheses about data and initialization.
+r"""What the theorems of the papers share: least radii, and hypotheses about data and
+initialization.
 
-The conditions get harder as the radii grow. The theorems of [ling2022] and [nguyen2022] ask for radii R (one by parameter) with
+The conditions get harder as the radii grow. The theorems of [ling2022] and [nguyen2022] ask for
+radii R (one by parameter) with
 
     R >= need(R)                 training never leaves them
     value >= bound(R)            further conditions
 
-where `need` and every `bound` increase with every radius. So iterating R <- need(R) upward from 0 finds the least radii
-that satisfy the first; if any radii satisfy all conditions, these do. The papers take one radius for all parameters, or
-leave them open. Run with every number taken from the harmful side it proves; run with every number taken from the
-helpful side it refutes, because each iterate is then below all radii that could work.
+where `need` and every `bound` increase with every radius. So iterating R <- need(R) upward from 0
+finds the least radii that satisfy the first; if any radii satisfy all conditions, these do. The
+papers take one radius for all parameters, or leave them open. Run with every number taken from the
+harmful side it proves; run with every number taken from the helpful side it refutes, because each
+iterate is then below all radii that could work.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ _NORMALISED = 1e-6
 
 @dataclass(frozen=True)
 class Condition(Generic[N]):
-    """value(numbers) >= bound(numbers, radii), with a bound that increases with the radii; both of `power` in the data."""
+    """value(numbers) >= bound(numbers, radii), with a bound that increases with the radii; both of
+    `power` in the data."""
 
     name: str
     equation: str
@@ -78,8 +82,8 @@ class Theorem(Generic[N]):
     """Conditions with radii to choose.
 
     Attributes:
-        need: The radii that training may use up if it stays within the given ones; None where the theorem ends (e.g. no
-            contraction is left).
+        need: The radii that training may use up if it stays within the given ones; None where the
+            theorem ends (e.g. no contraction is left).
         scale: Radii of the order at which things happen, to show a failing condition at.
         radii_condition: The one that says R >= need(R), in the form in which the paper writes it.
         conditions: The others.
@@ -96,8 +100,10 @@ class Theorem(Generic[N]):
         """Chooses the radii and judges each condition.
 
         Args:
-            harmful: The numbers, each bounded from the side that can only harm: what holds with them is proved.
-            helpful: The same from the other side: what fails with them, for the least radii, is refuted.
+            harmful: The numbers, each bounded from the side that can only harm: what holds with
+                them is proved.
+            helpful: The same from the other side: what fails with them, for the least radii, is
+                refuted.
         """
         radii = self._proved(harmful)
         below, ended = self._below(helpful)
@@ -125,7 +131,8 @@ class Theorem(Generic[N]):
         return Judgement(shown, tuple(hypotheses))
 
     def _proved(self, numbers: N) -> Radii | None:
-        """Radii R >= need(R), the least up to a little; None if the iteration ends or does not settle."""
+        """Radii R >= need(R), the least up to a little; None if the iteration ends or does not
+        settle."""
         radii: Radii = dict.fromkeys(self.scale(numbers), 0.0)
         for _ in range(_ROUNDS):
             needed = self._finite_need(numbers, radii)
@@ -156,7 +163,8 @@ class Theorem(Generic[N]):
         return needed if needed is not None and all(value <= largest for value in needed.values()) else None
 
     def _shown(self, numbers: N) -> Radii:
-        """Where the worst of the ratios bound/value is best, on a coarse grid: which shows how far the conditions are."""
+        """Where the worst of the ratios bound/value is best, on a coarse grid: which shows how far
+        the conditions are."""
         scale = self.scale(numbers)
 
         def worst(radii: Radii) -> float:
@@ -170,7 +178,8 @@ class Theorem(Generic[N]):
 def measured_for(
     theorem: str, family: str, model: Any, X: Tensor, y: Tensor, *, dynamics: str, trains_all: bool = False
 ) -> Measurement | Certificate:
-    """The measurement that a theorem is judged by; or an undecided certificate that says why there is none.
+    """The measurement that a theorem is judged by; or an undecided certificate that says why there
+    is none.
 
     Args:
         theorem: Its key. family: The name of the networks that it is about.
@@ -208,14 +217,16 @@ def report(
     errors: Mapping[str, float],
     note: str,
 ) -> Certificate:
-    """UNDECIDED, or VIOLATED if a hypothesis is false: these theorems state orders, not numbers, and license nothing."""
+    """UNDECIDED, or VIOLATED if a hypothesis is false: these theorems state orders, not numbers,
+    and license nothing."""
     false = any(h.holds is False for h in hypotheses)
     verdict = Verdict.VIOLATED if false else Verdict.UNDECIDED
     return Certificate(theorem, verdict, tuple(hypotheses), dynamics, measured=measured, errors=errors, note=note)
 
 
 def gram_bounds(G: Tensor) -> tuple[float, float]:
-    """Lower and upper bounds of the least eigenvalue of a Gram matrix computed entry by entry to about 64 roundings.
+    """Lower and upper bounds of the least eigenvalue of a Gram matrix computed entry by entry to
+    about 64 roundings.
 
     Args:
         G: (n, n) symmetric up to rounding.

@@ -1,4 +1,5 @@
-"""Theorems 3.1 and 3.2 of [gao2022] on `SkipDEQ`: reported, never certified, because their constants are not stated."""
+"""Theorems 3.1 and 3.2 of [gao2022] on `SkipDEQ`: reported, never certified, because their
+constants are not stated."""
 
 from __future__ import annotations
 
@@ -17,20 +18,25 @@ from wellposed.linalg.directed import down, up, vector_norm_upper
 
 
 def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Certificate:
-    r"""[gao2022, Theorem 3.1] (flow) or [gao2022, Theorem 3.2] (descent) for a `SkipDEQ`, as a report.
+    r"""[gao2022, Theorem 3.1] (flow) or [gao2022, Theorem 3.2] (descent) for a `SkipDEQ`, as a
+    report.
 
-    With lambda_0 = lambda_min(G_inf), G_inf = E[relu(X w) relu(X w)^T], the theorems promise |r(t)|^2 <= exp(-lambda_0 t)
-    |r_0|^2 and |r_k|^2 <= (1 - step lambda_0/2)^k |r_0|^2 with high probability for m = Omega(n^2/lambda_0^2 log(n/delta)), 0
-    < gamma < min(1/2, 1/(4 c)), where |A|, |W| <= c sqrt(m), and steps O(lambda_0/n^2). No constant is stated, so nothing can
-    be CERTIFIED. What can be measured is.
+    With lambda_0 = lambda_min(G_inf), G_inf = E[relu(X w) relu(X w)^T], the theorems promise
+    |r(t)|^2 <= exp(-lambda_0 t) |r_0|^2 and |r_k|^2 <= (1 - step lambda_0/2)^k |r_0|^2 with high
+    probability for m = Omega(n^2/lambda_0^2 log(n/delta)), 0 < gamma < min(1/2, 1/(4 c)), where
+    |A|, |W| <= c sqrt(m), and steps O(lambda_0/n^2). No constant is stated, so nothing can be
+    CERTIFIED. What can be measured is.
 
     What stands in the way of more:
 
-    - Lemma 3.5 keeps |u(t)| <= 16 c sqrt(n) |r_0|/lambda_0, but |u(0)| = sqrt(m), and the width that its own proof needs is
-      8 |X|^2/lambda_0 >= 16 times the largest for which that is true at t = 0. Repaired with |u|, |v| <= 2 sqrt(m) it asks for
-      m >= 192^2 c^2 n |X|_F^4 |r_0|^2/lambda_0^4, so n^4/lambda_0^4 as in [gao2023].
-    - Lemma 3.4 takes relu to be 1-Lipschitz in the operator norm, which is false; |X|_F replaces |X|.
-    - For descent, the cross term (43) is of order c^2 n at every width, against lambda_0/2: the printed proof does not close.
+    - Lemma 3.5 keeps |u(t)| <= 16 c sqrt(n) |r_0|/lambda_0, but |u(0)| = sqrt(m), and the width
+      that its own proof needs is 8 |X|^2/lambda_0 >= 16 times the largest for which that is true at
+      t = 0. Repaired with |u|, |v| <= 2 sqrt(m) it asks for m >= 192^2 c^2 n |X|_F^4
+      |r_0|^2/lambda_0^4, so n^4/lambda_0^4 as in [gao2023].
+    - Lemma 3.4 takes relu to be 1-Lipschitz in the operator norm, which is false; |X|_F replaces
+      |X|.
+    - For descent, the cross term (43) is of order c^2 n at every width, against lambda_0/2: the
+      printed proof does not close.
 
     Args:
         model: A `SkipDEQ`.

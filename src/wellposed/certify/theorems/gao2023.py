@@ -1,4 +1,5 @@
-"""Theorem 3.1 of [gao2023] on `ImplicitOnlyDEQ`: reported, never certified, because its constants are not stated."""
+"""Theorem 3.1 of [gao2023] on `ImplicitOnlyDEQ`: reported, never certified, because its constants
+are not stated."""
 
 from __future__ import annotations
 
@@ -19,19 +20,21 @@ _ROUNDS = 1000
 def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
     r"""[gao2023, Theorem 3.1] for an `ImplicitOnlyDEQ`, as a report.
 
-    With lambda_0 = lambda_min(H(0)), H = (gamma^2/m)(P P^T) o (Z Z^T), it promises |r(t)|^2 <= exp(-lambda_0 t)|r_0|^2 for
-    the flow with probability 1 - delta, for m = Omega(n^4/(lambda_0^4 delta)). No constant is stated, so nothing can be
-    CERTIFIED.
+    With lambda_0 = lambda_min(H(0)), H = (gamma^2/m)(P P^T) o (Z Z^T), it promises |r(t)|^2 <=
+    exp(-lambda_0 t)|r_0|^2 for the flow with probability 1 - delta, for m = Omega(n^4/(lambda_0^4
+    delta)). No constant is stated, so nothing can be CERTIFIED.
 
     If lambda_min(H(t)) >= lambda_0/2 for all t, then A moves by at most the least R with
 
         R >= 2 gamma |Phi|_F |r_0|/(lambda_0 (1 - q)^2),     q = gamma (|A| + R) < 1
 
-    which is reported with whether it leaves a contraction. That premise is the gap: (13)-(15) bound the change of H with
-    sigma'' = 0, so they ignore changes of the masks, and for ReLU no rigorous constant comes out.
+    which is reported with whether it leaves a contraction. That premise is the gap: (13)-(15) bound
+    the change of H with sigma'' = 0, so they ignore changes of the masks, and for ReLU no rigorous
+    constant comes out.
 
-    The paper takes |A(0)| <= sqrt(m) "without loss of generality"; Gaussian matrices have 2 sqrt(m). Its half-normal example
-    has |A(0)| = m sqrt(2/pi) and then no equilibrium; `ImplicitOnlyDEQ(init="half_normal")` divides the entries by sqrt(m).
+    The paper takes |A(0)| <= sqrt(m) "without loss of generality"; Gaussian matrices have 2
+    sqrt(m). Its half-normal example has |A(0)| = m sqrt(2/pi) and then no equilibrium;
+    `ImplicitOnlyDEQ(init="half_normal")` divides the entries by sqrt(m).
 
     Args:
         model: An `ImplicitOnlyDEQ`.
@@ -110,7 +113,8 @@ def _reported(point: Measurement, X: Tensor, y: Tensor) -> Certificate:
 
 
 def _radius(gamma: float, A: float, Phi: float, r: float, least: float) -> float | None:
-    """The least R >= 2 gamma |Phi|_F |r|/(lambda_0 (1 - q)^2), by upward iteration; None if there is none."""
+    """The least R >= 2 gamma |Phi|_F |r|/(lambda_0 (1 - q)^2), by upward iteration; None if there
+    is none."""
     R = 0.0
     for _ in range(_ROUNDS):
         q = gamma * (A + R)

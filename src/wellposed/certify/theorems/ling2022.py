@@ -1,4 +1,5 @@
-"""Theorem 1 of [ling2022]: gradient descent on `GaussianDEQ` converges if the read-out is small and the features large."""
+"""Theorem 1 of [ling2022]: gradient descent on `GaussianDEQ` converges if the read-out is small and
+the features large."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class _Norms:
     constant: float
 
     def factors(self, radii: Radii) -> tuple[float, float, float]:
-        """c_w, c_u, c_a: gradients are at most c |X|_F |r| within the radii; infinite where contraction ends."""
+        """c_w, c_u, c_a: gradients are at most c |X|_F |r| within the radii; infinite where
+        contraction ends."""
         W, U, a = self.W + radii["W"], self.U + radii["U"], self.a + radii["a"]
         if W >= 1:
             return math.inf, math.inf, math.inf
@@ -60,28 +62,32 @@ class _Norms:
 def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -> Certificate:
     r"""[ling2022, Theorem 1] at the present parameters of a `GaussianDEQ`.
 
-    With radii d_W, d_U, d_a, rho = |.| + d and c_w = rho_u rho_a/(1 - rho_w)^2, c_u = rho_a/(1 - rho_w), c_a = rho_u/(1 -
-    rho_w), C = (c_w^2 + c_u^2)|X|_F^2, E = C + c_a^2 |X|_F^2 and lambda_0 = lambda_min(Z Z^T), Condition 1 is
+    With radii d_W, d_U, d_a, rho = |.| + d and c_w = rho_u rho_a/(1 - rho_w)^2, c_u = rho_a/(1 -
+    rho_w), c_a = rho_u/(1 - rho_w), C = (c_w^2 + c_u^2)|X|_F^2, E = C + c_a^2 |X|_F^2 and lambda_0
+    = lambda_min(Z Z^T), Condition 1 is
 
         (7)  lambda_0 >= 4 |X|_F |r| max(c_w/d_W, c_u/d_U, c_a/d_a)
         (8)  lambda_0^(3/2) >= 4 (2 + sqrt 2) C |r|/rho_a
         (9)  lambda_0 >= 8 C
 
-    and licenses steps eta < min(2/lambda_0, 2 C/E^2): the radii are never left, so |W| < 1 throughout, lambda_min(Z Z^T)
-    stays above lambda_0/2, and |r_k|^2 <= (1 - eta lambda_0/2)^k |r_0|^2. The paper's rate is that of the loss;
-    `Certificate.rate` is its square root, the rate of |r|.
+    and licenses steps eta < min(2/lambda_0, 2 C/E^2): the radii are never left, so |W| < 1
+    throughout, lambda_min(Z Z^T) stays above lambda_0/2, and |r_k|^2 <= (1 - eta lambda_0/2)^k
+    |r_0|^2. The paper's rate is that of the loss; `Certificate.rate` is its square root, the rate
+    of |r|.
 
-    *Proof.* Within the radii the gradients are at most c |X|_F |r|, and eta sum_k |r_k| <= 4 |r_0|/lambda_0: that is (7). The
-    features then move by at most 4 C |r_0|/(rho_a lambda_0), and (8) keeps sigma_min(Z) above sqrt(lambda_0/2). In a step,
-    r_next = r - eta Z Z^T r + (Z_next - Z) a_next, the last term at most eta C |r| and the whole change at most eta E |r|, so
+    *Proof.* Within the radii the gradients are at most c |X|_F |r|, and eta sum_k |r_k| <= 4
+    |r_0|/lambda_0: that is (7). The features then move by at most 4 C |r_0|/(rho_a lambda_0), and
+    (8) keeps sigma_min(Z) above sqrt(lambda_0/2). In a step, r_next = r - eta Z Z^T r + (Z_next -
+    Z) a_next, the last term at most eta C |r| and the whole change at most eta E |r|, so
 
         |r_next|^2 <= (1 - eta lambda_0 + 2 eta C + eta^2 E^2) |r|^2
 
-    which is at most 1 - eta lambda_0/2 if eta E^2 <= lambda_0/2 - 2 C; with lambda_0 >= c C it suffices that eta <= (c/2 - 2)
-    C/E^2.
+    which is at most 1 - eta lambda_0/2 if eta E^2 <= lambda_0/2 - 2 C; with lambda_0 >= c C it
+    suffices that eta <= (c/2 - 2) C/E^2.
 
-    Two departures. The paper prints 4 for the constant c of (9), which leaves no step where it holds with equality; 8 is what
-    its own step bound needs. And it has one radius for all parameters; ours are separate, and the least that satisfy (7).
+    Two departures. The paper prints 4 for the constant c of (9), which leaves no step where it
+    holds with equality; 8 is what its own step bound needs. And it has one radius for all
+    parameters; ours are separate, and the least that satisfy (7).
 
     Args:
         model: A `GaussianDEQ`.

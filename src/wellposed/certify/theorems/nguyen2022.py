@@ -64,10 +64,11 @@ class _MonotoneNorms:
 
 
 def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -> Certificate:
-    r"""[nguyen2022, Theorem 3.3.1] (flow) or [nguyen2022, Theorem 3.3.5] (descent, corrected), at the present parameters.
+    r"""[nguyen2022, Theorem 3.3.1] (flow) or [nguyen2022, Theorem 3.3.5] (descent, corrected), at
+    the present parameters.
 
-    With radii R, l = |.| + R, margin m, l0 = sigma_min(Z) (*not* the lambda_0 of [ling2022], which is its square), the flow
-    needs
+    With radii R, l = |.| + R, margin m, l0 = sigma_min(Z) (*not* the lambda_0 of [ling2022], which
+    is its square), the flow needs
 
         (3.8)  l0^2 >= 4 |X|_F |r| max{2 l_U l_u l_A/(m^2 R_A), 2 l_U l_u/(m^2 R_B), l_u/(m R_U), l_U/(m R_u)}
         (3.9)  l0^3 >= 8 |X|_F^2 |r| (l_u/m^2) [1 + 4 (l_A^2 + 1) l_U^2/m^2]
@@ -78,19 +79,21 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
         (3.17')  (3.9) with 16 for 8
         (3.18')  l0^2 >= 20 C_p,    C_p = |X|_F^2 [l_u^2/m^2 + 4 l_U^2 l_u^2 (l_A^2 + 1)/m^4]
 
-    and licenses eta < 4/l0^2, eta <= 2 l0^2/(25 C_11^2) with C_11 = C_p + |X|_F^2 l_U^2/m^2: |r_k|^2 <= (1 - eta l0^2/4)^k
-    |r_0|^2. In both cases the radii are never left, and sigma_min(Z) stays above l0/2; the equilibrium is unique wherever the
-    parameters go.
+    and licenses eta < 4/l0^2, eta <= 2 l0^2/(25 C_11^2) with C_11 = C_p + |X|_F^2 l_U^2/m^2:
+    |r_k|^2 <= (1 - eta l0^2/4)^k |r_0|^2. In both cases the radii are never left, and sigma_min(Z)
+    stays above l0/2; the equilibrium is unique wherever the parameters go.
 
-    *Proof of the descent.* Gradients within the radii are at most |X|_F |r| times 2 l_U l_u l_A/m^2, 2 l_U l_u/m^2, l_u/m,
-    l_U/m, because |Z|_F <= |X|_F l_U/m and the masked adjoints are at most l_u/m; and eta sum_k |r_k| <= 8 |r_0|/l0^2: that
-    is (3.16). As |A'^T A' - A^T A| <= 2 l_A |A' - A|, the features move by at most (8 |r_0|/l0^2) |X|_F^2 times the bracket
-    of (3.17'), so sigma_min(Z) >= l0/2. In a step |r_next|^2 <= (1 - eta l0^2/2 + 2 eta C_p + eta^2 C_11^2) |r|^2, and 2 C_p
-    + eta C_11^2 <= l0^2/10 + 2 l0^2/25 < l0^2/4.
+    *Proof of the descent.* Gradients within the radii are at most |X|_F |r| times 2 l_U l_u
+    l_A/m^2, 2 l_U l_u/m^2, l_u/m, l_U/m, because |Z|_F <= |X|_F l_U/m and the masked adjoints are
+    at most l_u/m; and eta sum_k |r_k| <= 8 |r_0|/l0^2: that is (3.16). As |A'^T A' - A^T A| <= 2
+    l_A |A' - A|, the features move by at most (8 |r_0|/l0^2) |X|_F^2 times the bracket of (3.17'),
+    so sigma_min(Z) >= l0/2. In a step |r_next|^2 <= (1 - eta l0^2/2 + 2 eta C_p + eta^2 C_11^2)
+    |r|^2, and 2 C_p + eta C_11^2 <= l0^2/10 + 2 l0^2/25 < l0^2/4.
 
-    Departures: the thesis prints (3.17) and (3.18) without their powers of m, (3.17) with half its factor, and (3.18) with a
-    further term l_U^2 with which, once the powers of m are back, it can never hold; its step bound misses lambda_max(Z Z^T),
-    and the literal theorem is false (`findings/test_nguyen2022.py` runs into infinity). "Width O(N)" means width >= N.
+    Departures: the thesis prints (3.17) and (3.18) without their powers of m, (3.17) with half its
+    factor, and (3.18) with a further term l_U^2 with which, once the powers of m are back, it can
+    never hold; its step bound misses lambda_max(Z Z^T), and the literal theorem is false
+    (`findings/test_nguyen2022.py` runs into infinity). "Width O(N)" means width >= N.
 
     Args:
         model: A `MonotoneDEQ`.

@@ -1,4 +1,5 @@
-"""The networks of the papers, with their letters. One file is one family: its equation, its kernel, its `Theory`."""
+"""The networks of the papers, with their letters. One file is one family: its equation, its kernel,
+its `Theory`."""
 
 from wellposed.nn.families._contraction import AbstractContraction, NormBound
 from wellposed.nn.families._network import AbstractNetwork

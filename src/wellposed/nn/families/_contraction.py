@@ -1,4 +1,5 @@
-"""Networks that are well-posed because |R| < 1, and the bound of |R| that is asked for while R moves a little."""
+"""Networks that are well-posed because |R| < 1, and the bound of |R| that is asked for while R
+moves a little."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _SLACK = 1.0 + 2.0**-20
 
 
 class NormBound:
-    """Upper bounds of |V|: one decomposition of a reference V_0 now and then, one subtraction in between.
+    """Upper bounds of |V|: one decomposition of a reference V_0 now and then, one subtraction in
+    between.
 
     |V| <= |V_0| + |V - V_0|_F. The matrices are compared entry by entry, so every change is seen.
 
@@ -76,8 +78,8 @@ class AbstractContraction(AbstractNetwork):
 
     Args:
         in_features, width: d, m.
-        on_ill_posed: What happens when the bound reaches 1, where nothing proves any more that an equilibrium exists: "raise"
-            (`IllPosed`), "warn" (`IllPosedWarning`) or "ignore".
+        on_ill_posed: What happens when the bound reaches 1, where nothing proves any more that an
+            equilibrium exists: "raise" (`IllPosed`), "warn" (`IllPosedWarning`) or "ignore".
         options: As in `AbstractNetwork`.
     """
 
@@ -94,7 +96,8 @@ class AbstractContraction(AbstractNetwork):
         """What to change when |R| is not below 1; the second sentence of an error message."""
 
     def contraction_upper(self) -> float:
-        """A rigorous upper bound of the contraction factor |R|, sharp to about 1e-11; one singular value decomposition."""
+        """A rigorous upper bound of the contraction factor |R|, sharp to about 1e-11; one singular
+        value decomposition."""
         with torch.no_grad():
             return self._norm_bound(self.recurrent(), below=0.0)
 

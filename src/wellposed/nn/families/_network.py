@@ -36,8 +36,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
         solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`.
 
     Attributes:
-        layer: The `EquilibriumLayer` that solves; its input is c. `layer.last_solution` and `layer.last_adjoint` describe the
-            last solves.
+        layer: The `EquilibriumLayer` that solves; its input is c. `layer.last_solution` and
+            `layer.last_adjoint` describe the last solves.
     """
 
     #: What happens where nothing proves that there is exactly one equilibrium.
@@ -79,7 +79,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
-        """The closed form of the kernel, given injections, equilibria and masked adjoints, all in rows."""
+        """The closed form of the kernel, given injections, equilibria and masked adjoints, all in
+        rows."""
 
     @property
     def theory(self) -> Theory:
@@ -89,8 +90,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
     def recurrent_error(self) -> float:
         """Upper bound of the rounding of `recurrent()`, in float64 and in the spectral norm.
 
-        0 for a parameter itself, and enough for a parameter times a few numbers. A family that computes more than that
-        overrides it.
+        0 for a parameter itself, and enough for a parameter times a few numbers. A family that
+        computes more than that overrides it.
         """
         R = self.recurrent().detach()
         if any(R.data_ptr() == parameter.data_ptr() for parameter in self.parameters()):
@@ -103,7 +104,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
         return U
 
     def bind(self, C: Tensor) -> OperatorMap:
-        """The map z -> relu(R z + c) for injections (n, m), with a graph to them and to the parameters."""
+        """The map z -> relu(R z + c) for injections (n, m), with a graph to them and to the
+        parameters."""
         R = self.recurrent()
         return DenseMap(R.float(), C.float(), ReLU()) if C.dtype in LOW_PRECISION else DenseMap(R, C, ReLU())
 
@@ -133,7 +135,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
             return self._equilibrium(self.injection(X), z0)
 
     def solve(self, X: Tensor, z0: Tensor | None = None, *, record: bool = False) -> Solution:
-        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`."""
+        """The equilibrium without a graph, with all that is known about it; see
+        `EquilibriumLayer.solve`."""
         self._check(X)
         self._apply_policy()
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
@@ -156,7 +159,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
             return self.layer.linearise(C, self.readout_weight(), z0=z0, u0=p0)
 
     def tangent_features(self, X: Tensor) -> TangentFeatures:
-        """What the tangent kernel is made of: see `TangentFeatures`. Parameters that do not require a gradient have no part."""
+        """What the tangent kernel is made of: see `TangentFeatures`. Parameters that do not require
+        a gradient have no part."""
         point = self.linearise(X)
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
             C = self.injection(X).to(point.value.dtype)  # low precision is lifted, as in the solve
@@ -165,7 +169,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
         return TangentFeatures(tangent.features, {name: part for name, part in tangent.terms.items() if name in trained})
 
     def gradients(self, X: Tensor, point: Linearised, r: Tensor, *, injection: Tensor | None = None) -> dict[str, Tensor]:
-        r"""The gradient of sum_i r_i y_i by the closed form: with r = y_hat - y, that of the loss |y_hat - y|^2/2.
+        r"""The gradient of sum_i r_i y_i by the closed form: with r = y_hat - y, that of the loss
+        |y_hat - y|^2/2.
 
         Costs no solve: P diag(r) is the adjoint for the cotangent r_i v of every sample.
 
@@ -173,7 +178,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
             X: (n, d) the inputs of `point`.
             point: From `linearise(X)`, at the present parameters.
             r: (n,).
-            injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if available.
+            injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if
+                available.
         """
         self._check(X)
         if not isinstance(r, Tensor) or r.shape != point.value.shape[:1] or r.shape != X.shape[:1]:
@@ -204,7 +210,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
         }
 
     def least_preactivation(self, X: Tensor) -> Tensor:
-        """(n,) the least |pre-activation| over the units of each sample: where it is 0 there is no derivative."""
+        """(n,) the least |pre-activation| over the units of each sample: where it is 0 there is no
+        derivative."""
         point = self.linearise(X)
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
             C, R = self.injection(X).to(point.value.dtype), self.recurrent().to(point.value.dtype)
@@ -217,7 +224,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     @eager
     def _without_lost(self, z: Tensor) -> Tensor:
-        """NaN where there is no equilibrium because a number was not finite: the start, 0, would pass for a prediction."""
+        """NaN where there is no equilibrium because a number was not finite: the start, 0, would
+        pass for a prediction."""
         solution = self.layer.last_solution
         if solution is None:
             return z
@@ -245,7 +253,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
 
 class _Cell(AbstractCell):
-    """The map of a network for given injections. It holds no parameters: those have the names of the paper, on the network."""
+    """The map of a network for given injections. It holds no parameters: those have the names of
+    the paper, on the network."""
 
     def __init__(self, network: AbstractNetwork) -> None:
         super().__init__()

@@ -17,8 +17,9 @@ from wellposed.solve import check_interval
 class GaussianDEQ(AbstractContraction):
     r"""z = relu(W z + U x), y = a . z [ling2022, eq. (1)-(2)].
 
-    Starts from W_ij ~ N(0, 2 s/m), U_ij ~ N(0, 2/d), a_i ~ N(0, 1/m) with s = `weight_variance` (Assumption 1, which asks for
-    s < 1/8 and inputs of norm sqrt(d)); |W| is then about 2 sqrt(2 s). Well-posed while |W| < 1.
+    Starts from W_ij ~ N(0, 2 s/m), U_ij ~ N(0, 2/d), a_i ~ N(0, 1/m) with s = `weight_variance`
+    (Assumption 1, which asks for s < 1/8 and inputs of norm sqrt(d)); |W| is then about 2 sqrt(2
+    s). Well-posed while |W| < 1.
 
     Tangent kernel, with p_i = D_i (I - W^T D_i)^(-1) a:  H = G + (P P^T) o (G + X X^T),  G = Z Z^T.
 
@@ -33,8 +34,8 @@ class GaussianDEQ(AbstractContraction):
         weight_variance: s, at least 0.
         generator: Of the initialization.
         device, dtype: Of the parameters.
-        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`; `on_ill_posed` as in
-            `AbstractContraction`.
+        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`;
+            `on_ill_posed` as in `AbstractContraction`.
 
     Attributes:
         W: (m, m). U: (m, d). a: (m,).

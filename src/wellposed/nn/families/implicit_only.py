@@ -21,17 +21,21 @@ _DRAWS = 20
 
 
 class ImplicitOnlyDEQ(AbstractContraction):
-    r"""z = relu(gamma A^T z + phi), phi = relu(W^T x), y = b . z/sqrt(m), gamma = gamma0/sqrt(m) [gao2023, eq. (1)-(3)].
+    r"""z = relu(gamma A^T z + phi), phi = relu(W^T x), y = b . z/sqrt(m), gamma = gamma0/sqrt(m)
+    [gao2023, eq. (1)-(3)].
 
-    Only A is a parameter; W and b are buffers, W_ij ~ N(0, 1) and b_i = +-1. In rows, Z = relu(gamma Z A + Phi).
+    Only A is a parameter; W and b are buffers, W_ij ~ N(0, 1) and b_i = +-1. In rows, Z =
+    relu(gamma Z A + Phi).
 
     `init` chooses A(0):
 
-    - "gaussian": A_ij ~ N(0, 1), drawn again until gamma |A| < 1. |A| is about 2 sqrt(m) (the paper says without loss of
-      generality 1), so gamma0 must be below 1/2, and below 1/3 if A may move by sqrt(m) in training.
-    - "half_normal": A_ij = |N(0, 1)|/sqrt(m). The paper has no 1/sqrt(m); then gamma |A| = gamma0 sqrt(2m/pi), and there is no
-      equilibrium at all for m > pi/(2 gamma0^2). Scaled, gamma |A| tends to gamma0 sqrt(2/pi), every unit is active, and
-      Z = Phi (I - gamma A)^(-1) as the paper wants.
+    - "gaussian": A_ij ~ N(0, 1), drawn again until gamma |A| < 1. |A| is about 2 sqrt(m) (the paper
+      says without loss of generality 1), so gamma0 must be below 1/2, and below 1/3 if A may move
+      by sqrt(m) in training.
+    - "half_normal": A_ij = |N(0, 1)|/sqrt(m). The paper has no 1/sqrt(m); then gamma |A| = gamma0
+      sqrt(2m/pi), and there is no equilibrium at all for m > pi/(2 gamma0^2). Scaled, gamma |A|
+      tends to gamma0 sqrt(2/pi), every unit is active, and Z = Phi (I - gamma A)^(-1) as the paper
+      wants.
     - "diagonal": A = diag(N(0, 1)).
 
     Tangent kernel, with p_i = D_i (I - gamma A D_i)^(-1) b:  H = (gamma^2/m) (P P^T) o (Z Z^T).
@@ -43,8 +47,8 @@ class ImplicitOnlyDEQ(AbstractContraction):
         init: See above.
         generator: Of the initialization.
         device, dtype: Of the parameters.
-        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`; `on_ill_posed` as in
-            `AbstractContraction`.
+        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`;
+            `on_ill_posed` as in `AbstractContraction`.
 
     Attributes:
         A: (m, m), the only parameter. W: (d, m), b: (m,) buffers. gamma: gamma0/sqrt(m).

@@ -26,12 +26,15 @@ from wellposed.solve import AbstractSolver, PeacemanRachford
 
 
 class MonotoneDEQ(AbstractNetwork):
-    r"""z = relu(W z + U x), W = (1 - m) I - A^T A + B - B^T, y = u . z [nguyen2022, Definition 3.2.1].
+    r"""z = relu(W z + U x), W = (1 - m) I - A^T A + B - B^T, y = u . z [nguyen2022, Definition
+    3.2.1].
 
-    Well-posed for every A and B, because sym(I - W) >= m > 0; |W| may be anything, so splitting solvers are used.
-    Starts from A_ij, B_ij ~ N(0, 1/(4 width)), U_ij ~ N(0, 2/d), u_i ~ N(0, 1/width); the thesis leaves this open.
+    Well-posed for every A and B, because sym(I - W) >= m > 0; |W| may be anything, so splitting
+    solvers are used. Starts from A_ij, B_ij ~ N(0, 1/(4 width)), U_ij ~ N(0, 2/d), u_i ~ N(0,
+    1/width); the thesis leaves this open.
 
-    Tangent kernel, with p_i = D_i (I - W^T D_i)^(-1) u and, in rows, AP = P A^T, AZ = Z A^T, G = Z Z^T:
+    Tangent kernel, with p_i = D_i (I - W^T D_i)^(-1) u and, in rows, AP = P A^T, AZ = Z A^T, G = Z
+    Z^T:
 
         K_A = (AP AP^T) o G + (AZ AZ^T) o (P P^T) + (AP AZ^T) o (Z P^T) + (AZ AP^T) o (P Z^T)
         K_B = 2 [(P P^T) o G - (P Z^T) o (Z P^T)],   K_U = (P P^T) o (X X^T),   K_u = G
@@ -42,9 +45,10 @@ class MonotoneDEQ(AbstractNetwork):
         in_features: d.
         width: Number of units (the letter m is the margin here).
         margin: m, positive.
-        solver: `PeacemanRachford(step_size=None)` if not given: the step 1/|I - W|, bounded rigorously.
-        gradient: `ImplicitGradient` with the solver if neither is given: one factorization per value of A and B serves every
-            sample, forward and backward.
+        solver: `PeacemanRachford(step_size=None)` if not given: the step 1/|I - W|, bounded
+            rigorously.
+        gradient: `ImplicitGradient` with the solver if neither is given: one factorization per
+            value of A and B serves every sample, forward and backward.
         generator: Of the initialization.
         device, dtype: Of the parameters.
         max_steps: As in `EquilibriumLayer`; splittings take more steps than a contraction.
@@ -131,8 +135,8 @@ class MonotoneDEQ(AbstractNetwork):
 class MonotoneSensitivity(AbstractSensitivity):
     r"""z = relu(W z + U x), W = (1 - m) I - A^T A + B - B^T, y = u . z.
 
-    Two equilibria satisfy m |z' - z| <= |dW z + dU x| for the *same* margin m everywhere [nguyen2022, Lemma 3.3.4], so with
-    samples in rows, beta = |Z| and b = |X|,
+    Two equilibria satisfy m |z' - z| <= |dW z + dU x| for the *same* margin m everywhere
+    [nguyen2022, Lemma 3.3.4], so with samples in rows, beta = |Z| and b = |X|,
 
         |Z' - Z|_F <= (|dW|_F beta + |dU|_F b)/m,     |dW|_F <= 2 |A| |dA|_F + |dA|_F^2 + 2 |dB|_F.
 

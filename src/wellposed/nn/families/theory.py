@@ -1,4 +1,5 @@
-"""What the theorems know of a family of networks: declared by the family, read by kernels, certificates and training."""
+"""What the theorems know of a family of networks: declared by the family, read by kernels,
+certificates and training."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 class Theory:
     r"""The letters and constants of z = relu(R z + c), y = w . z (+ w' . c) for one network.
 
-    R = k Q A Q' with orthogonal Q, Q' (or none), so |dR|_F = k |dA|_F, and c = l U x or l relu(U x). A family whose R depends
-    on its parameters in another way leaves `recurrent` empty and has a method `sensitivity(measurement)`, see
-    `AbstractSensitivity`.
+    R = k Q A Q' with orthogonal Q, Q' (or none), so |dR|_F = k |dA|_F, and c = l U x or l relu(U
+    x). A family whose R depends on its parameters in another way leaves `recurrent` empty and has a
+    method `sensitivity(measurement)`, see `AbstractSensitivity`.
 
     Attributes:
         recurrent: Name of A. injected: Name of the parameter or buffer behind U.
@@ -24,13 +25,15 @@ class Theory:
         fixed: Those of the names above that are buffers, which are never trained.
         recurrent_scale, injection_scale, readout_scale: k, l, and what multiplies w and w'.
         rectified: Whether c = l relu(U x).
-        margin: m with sym(I - R) >= m by construction (well-posed by monotonicity); None if well-posed while |R| < 1.
+        margin: m with sym(I - R) >= m by construction (well-posed by monotonicity); None if
+            well-posed while |R| < 1.
         homogeneous: Whether there are no biases: c and y are positively homogeneous in x.
-        closed_form: Whether the network has `linearise` and `gradients`. One without measures itself, with a method
-            `sensitivity_at(X, y)`.
-        theorem: Key of the theorem of its paper, a file of `wellposed.certify.theorems`; empty if there is none.
-        options: Attributes with which a network of another width is drawn, `type(network)(in_features, width, **options)`;
-            None if it cannot be.
+        closed_form: Whether the network has `linearise` and `gradients`. One without measures
+            itself, with a method `sensitivity_at(X, y)`.
+        theorem: Key of the theorem of its paper, a file of `wellposed.certify.theorems`; empty if
+            there is none.
+        options: Attributes with which a network of another width is drawn,
+            `type(network)(in_features, width, **options)`; None if it cannot be.
         limit: Key and number of its tangent kernel at infinite width, where that is known.
     """
 
