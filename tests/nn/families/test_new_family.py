@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +128,14 @@ def test_a_bias_that_is_not_declared_is_seen() -> None:
     X = 2.0**250 * torch.randn(3, 6, generator=generator, dtype=F64)
     certificate = wp.certify(model, X, torch.zeros(3, dtype=F64), theorem="radius")
     assert "range of float64" in certificate.note  # a network without biases would be measured in another unit
+
+
+def test_the_type_of_a_network_is_rarely_asked_for() -> None:
+    """A family declares what others need; where a type is asked for, a comment on that line or the one before says why."""
+    asked = re.compile(r"isinstance\([^#]*(DEQ|OptEq|AbstractNetwork|AbstractContraction|MonotoneClassifier)")
+    found = []
+    for path in sorted(Path(wp.__file__).parents[1].rglob("*.py")):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        found += [(path.name, "\n".join(lines[i - 1 : i + 1])) for i, line in enumerate(lines) if asked.search(line)]
+    assert len(found) <= 10
+    assert [name for name, text in found if "#" not in text] == []
