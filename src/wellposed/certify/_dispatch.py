@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wellposed.certify._recorded import contradictions
 from wellposed.certify.certificate import Certificate, Verdict
 from wellposed.certify.measurement import check_data, measure
 from wellposed.certify.radius_certificate import radius, radius_at
@@ -119,6 +120,8 @@ def certificate_by(theorem: OwnTheorem, model: Any, X: Tensor, y: Tensor, option
             f"theorem={name} returned CERTIFIED although its hypothesis {open_ones[0]!r} does not hold. Return VIOLATED or "
             "UNDECIDED there."
         )
+    if wrong := contradictions(found, found.verdict):
+        raise InvalidArgument(f"theorem={name} returned a certificate that contradicts itself: {wrong[0]}.")
     return found
 
 

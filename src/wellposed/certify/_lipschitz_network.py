@@ -34,7 +34,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
-from wellposed.linalg.directed import ROUNDING, down, spectral_norm_lower, up, vector_norm_upper
+from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_up
 from wellposed.nn import DenseCell, EquilibriumLayer, Monotone, Spectral
 from wellposed.nn.families import AbstractNetwork
@@ -95,6 +95,7 @@ class _DenseNetwork:
 def network_bounds(model: AbstractNetwork) -> NetworkLipschitz:
     """`lipschitz_upper` of a network whose theory names U and the read-out."""
     theory = model.theory
+    scales = (abs(theory.injection_scale), abs(theory.readout_scale))  # only norms of what they multiply occur
     twin = copy.deepcopy(model).double().cpu()
     U, *weights = _exact(twin.input_matrix(), *(getattr(twin, name) for name in theory.readout))
     _exact(*twin.parameters(), *twin.buffers())
@@ -103,10 +104,10 @@ def network_bounds(model: AbstractNetwork) -> NetworkLipschitz:
         twin.recurrent_error(),
         U.contiguous(),
         rectified=theory.rectified,
-        scale=theory.injection_scale if theory.injection_scale == 1.0 else up(theory.injection_scale),
+        scale=scales[0] if scales[0] == 1.0 else up(scales[0]),
         v=weights[0],
         v_skip=weights[1] if theory.skip else None,
-        readout_scale=theory.readout_scale if theory.readout_scale == 1.0 else up(theory.readout_scale),
+        readout_scale=scales[1] if scales[1] == 1.0 else up(scales[1]),
         margin=0.0 if theory.margin is None else down(theory.margin),
     )
     return _bound_network(network, type(model).__name__)
@@ -127,7 +128,8 @@ def layer_bounds(model: EquilibriumLayer) -> NetworkLipschitz:
         return _bound_network(_DenseNetwork(W, 0.0, U, slope=slope), "layer")
     if not isinstance(cell.weight, Spectral):
         raise InvalidType(f"lipschitz_upper knows weight=None, Spectral and Monotone; got {type(cell.weight).__name__}.")
-    R, error = _spectral(W, cell.weight.bound)
+    (R,) = _exact(cell.recurrent())  # as the layer uses it; a graph may round it differently
+    error = up(len(R) * torch.finfo(cell.W.dtype).eps * vector_norm_upper(R))
     return _bound_network(_DenseNetwork(R, error, U, slope=slope), "layer")
 
 
@@ -137,21 +139,6 @@ def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
         raise InvalidArgument("lipschitz_upper: a parameter has NaN or infinite entries; look for the step that made them.")
     return found
-
-
-def _spectral(W: Tensor, bound: float) -> tuple[Tensor, float]:
-    """W min(1, bound/|W|) up to an error, which is bounded: |W| lies between two bounds."""
-    upper = spectral_norm_upper(W)
-    lower = spectral_norm_lower(W)
-    least = min(1.0, bound / upper) if upper > 0 else 1.0
-    most = min(1.0, up(bound / lower)) if lower > 0 else 1.0
-    R = W * least
-    return R, up(up(most - down(least)) * upper + _relative(R))
-
-
-def _relative(R: Tensor) -> float:
-    """Upper bound of the rounding of a matrix times a scalar that took three operations."""
-    return up(5 * ROUNDING * vector_norm_upper(R))
 
 
 def _monotone(A: Tensor, B: Tensor, weight: Monotone) -> tuple[Tensor, float]:

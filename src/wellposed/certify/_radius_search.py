@@ -256,7 +256,7 @@ def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLES
 def full_rank(s: float, unit: DataUnit) -> Hypothesis:
     """Of all theorems: s > 0."""
     name = "s: sqrt(lambda_min) of the kernel in the ball"
-    return Hypothesis.compare(name, "docs/certificates.md", unit.lower(s), ">", 0.0, refutes=False)
+    return _in_units(Hypothesis.compare(name, "docs/certificates.md", s, ">", 0.0, refutes=False), unit, 1)
 
 
 def ball(s: float, e: float, R: float | None) -> Hypothesis:
@@ -288,7 +288,7 @@ def steady(bounds: JacobianBounds, share: float, unit: DataUnit, *, here: bool =
 
 
 def _in_units(hypothesis: Hypothesis, unit: DataUnit, power: int) -> Hypothesis:
-    """A comparison `value < bound` that was made in the unit, with the sides of the data as they
-    were given."""
+    """A comparison that was made in the unit, with the sides of the data as they were given."""
     assert hypothesis.value is not None and hypothesis.bound is not None
-    return replace(hypothesis, value=unit.upper(hypothesis.value, power), bound=unit.lower(hypothesis.bound, power))
+    value, bound, where = unit.sides(hypothesis.value, hypothesis.bound, power)
+    return replace(hypothesis, value=value, bound=bound, note=", ".join(filter(None, (hypothesis.note, where))))

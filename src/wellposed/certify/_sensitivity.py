@@ -91,8 +91,8 @@ class Contractive(AbstractSensitivity):
         self._injected = "" if theory.injected in theory.fixed else theory.injected
         self.hidden = (self._recurrent, self._injected) if self._injected else (self._recurrent,)
         # bounds from above, in range
-        self._k, self._k_lower = max(2.0**-LIMIT, up(theory.recurrent_scale)), down(theory.recurrent_scale)
-        scale = theory.injection_scale
+        k, scale = abs(theory.recurrent_scale), abs(theory.injection_scale)  # only norms of what they multiply occur
+        self._k, self._k_lower = max(2.0**-LIMIT, up(k)), down(k)
         self._l, self._l_lower = (up(scale), down(scale)) if self._injected else (0.0, 0.0)
         with torch.no_grad():
             self._R = point.model.recurrent().detach()

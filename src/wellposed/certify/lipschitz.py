@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.certify._gate import check_finite, check_model, check_unchanged
 from wellposed.certify._lipschitz_network import NetworkLipschitz, layer_bounds, network_bounds
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
@@ -94,11 +95,13 @@ def lipschitz_upper(model: nn.Module) -> LipschitzBounds | NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: MonotoneClassifier) -> LipschitzBounds:
+    _check(model)
     return classifier_bounds(model)
 
 
 @lipschitz_upper.register
 def _(model: AbstractNetwork) -> NetworkLipschitz:
+    _check(model)
     if not model.theory.injected or not model.theory.readout:
         raise InvalidType(_UNKNOWN.format(name=type(model).__name__))
     return network_bounds(model)
@@ -106,7 +109,14 @@ def _(model: AbstractNetwork) -> NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: EquilibriumLayer) -> NetworkLipschitz:
+    _check(model)
     return layer_bounds(model)
+
+
+def _check(model: nn.Module) -> None:
+    check_model("lipschitz_upper", model)
+    check_unchanged("lipschitz_upper", model, declared=("theory",))
+    check_finite("lipschitz_upper", model)
 
 
 def lipschitz_lower(

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.certify._gate import DECLARED, KNOWN, NO_MATRIX, changed, check_model, check_tensors, margin_of, not_finite
 from wellposed.certify.certificate import OUT_OF_RANGE
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, row_norms_upper, up, vector_norm_upper
 from wellposed.linalg.scaling import exponent_of, ldexp
-from wellposed.nn.families import FAMILIES, AbstractNetwork, theory_of
+from wellposed.nn.families import AbstractNetwork, theory_of
 
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
 #: them, and the products of four have room to spare.
@@ -75,10 +76,9 @@ def no_room(model: nn.Module, X: Tensor, y: Tensor) -> str:
 
 
 def _large_parameter(model: nn.Module) -> str:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if exponent_of(tensor) > LIMIT:
-            return out_of_range(f"parameter {name} has entries above 2^{LIMIT}")
-    return ""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    name = next((name for name, tensor in tensors if exponent_of(tensor) > LIMIT), "")
+    return out_of_range(f"parameter {name} has entries above 2^{LIMIT}") if name else ""
 
 
 def out_of_range(which: str) -> str:
@@ -88,8 +88,7 @@ def out_of_range(which: str) -> str:
 def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
     """(n, d) and (n,) in float64 on the CPU, or one sentence about what is wrong."""
     if theory_of(model) is None:
-        known = ", ".join(family.__name__ for family in FAMILIES.values())
-        raise InvalidType(f"certify knows {known}, OptEq, DeepOptEq and their relatives; got {type(model).__name__}.")
+        raise InvalidType(f"certify knows {KNOWN}, OptEq, DeepOptEq and their relatives; got {type(model).__name__}.")
     if not isinstance(X, Tensor) or not isinstance(y, Tensor):
         raise InvalidType(f"X and y must be tensors; got {type(X).__name__} and {type(y).__name__}.")
     if X.dim() != 2 or X.shape[1] != model.in_features:
@@ -98,6 +97,8 @@ def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise InvalidArgument("X has no samples; a certificate needs at least one.")
     if tuple(y.shape) != (X.shape[0],):
         raise InvalidArgument(f"y must have shape ({X.shape[0]},), one number per sample; got {tuple(y.shape)}.")
+    check_model("certify", model)
+    check_tensors("certify", (("X", X), ("y", y)))
     for name, tensor in (("X", X), ("y", y)):
         if not tensor.dtype.is_floating_point:
             raise InvalidType(f"{name} must be floating point; got {tensor.dtype}. Convert it, e.g. {name}.float().")
@@ -231,8 +232,8 @@ def measure(
         known: (twin, Z, C, |Z - Z*|_F) -> bounds that need not be computed again.
         norm_upper: Bounds |R|.
     """
-    if any(not bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers())):
-        return "A parameter has NaN or infinite entries."
+    if reason := changed(model, declared=DECLARED) or not_finite(model):
+        return reason
     twin = copy.deepcopy(model).double().cpu()
     twin.layer.on_failure, twin.layer.rtol, twin.layer.max_steps = "ignore", 1e-13, 2000
     twin.on_ill_posed, theory = "ignore", twin.theory
@@ -244,11 +245,13 @@ def measure(
         if unit.exponent and not (point is None and known is None):
             return out_of_range(f"the features are of size 2^{unit.exponent}")
         R = twin.recurrent()
-        contraction = up(norm_upper(R))
-        if theory.margin is not None:
-            if theory.margin < 2.0**-LIMIT:
-                return out_of_range(f"the margin is {theory.margin:.3g}")
-            amplification = 1.0 + contraction / down(theory.margin)
+        if not bool(torch.isfinite(R).all()):
+            return NO_MATRIX
+        contraction, margin = up(norm_upper(R)), margin_of(model)
+        if margin is not None:
+            if margin < 2.0**-LIMIT:
+                return out_of_range(f"the margin is {margin:.3g}")
+            amplification = 1.0 + contraction / down(margin)
         elif contraction < 1.0:
             amplification = 1.0 / (1.0 - contraction)
         else:
@@ -270,9 +273,8 @@ def measure(
         # a product with m terms and the subtraction of y, for each of up to two read-outs
         terms = ROUNDING * (R.shape[0] + 4) * 4 * (vector_norm_upper(Z) + vector_norm_upper(C))
         vectors = sum(vector_norm_upper(p) for p in (*twin.parameters(), *twin.buffers()) if p.dim() == 1)
-        v_norm = vector_norm_upper(twin.readout_weight())
-        if theory.skip:  # the error of c is part of z_error
-            v_norm += vector_norm_upper(getattr(twin, theory.readout[1]))
+        skipped = [getattr(twin, theory.readout[1])] if theory.skip else []  # the error of c is part of z_error
+        v_norm = sum(map(vector_norm_upper, (twin.readout_weight(), *skipped)))
         r_error = up(v_norm * z_F + terms * vectors + 4 * ROUNDING * vector_norm_upper(y) + UNDERFLOW)
         v_error = up(float((contraction * z_error + rounding).max()))
         bounds = {} if known is None else known(twin, Z, C, z_F)

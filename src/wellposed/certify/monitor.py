@@ -225,7 +225,7 @@ class IncrementalMeasure:
         """
         e = float(torch.linalg.vector_norm(twin.readout(Z, C) - self._y))
         reach = float(torch.linalg.vector_norm(F)) / math.sqrt(min(F.shape))  # at most |F|
-        scale = twin.theory.recurrent_scale if twin.theory.skip else 1.0
+        scale = abs(twin.theory.recurrent_scale) if twin.theory.skip else 1.0
         return e * reach * scale > estimate**2
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellposed.certify import _radius_search as search
+from wellposed.certify._gate import changed, not_finite, trained_otherwise
 from wellposed.certify._radius_search import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._sensitivity import SHARPENINGS, sensitivity_of
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, finish, in_range
@@ -58,6 +59,8 @@ def radius(
     X64, y64 = check_data(model, X, y)
     if model.theory.closed_form:
         return radius_at(measure(model, X64, y64), dynamics, rate, sharpen)
+    if reason := changed(model) or not_finite(model):
+        return _not_measured(reason, dynamics)
     twin = copy.deepcopy(model).double().cpu()
     if reason := no_room(twin, X64, y64):
         return _not_measured(reason, dynamics)
@@ -111,26 +114,13 @@ def _judged(
     hidden_rate: float | str,
     unit: DataUnit,
 ) -> Certificate:
-    if other := _trained_otherwise(sensitivity, model):
+    if other := trained_otherwise(model, (*sensitivity.readout, *sensitivity.hidden)):
         return Certificate("radius", Verdict.UNDECIDED, (), dynamics, measured=sensitivity.measured(), note=other)
     if dynamics == "flow":
         return _flow(sensitivity, samples, hidden_rate, unit)
     if sensitivity.readout:
         return _descent(sensitivity, samples, hidden_rate, unit)
     return _plain_descent(sensitivity, samples, unit)
-
-
-def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> str:
-    """The proof moves all of the family's parameters and no others: frozen or re-parametrized ones
-    are another flow."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    meant = {*sensitivity.readout, *sensitivity.hidden}
-    if trained == meant:
-        return ""
-    return (
-        f"The theorem trains {', '.join(sorted(meant))}; of this {type(model).__name__} "
-        f"{', '.join(sorted(trained)) or 'nothing'} would be trained (requires_grad), which it does not cover."
-    )
 
 
 def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str, unit: DataUnit) -> Certificate:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from wellposed.certify._gate import DECLARED, KNOWN, changed
 from wellposed.certify.certificate import Certificate
 from wellposed.certify.measurement import check_data, has_no_bias, measure
 from wellposed.certify.radius_certificate import radius, radius_at
-from wellposed.nn.families import AbstractNetwork
+from wellposed.errors import InvalidType
+from wellposed.nn.families import AbstractNetwork, is_theory_network
 
 _WIDEST = 2000
 _MOST = 2.0**40
@@ -96,7 +98,14 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
         y: (n,) targets.
         generator: Of the wider network's initialization.
     """
+    if not is_theory_network(model):
+        raise InvalidType(
+            f"suggest knows {KNOWN} and their relatives; got {type(model).__name__}. The note of certify(model, X, y) says "
+            "what is missing."
+        )
     X64, y64 = check_data(model, X, y)
+    if changed(model, declared=DECLARED):
+        return Suggestions()  # no change of numbers helps; the note of certify says why
     found = Suggestions(_speeds(model, X64, y64))
     readout = model.theory.trained_readout
     if readout:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.certify._gate import DECLARED, KNOWN, NO_MATRIX, changed, check_model, margin_of, not_finite
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, verdict_on
 from wellposed.convex._network import AbstractOptEq
 from wellposed.errors import InvalidArgument, InvalidType
@@ -30,9 +31,10 @@ def contraction(model: Any) -> Certificate:
     Args:
         model: A theory network.
     """
-    R, error = _recurrent("contraction", model)
-    if R is None:
-        return _no_matrix("contraction")
+    found = _recurrent("contraction", model)
+    if isinstance(found, Certificate):
+        return found
+    R, error = found
     upper, lower = up(spectral_norm_upper(R) + error), down(spectral_norm_lower(R) - error)
     holds = True if upper < 1 else (False if lower >= 1 else None)
     hypothesis = Hypothesis("the map contracts", "|R| < 1", upper, 1.0, "<", holds)
@@ -58,16 +60,17 @@ def monotone(model: Any) -> Certificate:
     Args:
         model: A theory network.
     """
-    R, error = _recurrent("monotone", model)
-    if R is None:
-        return _no_matrix("monotone")
+    found = _recurrent("monotone", model)
+    if isinstance(found, Certificate):
+        return found
+    R, error = found
     F = torch.eye(R.shape[0], dtype=R.dtype) - R
     S = (F + F.t()) / 2
     measured = down(least_eigenvalue_lower(S) - error)
     # x^T S x for the computed eigenvector is an upper bound of the least eigenvalue
     x = torch.linalg.eigh(S).eigenvectors[:, 0]
     upper = up(float(x @ S @ x / (x @ x)) + error + 4 * (len(x) + 4) * ROUNDING * vector_norm_upper(S))
-    built = model.theory.margin
+    built = margin_of(model)
     margin = measured if built is None else max(measured, down(built))
     L = up(spectral_norm_upper(F) + error)
     holds = True if margin > 0 else (False if upper <= 0 else None)
@@ -96,9 +99,10 @@ def perron_frobenius(model: Any) -> Certificate:
     Args:
         model: A theory network.
     """
-    R, error = _recurrent("perron_frobenius", model)
-    if R is None:
-        return _no_matrix("perron_frobenius")
+    found = _recurrent("perron_frobenius", model)
+    if isinstance(found, Certificate):
+        return found
+    R, error = found
     # an error of that spectral norm changes no entry by more
     lower, upper = radius_bounds((R.abs() - error).clamp(min=0.0))[0], radius_bounds(R.abs() + error)[1]
     holds = True if upper < 1 else (False if lower >= 1 else None)
@@ -135,13 +139,16 @@ def well_posed(model: nn.Module, X: Tensor | None = None, theorem: str = "auto")
             f"theorem={theorem!r} is about theory networks ({', '.join(FAMILIES)}); {type(model).__name__} has a certificate "
             "of well-posedness: theorem='auto'."
         )
+    if layer is not None and theorem == "contraction":
+        raise InvalidArgument("A monotone convolution need not contract, and nothing here bounds |W|: theorem='monotone'.")
+    part = _layer(model) if opteq is None else opteq
+    if part is not None and (reason := changed(part) or not_finite(part)):
+        return Certificate("contraction" if theorem == "auto" else theorem, Verdict.UNDECIDED, note=reason)
     if opteq is not None:
         return _one_bound("contraction", opteq.contraction_upper())
     if layer is not None:
         if X is None:
             raise InvalidArgument("The certificate of a monotone convolution needs X, for the size of its images.")
-        if theorem == "contraction":
-            raise InvalidArgument("A monotone convolution need not contract, and nothing here bounds |W|: theorem='monotone'.")
         return _one_bound("monotone", _image_margin(model, layer, X))
     if cell is None:
         raise InvalidType(f"There is no certificate for {type(model).__name__}.")
@@ -166,18 +173,23 @@ def _opteq(model: nn.Module) -> AbstractOptEq | None:
     return next((module for module in model.modules() if isinstance(module, AbstractOptEq)), None)
 
 
-def _cell(model: nn.Module) -> DenseCell | None:
+def _layer(model: nn.Module) -> EquilibriumLayer | None:
+    """The only equilibrium layer."""
     layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
-    if len(layers) != 1 or not isinstance(layers[0].cell, DenseCell):
+    return layers[0] if len(layers) == 1 else None
+
+
+def _cell(model: nn.Module) -> DenseCell | None:
+    layer = _layer(model)
+    if layer is None or not isinstance(layer.cell, DenseCell):
         return None
-    low, high = layers[0].cell.activation.slope_bounds
-    return layers[0].cell if low >= 0 and high <= 1 else None
+    low, high = layer.cell.activation.slope_bounds
+    return layer.cell if low >= 0 and high <= 1 else None
 
 
 def _image_layer(model: nn.Module) -> EquilibriumLayer | None:
-    layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
-    known = len(layers) == 1 and isinstance(layers[0].cell, (MonotoneConvCell, MonotoneTierCell))
-    return layers[0] if known else None
+    layer = _layer(model)
+    return layer if layer is not None and isinstance(layer.cell, (MonotoneConvCell, MonotoneTierCell)) else None
 
 
 def _image_margin(model: nn.Module, layer: Any, X: Tensor) -> float:
@@ -194,18 +206,19 @@ def _image_margin(model: nn.Module, layer: Any, X: Tensor) -> float:
     return margin
 
 
-def _recurrent(theorem: str, model: Any) -> tuple[Tensor | None, float]:
-    """R in float64 and a bound of the norm of its rounding error; None if it is not finite."""
+def _recurrent(theorem: str, model: Any) -> tuple[Tensor, float] | Certificate:
+    """R in float64 and a bound of the norm of its rounding error; or what is said where nothing is
+    proved."""
     if not is_theory_network(model):
-        known = ", ".join(family.__name__ for family in FAMILIES.values())
-        raise InvalidType(f"{theorem} knows {known} and their relatives; got {type(model).__name__}.")
+        raise InvalidType(f"{theorem} knows {KNOWN} and their relatives; got {type(model).__name__}.")
+    check_model(theorem, model)
+    if reason := changed(model, declared=DECLARED):
+        return Certificate(theorem, Verdict.UNDECIDED, note=reason)
     twin = copy.deepcopy(model).double().cpu()
     R: Tensor = twin.recurrent().detach()
-    return (R, twin.recurrent_error()) if bool(torch.isfinite(R).all()) else (None, 0.0)
-
-
-def _no_matrix(theorem: str) -> Certificate:
-    return Certificate(theorem, Verdict.UNDECIDED, note="The recurrent matrix has NaN or infinite entries.")
+    if not bool(torch.isfinite(R).all()):
+        return Certificate(theorem, Verdict.UNDECIDED, note=NO_MATRIX)
+    return R, twin.recurrent_error()
 
 
 def _one_bound(theorem: str, value: float) -> Certificate:
@@ -248,13 +261,10 @@ def radius_bounds(M: Tensor) -> tuple[float, float]:
     Args:
         M: (m, m), nonnegative, finite, float64.
     """
-    m = M.shape[0]
-    ones = torch.ones(m, dtype=M.dtype)
-    high = float(M.sum(dim=1).max())
-    lower, upper = _quotients(M, ones)
+    low, high = 0.0, float(M.sum(dim=1).max())
+    lower, upper = _quotients(M, torch.ones(M.shape[0], dtype=M.dtype))
     if high == 0.0:
         return 0.0, upper
-    low = 0.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         d = _resolvent(M, middle)
@@ -281,8 +291,7 @@ def _resolvent(M: Tensor, t: float) -> Tensor | None:
 
 def _quotients(M: Tensor, d: Tensor) -> tuple[float, float]:
     """Bounds of (M d)_i/d_i over i; sums of nonnegative terms are right to a relative gamma_m."""
-    m = M.shape[0]
-    gamma = 2 * (m + 4) * ROUNDING
+    gamma = 2 * (M.shape[0] + 4) * ROUNDING
     if bool((d < 1e-290).any()):
         return 0.0, math.inf  # too near to underflow for a relative error bound
     quotients = (M @ d) / d

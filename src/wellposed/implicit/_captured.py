@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from wellposed.implicit._uncompiled import uncompiled
+
 __all__ = ["Substitution", "record"]
 
 Edge = tuple[Any, int]  # a node of the graph and which of its outputs
@@ -24,7 +26,7 @@ def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) ->
 
     They are the leaves that the graph reaches other than through `known`, and, in the place of the leaves behind them, the
     tensors with a graph of their own that f was seen to use. (f is evaluated a second time to see those, if there are any.
-    What a custom `autograd.Function` or compiled code uses is not seen: the leaves behind it are taken.) A known tensor that
+    What a custom `autograd.Function` uses is not seen: the leaves behind it are taken.) A known tensor that
     is a leaf is among them too, since f may have captured something made of it.
     """
     since = torch._C._autograd._get_sequence_nr()
@@ -35,7 +37,7 @@ def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) ->
         return fz, leaves
     seen = _Seen(others)
     with seen:
-        again = f(z)
+        again = uncompiled(lambda: f(z))
     leaves, _ = _boundary(again, ends | {edge(alias) for _, alias in seen.found.values()}, 0)
     return fz, leaves + [tensor for tensor, _ in seen.found.values()]
 

@@ -23,7 +23,7 @@ class Context:
         tolerance: That of the forward solve.
         max_steps: That of the forward solve.
         on_failure: The policy.
-        report: Called with the `Solution` of each linear solve, failed or not.
+        report: Called with the `Solution` of each linear solve, failed or not; with None if a transform hides it.
         found_coupled: Called with a `Solution` whose rows were found to depend on each other.
         counts: How often solves failed, by cause.
     """
@@ -31,7 +31,7 @@ class Context:
     tolerance: Tolerance
     max_steps: int
     on_failure: str
-    report: Callable[[Solution], None]
+    report: Callable[[Solution | None], None]
     found_coupled: Callable[[Solution], None]
     counts: Counter[str]
 

@@ -154,6 +154,10 @@ class AdjointMap(AbstractMap):
     def built_in(self) -> bool:
         return self._pullback.built_in
 
+    @property
+    def leaves_at_once(self) -> bool:
+        return False  # taking rows records f anew, which costs more than a product
+
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self._pullback.affine(z, self._rhs, out=out)
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.errors import NotConverged, NotConvergedWarning, WellposedError
+from wellposed.errors import (
+    AdjointNotConverged,
+    AdjointNotConvergedWarning,
+    NotConverged,
+    NotConvergedWarning,
+    WellposedError,
+)
 from wellposed.implicit._gradient import Context
 from wellposed.solve import AbstractMap, TransformedOutcome, concrete, iterate_transformed, user_level
+from wellposed.solve._random import random_state
+from wellposed.solve._transforms import draws_again
 
 __all__ = ["solve_transformed", "with_tail"]
 
@@ -31,18 +40,31 @@ def solve_transformed(f: AbstractMap, start: Tensor, context: Context) -> Transf
     return outcome
 
 
-def report(outcome: TransformedOutcome, context: Context) -> None:
-    """Raises or warns if samples failed and the policy says so."""
-    if outcome.failed == 0 or context.on_failure == "ignore":
+def report(outcome: TransformedOutcome, context: Context, *, backward: bool = False) -> None:
+    """Counts samples that failed as one failure, and raises or warns if the policy says so, as for any other solve."""
+    if outcome.failed == 0:
         return
-    text = (
-        f"inside torch.func transforms: {outcome.failed} of {outcome.total} samples did not converge; the worst has residual "
-        f"{outcome.worst:.1e} > rtol={context.tolerance.rtol:.0e} after {outcome.steps} steps (max_steps={context.max_steps}). "
-        "Only plain iteration works under transforms: raise max_steps, or make the map contract more."
+    cause = f"{'backward' if backward else 'forward'} inside torch.func"
+    if outcome.note:
+        cause += f", {outcome.note.partition(':')[0]}"
+    context.counts[cause] += 1
+    if context.on_failure == "ignore":
+        return
+    text = f"inside torch.func transforms: {outcome.failed} of {outcome.total} samples did not converge"
+    if backward:
+        text = f"backward of the equilibrium {text}, and their gradients are NaN"
+    text += (
+        f". {outcome.note}"
+        if outcome.note
+        else (
+            f"; the worst has residual {outcome.worst:.1e} > rtol={context.tolerance.rtol:.0e} after {outcome.steps} steps "
+            f"(max_steps={context.max_steps}). Only plain iteration works under transforms: raise max_steps, or make the map "
+            "contract more."
+        )
     )
     if context.on_failure == "raise":
-        raise NotConverged(text)
-    warnings.warn(text, NotConvergedWarning, stacklevel=user_level())
+        raise (AdjointNotConverged if backward else NotConverged)(text)
+    warnings.warn(text, AdjointNotConvergedWarning if backward else NotConvergedWarning, stacklevel=user_level())
 
 
 def with_tail(f: AbstractMap, outcome: TransformedOutcome, context: Context) -> Tensor:
@@ -52,8 +74,13 @@ def with_tail(f: AbstractMap, outcome: TransformedOutcome, context: Context) -> 
     below the tolerance, with half as many steps again for second derivatives.
     """
     z = outcome.value.detach()
-    for _ in range(_tail_length(f, z, context.tolerance.rtol)):
+    length = _tail_length(f, z, context.tolerance.rtol)
+    before = random_state(z.device)
+    for _ in range(length):
         z = f.tracked(z)
+    if not outcome.note and not torch.equal(before, random_state(z.device)):  # f may draw where a graph is recorded only
+        note = draws_again(f.tracked, z, f.tracked(z))
+        report(replace(outcome, failed=outcome.total if note else 0, note=note), context)
     return z
 
 

@@ -16,6 +16,7 @@ from wellposed.implicit._gradient import AbstractGradient, Context
 from wellposed.implicit._linear_system import solve_linear
 from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, JacobianPullback, WholePullback
 from wellposed.implicit._transformed import report, solve_transformed, with_tail
+from wellposed.implicit._uncompiled import uncompiled
 from wellposed.linalg import AbstractLinearSolver
 from wellposed.solve import (
     AbstractMap,
@@ -51,7 +52,8 @@ class ImplicitGradient(AbstractGradient):
 
     Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear solve; memory does not
     depend on the number of steps. The linear solve has its own per-sample status (`layer.last_adjoint`) and obeys the
-    `on_failure` of the layer; where it meets NaN or infinity the gradient is NaN, never zero.
+    `on_failure` of the layer; where it meets NaN or infinity the gradient is NaN, never zero. Cotangents batched by
+    `torch.func.vmap` are solved by plain iteration: `layer.last_adjoint` is None then, and the gradient NaN where that fails.
 
     Args:
         linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility; `Neumann` also needs the
@@ -137,7 +139,8 @@ class ImplicitGradient(AbstractGradient):
         """The same for rows that depend on each other: one system, and one scale for all rows."""
         seen: list[Solution] = []
 
-        def report(solution: Solution) -> None:
+        def report(solution: Solution | None) -> None:
+            assert solution is not None  # no transform is active here
             seen.append(solution)
             context.report(solution)
 
@@ -179,8 +182,9 @@ class _Linear:
         outcome = iterate_transformed(
             lambda u: v + transposed(u)[0], v, tolerance=context.tolerance, max_steps=context.max_steps
         )
-        report(outcome, context)
-        return outcome.value
+        self.context.report(None)  # what is known there lives on the levels of the transforms
+        report(outcome, context, backward=True)
+        return torch.where(outcome.done.unsqueeze(1), outcome.value, torch.nan)
 
     def differentiable(self, z: Tensor, v: Tensor, u_star: Tensor) -> Tensor:
         """u with a graph: the equilibrium of u -> v + J^T u, differentiated by the same rule."""
@@ -213,7 +217,7 @@ class _Linear:
             ]
             f = self.f.with_inputs(*living[:count])
             with Substitution(extras, living):
-                difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
+                difference = uncompiled(lambda: f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach()))
             wanted = [x for x, need in zip(living, needed, strict=True) if need]
             for gate in gates:
                 gate.open = False

@@ -22,8 +22,8 @@ class PhantomGradient(AbstractGradient):
 
         u = t sum_{i < steps} ((1 - t) I + t J^T)^i v
 
-    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. The value is that of the steps,
-    z <- (1 - t) z + t f(z), at the equilibrium up to its residual.
+    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. That is the derivative of the
+    steps z <- (1 - t) z + t f(z); the value is the equilibrium that the solver found, which the steps may lead away from.
 
     Args:
         steps: Tracked steps; memory grows with them.
@@ -44,11 +44,12 @@ class PhantomGradient(AbstractGradient):
         return self.follow(f, solve_transformed(f, start, context).value.detach())
 
     def follow(self, f: AbstractMap, z: Tensor) -> Tensor:
-        """The recorded steps from z."""
+        """z with the derivative of the recorded steps from it."""
+        steps = z
         for _ in range(self.steps):
-            fz = f.tracked(z)
-            z = fz if self.damping == 1.0 else torch.lerp(z, fz, self.damping)
-        return z
+            fz = f.tracked(steps)
+            steps = fz if self.damping == 1.0 else torch.lerp(steps, fz, self.damping)
+        return _with_derivative(z, steps)
 
 
 @dataclass(frozen=True)
@@ -65,5 +66,10 @@ class JacobianFree(AbstractGradient):
         return self.follow(f, solve_transformed(f, start, context).value.detach())
 
     def follow(self, f: AbstractMap, z: Tensor) -> Tensor:
-        """The recorded step from z."""
-        return f.tracked(z)
+        """z with the derivative of the recorded step from it."""
+        return _with_derivative(z, f.tracked(z))
+
+
+def _with_derivative(z: Tensor, of: Tensor) -> Tensor:
+    """The value of z with the derivative of another tensor; NaN where that is not finite."""
+    return z + (of - of.detach())

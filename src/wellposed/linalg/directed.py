@@ -87,6 +87,17 @@ class DataUnit:
             return math.inf
         return number if abs(number) >= 2.0**-1022 else 0.0
 
+    def sides(self, value: float, bound: float, power: int) -> tuple[float, float, str]:
+        """Both sides of a comparison of the data as they were given, so that it reads as it was
+        made; and a note.
+
+        Where float64 does not hold one of them exactly, both stay in the unit, and the note says so.
+        """
+        given = self.exact(value, power), self.exact(bound, power)
+        if all((a == 0) == (b == 0) and math.isinf(a) == math.isinf(b) for a, b in zip((value, bound), given, strict=True)):
+            return *given, ""
+        return value, bound, f"both sides in units of 2^{power * self.exponent}"
+
 
 def vector_norm_upper(v: Tensor) -> float:
     """Upper bound of the Euclidean norm of all entries, in float64, wherever they lie in its range."""

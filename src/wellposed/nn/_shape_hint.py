@@ -29,13 +29,20 @@ def check_state_shape(cell: Any, shape: Any) -> None:
         raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
 
 
-def check_norms(cell: nn.Module) -> None:
+def check_norms(cell: nn.Module, *, coupled: bool) -> None:
     for name, module in cell.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        if module.training and module.track_running_stats:
             raise InvalidArgument(
-                f"The cell holds {type(module).__name__} ({name!r}), which mixes the samples of a batch and changes with every "
-                "evaluation, so there is no one equation to solve. Take GroupNorm or LayerNorm inside a cell (BatchNorm before "
-                "and after the layer is fine), or call eval() on it."
+                f"The cell holds {type(module).__name__} ({name!r}), whose running statistics change with every evaluation. "
+                "Use GroupNorm or LayerNorm inside a cell (BatchNorm before and after the layer is fine), call eval() on it, "
+                "or give it track_running_stats=False and the layer coupled=True."
+            )
+        if not coupled and (module.training or not module.track_running_stats):
+            raise InvalidArgument(
+                f"The cell holds {type(module).__name__} ({name!r}), which mixes the samples of a batch. Give the layer "
+                "coupled=True, which solves the batch as one sample, or use GroupNorm or LayerNorm inside a cell."
             )
 
 

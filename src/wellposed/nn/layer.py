@@ -32,6 +32,7 @@ from wellposed.solve import (
 )
 from wellposed.solve._closing import solve_and_close
 from wellposed.solve._failure import report_coupling
+from wellposed.solve._unhooked import unhooked
 from wellposed.solve._whole_batch import WholeBatch
 
 __all__ = ["EquilibriumLayer", "Linearised"]
@@ -83,8 +84,10 @@ class EquilibriumLayer(nn.Module):
             with a `CoupledRowsWarning`, at the price of some evaluations.
 
     Attributes:
-        last_solution: The `Solution` of the last forward pass.
-        last_adjoint: The `Solution` of the last linear solve of a backward (or forward-mode) pass.
+        last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations of the solve; those that
+            record the cell at the equilibrium for the gradient come on top.
+        last_adjoint: The `Solution` of the last linear solve of a backward pass. Both are None after a pass inside transforms
+            of `torch.func`, which hide it; a failure there is counted all the same.
         failure_counts: How many solves failed, by direction and status. With `on_failure="warn"` only the first of each kind
             gives a warning.
     """
@@ -211,8 +214,10 @@ class EquilibriumLayer(nn.Module):
         return self.coupled or self._found_coupled.get(self.training, False)
 
     def _context(self, tolerance: Tolerance, shape: torch.Size) -> Context:
-        def report(solution: Solution) -> None:
-            self.last_adjoint = solution if len(solution.status) == shape[0] else solution.as_batch(shape)
+        def report(solution: Solution | None) -> None:
+            if solution is not None and len(solution.status) != shape[0]:
+                solution = solution.as_batch(shape)
+            self.last_adjoint = solution
 
         return Context(tolerance, self.max_steps, self.on_failure, report, self._note_coupling, self.failure_counts)
 
@@ -270,7 +275,7 @@ class EquilibriumLayer(nn.Module):
         cell = self.cell
         if not isinstance(cell, nn.Module) or isinstance(cell, torch.jit.ScriptModule):
             return cell, x
-        check_norms(cell)
+        check_norms(cell, coupled=self.coupled)
         bound = _Bound(cell)
         return bound, map_leaves(lambda leaf: _lifted(leaf) if isinstance(leaf, Tensor) else leaf, x)
 
@@ -280,7 +285,7 @@ class EquilibriumLayer(nn.Module):
     def _solve(
         self, f: AbstractMap, z: Tensor, tolerance: Tolerance, *, record: bool = False, keep_image: bool = False
     ) -> Outcome:
-        with torch.no_grad():
+        with torch.no_grad(), unhooked():
             first = f.at_zero() if isinstance(f, AbstractStructuredMap) and _is_zero(z) else None
             return solve_and_close(
                 f,

@@ -19,6 +19,7 @@ from wellposed.solve._map import AbstractMap
 from wellposed.solve._outcome import Outcome, Tolerance, relative
 from wellposed.solve._solution import Solution
 from wellposed.solve._transforms import transforms_active
+from wellposed.solve._unhooked import unhooked
 from wellposed.solve.auto import Auto
 from wellposed.solve.solver import AbstractSolver
 from wellposed.status import StatusArray
@@ -80,7 +81,7 @@ def fixed_point(
         )
     layout = Layout.of(z0, "z0")
     mixed = torch.is_autocast_enabled(layout.device.type)
-    with torch.no_grad(), torch.autocast(layout.device.type, enabled=False):
+    with torch.no_grad(), unhooked(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
         flat = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args, low_precision=mixed)
         outcome = solve_and_close(

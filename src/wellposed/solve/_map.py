@@ -40,10 +40,12 @@ class RowsCoupled(Exception):
     Attributes:
         value: (batch, features) what the samples have come to, and
         evaluations: the evaluations of f so far: both filled in by the loop.
+        within: Those of the step in which it was found: filled in by the solver, if there were any before.
     """
 
     value: Tensor
     evaluations: int = 0
+    within: int = 0
 
 
 class AbstractMap(abc.ABC):
@@ -59,6 +61,14 @@ class AbstractMap(abc.ABC):
     def built_in(self) -> bool:
         """Whether the map is known to be row-wise and deterministic, so that no evaluation need confirm an answer."""
         return False
+
+    @property
+    def leaves_at_once(self) -> bool:
+        """Whether a sample that has finished takes part in no further evaluation at all, because every one is counted.
+
+        If not, it stays until taking it out is paid back by the evaluations saved: see `AbstractSolver.idle_part`.
+        """
+        return not self.built_in
 
     @abc.abstractmethod
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument
+from wellposed.linalg.rounding import round_up
 from wellposed.status import Status, StatusArray
 
 __all__ = ["Solution"]
@@ -23,7 +24,8 @@ class Solution:
             least |f(z) - z|). A float16 or bfloat16 start is solved in float32 and `value` is float32.
         residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
         absolute_residual: (batch,) |f(z) - z|, measured at `value`.
-        num_steps: (batch,) evaluations of f that each sample took part in; a product with the Jacobian counts as one.
+        num_steps: (batch,) evaluations of f that each sample took part in, at most max_steps; a product with the Jacobian
+            counts as one.
         status: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the measured contraction.
         history: (steps, batch) relative residual after each evaluation at which it was measured, NaN elsewhere; None
@@ -50,18 +52,22 @@ class Solution:
         """(batch,) upper bound of |z - z*|, if f contracts with factor at most `contraction` < 1.
 
         Banach: |z - z*| <= |f(z) - z| / (1 - contraction), in the norm of all features of a sample together. The
-        residual is computed in floating point; its own rounding, some eps |f(z)|, is not part of the bound.
+        residual is computed in floating point; its own rounding, some eps |f(z)|, is not part of the bound. What
+        follows from it is rounded upward.
 
         Args:
             contraction: An upper bound of the contraction factor of f, in [0, 1); one number, or one per sample.
         """
-        factor = torch.as_tensor(contraction, dtype=self.residual.dtype, device=self.residual.device)
+        residual = self.absolute_residual.double()
+        factor = torch.as_tensor(contraction, dtype=torch.float64, device=residual.device)
         if not bool(((factor >= 0) & (factor < 1)).all()):
             raise InvalidArgument(
                 f"error_bound needs a contraction factor in [0, 1); got {contraction}. "
                 "Without contraction the residual alone does not bound the distance to an equilibrium."
             )
-        return self.absolute_residual / (1.0 - factor)
+        # 1 - q is rounded by half a unit at most, and so is the quotient
+        bound = residual / (1.0 - factor) * (1.0 + 2.0**-51)
+        return round_up(bound, self.absolute_residual.dtype)
 
     def as_batch(self, shape: torch.Size) -> Solution:
         """The solution of one sample that is a whole batch, given to every row of it."""

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.errors import InvalidType
 from wellposed.solve import _workspace as workspace
 from wellposed.solve._active_samples import Rows
+from wellposed.solve._counted import CountedMap, check_step
 from wellposed.solve._map import AbstractMap, RowsCoupled
 from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
 from wellposed.solve._residual_schedule import Pace
-from wellposed.solve.solver import AbstractSolver, AbstractWatch, Point, Step
+from wellposed.solve.solver import AbstractSolver, AbstractWatch, Point
 from wellposed.status import Status
 
 __all__ = ["iterate"]
@@ -111,7 +111,7 @@ class _Stage:
             # what the samples that have not left have come to: from there the batch is solved as one sample
             for part in (self.rows, *self.handed):
                 self.outcome.value[part.index] = part.z
-            found.evaluations, found.value = self.most + 1, self.outcome.value
+            found.evaluations, found.value = min(self.most + found.within + 1, self.max_steps), self.outcome.value
             raise
         escaped = {out.data_ptr() for out in (self.outcome.value, self.outcome.image) if out is not None}
         for buffer in (differences, *self.lent):
@@ -158,16 +158,16 @@ class _Stage:
             if free and self.solver.skips:
                 point.skip = max(min(self.pace.next_look(count + 1, self.idle) - count, self.max_steps - self.most) - 1, 0)
             step = self.solver.step(self.state, self.f, point)
-            if not isinstance(step, Step):
-                raise InvalidType(
-                    f"{type(self.solver).__name__}.step must return a Step(z, fz), the next point and f at it; "
-                    f"got {type(step).__name__}."
-                )
+            check_step(self.solver, step, point, self.f)
             count += 1 + point.skip
             rows.z, rows.fz = step.z, step.fz
             self._release(point.z)
-            rows.evaluations = rows.evaluations + step.evaluations
-            self.most = self.most + step.evaluations if isinstance(step.evaluations, int) else int(rows.evaluations.max())
+            if isinstance(self.f, CountedMap):
+                rows.evaluations = self.f.after_step()
+                self.most = int(rows.evaluations.max())
+            else:
+                rows.evaluations = rows.evaluations + step.evaluations
+                self.most = self.most + step.evaluations if isinstance(step.evaluations, int) else int(rows.evaluations.max())
             if free and self.solver.is_plain:
                 count += self._go_ahead(self.pace.next_look(count, self.idle) - count)
 
@@ -224,7 +224,8 @@ class _Stage:
             self.idle = None
             return None
         # Rows that hold NaN or run away go at once; f need not see them again.
-        if idle >= self.solver.idle_part * r.shape[0] or bool((leave & (lost | grown)).any()):
+        few = 0.0 if self.f.leaves_at_once else self.solver.idle_part * r.shape[0]
+        if idle >= few or bool((leave & (lost | grown)).any()):
             return (~self.idle).nonzero().squeeze(1)
         return None
 

@@ -120,6 +120,10 @@ def test_the_rest_of_the_library_knows_it() -> None:
 
 def test_a_bias_that_is_not_declared_is_seen() -> None:
     class Biased(RotatedDEQ):
+        @property
+        def theory(self) -> Theory:
+            return super().theory
+
         def injection(self, X: Tensor) -> Tensor:
             return super().injection(X) + 1.0
 

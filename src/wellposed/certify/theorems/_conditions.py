@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from wellposed.certify._gate import changed, trained_otherwise
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, verdict_on
 from wellposed.certify.measurement import Measurement, check_data, measure
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
@@ -110,25 +111,23 @@ class Theorem(Generic[N]):
         refuted = radii is None and ended
         shown = radii if radii is not None else self._shown(harmful)
         first = self.radii_condition
-        hypotheses = [
-            Hypothesis(
-                first.name,
-                first.equation,
-                self.unit.lower(max(0.0, down(first.value(harmful))), first.power),
-                self.unit.upper(up(first.bound(harmful, shown)), first.power),
-                ">=",
-                True if radii is not None else (False if refuted else None),
-                first.note or ("these are the least radii" if radii is not None else "no radii were found"),
-            )
-        ]
+        note = first.note or ("these are the least radii" if radii is not None else "no radii were found")
+        value, bound = max(0.0, down(first.value(harmful))), up(first.bound(harmful, shown))
+        holds = True if radii is not None else (False if refuted else None)
+        hypotheses = [self._hypothesis(first, value, bound, holds, note)]
         for condition in self.conditions:
             value, bound = max(0.0, down(condition.value(harmful))), up(condition.bound(harmful, shown))
             # at radii below all that could work, on the helpful side: what fails here fails for all of them
             false = up(condition.value(helpful)) < down(condition.bound(helpful, below))
             holds = True if value >= bound and radii is not None else (False if false else None)
-            sides = self.unit.lower(value, condition.power), self.unit.upper(bound, condition.power)
-            hypotheses.append(Hypothesis(condition.name, condition.equation, *sides, ">=", holds, condition.note))
+            hypotheses.append(self._hypothesis(condition, value, bound, holds, condition.note))
         return Judgement(shown, tuple(hypotheses))
+
+    def _hypothesis(self, condition: Condition[N], value: float, bound: float, holds: bool | None, note: str) -> Hypothesis:
+        """With both sides as the data were given, if float64 holds them."""
+        value, bound, where = self.unit.sides(value, bound, condition.power)
+        note = "; ".join(filter(None, (note, where)))
+        return Hypothesis(condition.name, condition.equation, value, bound, ">=", holds, note)
 
     def _proved(self, numbers: N) -> Radii | None:
         """Radii R >= need(R), the least up to a little; None if the iteration ends or does not
@@ -176,7 +175,7 @@ class Theorem(Generic[N]):
 
 
 def measured_for(
-    theorem: str, family: str, model: Any, X: Tensor, y: Tensor, *, dynamics: str, trains_all: bool = False
+    theorem: str, family: str, model: Any, X: Tensor, y: Tensor, *, dynamics: str, trains: tuple[str, ...] = ()
 ) -> Measurement | Certificate:
     """The measurement that a theorem is judged by; or an undecided certificate that says why there
     is none.
@@ -185,7 +184,7 @@ def measured_for(
         theorem: Its key. family: The name of the networks that it is about.
         model, X, y: As the caller gave them.
         dynamics: "flow" or "descent".
-        trains_all: Whether the theorem trains all parameters.
+        trains: Names of the parameters that the theorem trains, if it licenses training.
     """
     theory = theory_of(model)
     if theory is None or theory.theorem != theorem:
@@ -196,11 +195,9 @@ def measured_for(
         hint = did_you_mean(str(dynamics), ("flow", "descent"))
         raise InvalidArgument(f"{theorem}: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
     X, y = check_data(model, X, y)
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if trains_all and frozen:
-        note = f"The theorem trains all parameters; {', '.join(frozen)} do not require gradients."
-        return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=note)
-    point = measure(model, X, y)
+    # a paper is about its own network: what another class declares does not make it that
+    otherwise = trained_otherwise(model, trains) if trains else ""
+    point = changed(model) or otherwise or measure(model, X, y)
     return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=point) if isinstance(point, str) else point
 
 

@@ -90,7 +90,7 @@ def _reported(point: Measurement, X: Tensor, dynamics: str) -> Certificate:
         Hypothesis.compare(
             "gamma leaves room for |A| to double",
             "[gao2022, Lemma 3.5]",
-            float(twin.gamma),
+            abs(float(twin.gamma)),
             "<",
             down(min(0.5, 1 / (4 * c)) if c > 0 else 0.5),
             refutes=False,

@@ -50,7 +50,7 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
 def _reported(point: Measurement, X: Tensor, y: Tensor) -> Certificate:
     """The report; X and y as they were given."""
     twin: Any = point.model
-    n, m, gamma = X.shape[0], twin.width, twin.gamma
+    n, m, gamma = X.shape[0], twin.width, abs(twin.gamma)
     H = gamma**2 * (point.P @ point.P.t()) * (point.Z @ point.Z.t())
     lower, _ = gram_bounds(H)
     A = spectral_norm_upper(twin.A.detach())

@@ -99,7 +99,7 @@ def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -
             f"ling2022: constant must be above 4, got {constant!r}. With the printed 4 the proof only shows that the loss does "
             "not grow; 8 supports the printed step size."
         )
-    point = measured_for("ling2022", "GaussianDEQ", model, X, y, dynamics="descent", trains_all=True)
+    point = measured_for("ling2022", "GaussianDEQ", model, X, y, dynamics="descent", trains=("W", "U", "a"))
     if isinstance(point, Certificate):
         return point
 

@@ -100,7 +100,7 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
     """
-    point = measured_for("nguyen2022", "MonotoneDEQ", model, X, y, dynamics=dynamics, trains_all=True)
+    point = measured_for("nguyen2022", "MonotoneDEQ", model, X, y, dynamics=dynamics, trains=_NAMES)
     if isinstance(point, Certificate):
         return point
     return in_range("nguyen2022", dynamics, lambda: _certificate(point, dynamics))

@@ -15,6 +15,7 @@ from torch import Tensor
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, did_you_mean
 from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.scaling import ldexp_up, scaled
 from wellposed.nn.families._network import AbstractNetwork
 from wellposed.solve import user_level
 
@@ -33,13 +34,19 @@ class NormBound:
         upper: What bounds |V_0|; `spectral_norm_upper` if not given.
 
     Attributes:
-        bound: Upper bound of |V_0|. decompositions: How many references there have been.
+        decompositions: How many references there have been.
     """
 
+    #: The reference and its bound: one value, so that threads never see one of them without the other.
+    _known: tuple[Tensor, float] | None = None
+
     def __init__(self, upper: Callable[[Tensor], float] | None = None) -> None:
-        self._upper = upper
-        self._reference: Tensor | None = None
-        self.bound, self.decompositions = math.inf, 0
+        self._upper, self.decompositions = upper, 0
+
+    @property
+    def bound(self) -> float:
+        """Upper bound of |V_0|; infinite without a reference."""
+        return math.inf if self._known is None else self._known[1]
 
     def __call__(self, V: Tensor, below: float) -> float:
         """An upper bound of |V|; a sharp one if a cheap one is not below `below`.
@@ -48,29 +55,41 @@ class NormBound:
             V: (m, k) finite.
             below: What the bound is compared with; 0 always asks for the sharp one.
         """
-        drift = self.drift(V)
-        if drift == 0.0:
-            return self.bound
-        cheap = math.nextafter(self.bound + drift, math.inf)
-        if cheap < below:
-            return cheap
-        self.renew(V)
-        return self.bound
+        known = self._known
+        if known is not None:
+            W, bound = known
+            drift = _distance(V.detach(), W)
+            if drift == 0.0:
+                return bound
+            cheap = math.nextafter(bound + drift, math.inf)
+            if cheap < below:
+                return cheap
+        return self.renew(V)
 
-    def renew(self, V: Tensor) -> None:
-        """Makes V the reference; a copy, because V may be a tensor that training changes."""
+    def renew(self, V: Tensor) -> float:
+        """Makes V the reference (a copy, because V may be a tensor that training changes), and
+        bounds its norm."""
         V = V.detach()
-        self._reference, self.bound = V.clone(), (self._upper or spectral_norm_upper)(V)
+        bound = (self._upper or spectral_norm_upper)(V)
+        self._known = V.clone(), bound
         self.decompositions += 1
+        return bound
 
     def drift(self, V: Tensor) -> float:
         """Upper bound of |V - V_0|_F; infinite without a reference of this shape, dtype and device."""
-        V, W = V.detach(), self._reference
-        if W is None or W.shape != V.shape or W.dtype != V.dtype or W.device != V.device:
-            return math.inf
-        if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
-            V, W = V.float(), W.float()
-        return float(torch.linalg.vector_norm(V - W, dtype=torch.float64)) * _SLACK
+        known = self._known
+        return math.inf if known is None else _distance(V.detach(), known[0])
+
+
+def _distance(V: Tensor, W: Tensor) -> float:
+    """Upper bound of |V - W|_F; 0 only if they are equal, and infinite if they cannot be compared."""
+    if W.shape != V.shape or W.dtype != V.dtype or W.device != V.device:
+        return math.inf
+    if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
+        V, W = V.float(), W.float()
+    D, exponent = scaled((V - W).double())
+    norm = float(torch.linalg.vector_norm(D))
+    return ldexp_up(norm * _SLACK, exponent) if norm > 0 else 0.0
 
 
 class AbstractContraction(AbstractNetwork):

@@ -78,12 +78,20 @@ class MonotoneDEQ(AbstractNetwork):
         super().__init__(in_features, width, solver=solver, gradient=gradient, max_steps=max_steps, **options)
         self._memory = Memory()
         self.parametrization = Monotone(margin)
-        self.margin = margin
         draw: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         self.A = nn.Parameter(torch.randn(width, width, **draw) / (2 * math.sqrt(width)))
         self.B = nn.Parameter(torch.randn(width, width, **draw) / (2 * math.sqrt(width)))
         self.U = nn.Parameter(torch.randn(width, in_features, **draw) * math.sqrt(2 / in_features))
         self.u = nn.Parameter(torch.randn(width, **draw) / math.sqrt(width))
+
+    @property
+    def margin(self) -> float:
+        """m, that of the parametrization; checked when it is assigned."""
+        return self.parametrization.margin
+
+    @margin.setter
+    def margin(self, margin: float) -> None:
+        self.parametrization.margin = margin
 
     @property
     def theory(self) -> Theory:

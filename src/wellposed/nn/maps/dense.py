@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -91,6 +94,9 @@ class MonotoneOperator(DenseOperator):
         AbstractOperator.__init__(self, (A, B), memory)
         self._margin = margin
         self._W = self.recall("W", self._form)
+
+    def recall(self, key: Any, make: Callable[[], Any]) -> Any:
+        return super().recall((key, self._margin), make)  # W depends on it as well as on the tensors
 
     def _form(self) -> Tensor:
         """As `Monotone` does it, in place: three passes over a matrix and one product."""

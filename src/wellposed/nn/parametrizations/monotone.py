@@ -23,8 +23,18 @@ class Monotone(nn.Module):
 
     def __init__(self, margin: float = 0.1) -> None:
         super().__init__()
-        check_interval("Monotone", "margin", margin, low=0.0)
         self.margin = margin
+
+    @property
+    def margin(self) -> float:
+        """m; checked when it is assigned."""
+        margin: float = self.__dict__["margin"]
+        return margin
+
+    @margin.setter
+    def margin(self, margin: float) -> None:
+        check_interval("Monotone", "margin", margin, low=0.0)
+        self.__dict__["margin"] = margin
 
     def forward(self, A: Tensor, B: Tensor) -> Tensor:
         """(k, m), (m, m) -> (m, m)."""
