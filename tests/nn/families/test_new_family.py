@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -132,6 +133,159 @@ def test_a_bias_that_is_not_declared_is_seen() -> None:
     X = 2.0**250 * torch.randn(3, 6, generator=generator, dtype=F64)
     certificate = wp.certify(model, X, torch.zeros(3, dtype=F64), theorem="radius")
     assert "range of float64" in certificate.note  # a network without biases would be measured in another unit
+
+
+class Again(RotatedDEQ):
+    def injection(self, X: Tensor) -> Tensor:
+        return 30 * super().injection(X)
+
+
+class AgainRecurrent(RotatedDEQ):
+    def recurrent(self) -> Tensor:
+        return torch.tanh(super().recurrent())
+
+
+class Doubled(RotatedDEQ):
+    """Twice the injection, and a theory that says so."""
+
+    @property
+    def theory(self) -> Theory:
+        return dataclasses.replace(super().theory, injection_scale=-2 * self.l)
+
+    def injection(self, X: Tensor) -> Tensor:
+        return -2 * super().injection(X)
+
+    def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
+        found = super()._tangent(X, C, Z, P)
+        return TangentFeatures(found.features, {**found.terms, "U": outer("P", "X", 4 * self.l**2)})
+
+
+class ForwardDEQ(Doubled):
+    def forward(self, X: Tensor) -> Tensor:
+        return 30 * super().forward(X)
+
+
+class Scaled(wp.GaussianDEQ):
+    """A family derived from one of the library: another injection, declared."""
+
+    @property
+    def theory(self) -> Theory:
+        return Theory("W", "U", ("a",), injection_scale=2.0, homogeneous=True)
+
+    def injection(self, X: Tensor) -> Tensor:
+        return 2 * super().injection(X)
+
+    def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
+        found = super()._tangent(X, C, Z, P)
+        return TangentFeatures(found.features, {**found.terms, "U": outer("P", "X", 4.0)})
+
+
+class Claiming(Scaled):
+    """Declares the theorem of a paper that is about another injection."""
+
+    @property
+    def theory(self) -> Theory:
+        return dataclasses.replace(super().theory, theorem="ling2022")
+
+
+class Shifted(wp.MonotoneDEQ):
+    """Its bounds are its own, but the margin that it inherits is not that of its matrix."""
+
+    def recurrent(self) -> Tensor:
+        return super().recurrent() + 5 * torch.eye(self.width, dtype=self.A.dtype)
+
+    def sensitivity(self, measurement: Any) -> Any:
+        return super().sensitivity(measurement)
+
+
+def drawn(kind: type, seed: int = 0) -> tuple[Any, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    model = kind(6, 40, generator=generator, dtype=F64)
+    X = torch.randn(4, 6, generator=generator, dtype=F64)
+    return model, X, torch.randn(4, generator=generator, dtype=F64)
+
+
+@pytest.mark.parametrize("kind", [Doubled, Scaled])
+def test_a_class_that_declares_its_theory_is_certified(kind: type) -> None:
+    model, X, y = drawn(kind)
+    closed, generic = (wp.tangent_kernel(model, X, method=method) for method in ("closed", "generic"))
+    assert float((closed - generic).abs().max()) <= 1e-10 * float(closed.abs().max())
+    y = model(X).detach() + 0.01 * y
+    certificate = wp.certify(model, X, y, theorem="radius", dynamics="descent")
+    assert certificate.certified and wp.certify(model, X, y, theorem="contraction").certified
+    upper = wp.certify.lipschitz_upper(model)
+    assert float(wp.certify.lipschitz_lower(model, X, steps=5).max()) <= upper.prediction
+    assert upper.input_norm >= float(torch.linalg.matrix_norm(model.injection(torch.eye(6, dtype=F64)).detach(), ord=2))
+    assert wp.generalization_bound(model, X, y).bound > 0 and wp.suggest(model, X, y) is not None
+    history = wp.descend(model, X, y, step_size=dict(certificate.step_size), steps=50)
+    first = float(history.residual_norm[0])
+    assert all(r <= certificate.rate**k * first * (1 + 1e-9) for k, r in enumerate(history.residual_norm.tolist()))
+
+
+def hooked() -> Any:
+    model = drawn(RotatedDEQ)[0]
+    model.layer.register_forward_hook(lambda module, inputs, output: 30 * output)
+    return model
+
+
+def patched() -> Any:
+    model = drawn(RotatedDEQ)[0]
+    model.injection = lambda X: 30 * RotatedDEQ.injection(model, X)
+    return model
+
+
+def patched_sensitivity() -> Any:
+    model = drawn(wp.GaussianDEQ)[0]
+    model.sensitivity = lambda point: wp.certify.Contractive(point, Theory("W", "U", ("a",), recurrent_scale=1e-9))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: drawn(Again)[0], "the class Again overrides injection"),
+        (lambda: drawn(AgainRecurrent)[0], "the class AgainRecurrent overrides recurrent"),
+        (lambda: drawn(ForwardDEQ)[0], "the class ForwardDEQ overrides forward"),
+        (hooked, "its submodule layer .* has a forward or backward hook"),
+        (patched, "injection was replaced on the instance"),
+        (patched_sensitivity, "sensitivity was replaced on the instance"),
+    ],
+)
+def test_what_a_family_does_not_declare_is_not_certified(make: Any, change: str) -> None:
+    model, (_, X, y) = make(), drawn(RotatedDEQ)
+    for theorem in ("auto", "radius", "contraction", "monotone", "perron_frobenius"):
+        certificate = wp.certify(model, X, y, theorem=theorem)
+        assert certificate.verdict is wp.Verdict.UNDECIDED and re.search(change, certificate.note)
+    for function in (wp.certify.lipschitz_upper, lambda model: wp.generalization_bound(model, X, y)):
+        with pytest.raises(wp.InvalidArgument, match=change):
+            function(model)
+    assert wp.suggest(model, X, y) == []
+
+
+def test_the_theorem_of_a_paper_is_about_its_own_network() -> None:
+    model, X, y = drawn(Claiming)
+    certificate = wp.certify(model, X, y, theorem="ling2022")
+    assert certificate.verdict is wp.Verdict.UNDECIDED and "the class Claiming overrides theory" in certificate.note
+
+
+def test_a_margin_that_another_matrix_does_not_have() -> None:
+    model, X, y = drawn(Shifted)
+    assert wp.certify(model, X, y, theorem="monotone").verdict is wp.Verdict.VIOLATED
+    assert wp.certify(model, X, y, theorem="radius").verdict is wp.Verdict.UNDECIDED
+
+
+def test_the_rounding_of_a_matrix_that_is_computed_elsewhere() -> None:
+    class Product(wp.GaussianDEQ):
+        def recurrent(self) -> Tensor:
+            return self.W @ self.W.t()
+
+        def sensitivity(self, measurement: Any) -> Any:
+            raise NotImplementedError
+
+    model = drawn(Product)[0]
+    gamma = model.width * ROUNDING
+    assert model.recurrent_error() >= gamma * float((model.W.abs() @ model.W.abs().t()).detach().norm())
+    assert drawn(wp.GaussianDEQ)[0].recurrent_error() == 0.0
 
 
 def test_the_type_of_a_network_is_rarely_asked_for() -> None:
