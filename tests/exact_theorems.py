@@ -24,7 +24,8 @@ from exact_networks import (
     number,
     row_norms,
 )
-from wellposed.certify import Certificate, Measurement
+from wellposed.certify import Certificate
+from wellposed.certify.measurement import Measurement
 
 
 @dataclass

@@ -19,7 +19,8 @@ import torch
 from matplotlib.figure import Figure
 
 import wellposed as wp
-from wellposed.convex import L1, InverseNorm, SquaredL2, select_equilibrium, sequential_averaging
+from wellposed.convex import L1, InverseNorm, SquaredL2, select_equilibrium
+from wellposed.convex.selection import sequential_averaging
 
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"  # distinct also for most colour-blind readers
 

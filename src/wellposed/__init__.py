@@ -3,8 +3,9 @@
 import importlib as _importlib
 from typing import Any as _Any
 
-from wellposed import certify, convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve
+from wellposed import convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve
 from wellposed.certify import Certificate, CertificateMonitor, Verdict, generalization_bound, suggest
+from wellposed.certify import package as certify
 from wellposed.convex import DeepOptEq, OptEq
 from wellposed.descent import History, descend, flow
 from wellposed.errors import (

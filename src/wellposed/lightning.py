@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wellposed.certify import Certificate, contraction, monotone
-from wellposed.certify._any_model import certificate_of, has_certificate
+from wellposed.certify import Certificate, certify
+from wellposed.certify._dispatch import has_certificate
+from wellposed.certify.well_posedness import well_posed
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
-from wellposed.nn import AbstractNetwork, EquilibriumLayer, MonotoneDEQ
+from wellposed.nn import EquilibriumLayer
+from wellposed.nn.families import is_theory_network
 from wellposed.solve import Solution, check_positive_integer
 
 Callback: Any = object  # without lightning the module can still be imported and read
@@ -155,16 +157,16 @@ class EquilibriumMonitor(Callback):
             self._equilibrium.see(layer.last_solution)
 
     def _certify(self, pl_module: nn.Module) -> tuple[Certificate | None, str | None]:
-        network = next((module for module in pl_module.modules() if isinstance(module, AbstractNetwork)), None)
+        network = next((module for module in pl_module.modules() if is_theory_network(module)), None)
         if network is not None:
             if self.X is None or self.y is None:
-                return (monotone(network) if isinstance(network, MonotoneDEQ) else contraction(network)), None
+                return well_posed(network), None
             like = next(network.parameters())
-            return certificate_of(network, self.X.to(like), self.y.to(like), theorem=self.theorem), None
+            return certify(network, self.X.to(like), self.y.to(like), theorem=self.theorem), None
         if has_certificate(pl_module):
             like = next(pl_module.parameters())
             nothing = like.new_zeros(0)  # well-posedness is about the network alone
-            return certificate_of(pl_module, nothing, nothing, theorem=self.theorem), None
+            return certify(pl_module, nothing, nothing, theorem=self.theorem), None
         return None, f"no theorem is known for {type(pl_module).__name__}"
 
     def _decide(self, trainer: Any, logged: dict[str, float]) -> None:

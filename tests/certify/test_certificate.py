@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.certify import Certificate, Hypothesis, Verdict
-from wellposed.certify._finish import finish
+from wellposed.certify.certificate import finish
 from wellposed.errors import InvalidArgument
 
 NUMBERS = st.floats(allow_nan=False) | st.none()
@@ -135,14 +135,14 @@ def test_table() -> None:
 
 
 def test_neither_a_certificate_nor_a_verdict_is_a_bare_yes() -> None:
-    with pytest.raises(TypeError, match="no bare yes or no"):
+    with pytest.raises(TypeError, match="not a bare yes or no"):
         bool(Certificate("radius", Verdict.UNDECIDED))
-    with pytest.raises(TypeError, match="no bare yes or no"):
+    with pytest.raises(TypeError, match="not a bare yes or no"):
         bool(Verdict.UNDECIDED)
 
 
 def test_text_that_is_no_certificate_is_refused_with_a_sentence() -> None:
-    with pytest.raises(InvalidArgument, match="no certificate"):
+    with pytest.raises(InvalidArgument, match="not a certificate"):
         Certificate.from_json("nope")
 
 

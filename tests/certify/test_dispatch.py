@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -160,3 +163,28 @@ def test_wrong_model() -> None:
         wrong(torch.nn.Linear(6, 1), X, y)
     with pytest.raises((InvalidType, InvalidArgument), match="MonotoneDEQ|GaussianDEQ"):
         wrong(problem("monotone", 10)[0], X, y, theorem="ling2022")
+
+
+def test_the_package_is_called_and_pickles() -> None:
+    assert pickle.loads(pickle.dumps(wp.certify)) is wp.certify
+    bound = functools.partial(wp.certify, theorem="contraction")
+    model = wp.GaussianDEQ(3, 5, weight_variance=0.01, dtype=torch.float64)
+    X, y = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    assert pickle.loads(pickle.dumps(bound))(model, X, y).theorem == "contraction"
+    assert list(inspect.signature(wp.certify).parameters) == ["model", "X", "y", "theorem", "options"]
+
+
+def test_the_well_posedness_that_fits() -> None:
+    X, y = torch.ones(2, 3), torch.ones(2)
+    models = [wp.GaussianDEQ(3, 5, weight_variance=0.01), wp.MonotoneDEQ(3, 5), wp.OptEq(3, 5)]
+    found = [wp.certify(model, X, y, theorem="well_posed") for model in models]
+    assert [certificate.theorem for certificate in found] == ["contraction", "monotone", "contraction"]
+    assert all(certificate.certified for certificate in found)
+
+
+def test_an_opteq_without_a_proof_of_training_has_one_of_its_equilibrium() -> None:
+    model = wp.OptEq(3, 5, dtype=torch.float64)
+    X, y = torch.ones(2, 3, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)  # equal rows
+    certificate = wp.certify(model, X, y)
+    assert certificate.theorem == "contraction" and certificate.certified
+    assert [(other.theorem, other.dynamics) for other in certificate.others] == [("radius", "flow"), ("radius", "descent")]

@@ -26,8 +26,8 @@ from exact_networks import (
     row_norms,
 )
 from exact_theorems import check_descent_theorem, check_flow_theorem, check_plain_descent_theorem
-from wellposed.certify import Certificate, Measurement, radius
-from wellposed.certify._measure import check_data, measure
+from wellposed.certify import Certificate, radius
+from wellposed.certify.measurement import Measurement, check_data, measure
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active",), ("kernel",), ("active", "kernel"))
 

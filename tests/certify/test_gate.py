@@ -14,10 +14,11 @@ from torch.nn.utils import parametrize
 
 import wellposed as wp
 from wellposed.certify import Certificate, lipschitz_upper, robustness
-from wellposed.certify._any_model import certificate_of
 from wellposed.certify.radius_certificate import radius
+from wellposed.certify.well_posedness import well_posed
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.lightning import EquilibriumMonitor
+from wellposed.nn.families import Theory
 
 D, M, N = 6, 40, 4
 
@@ -239,7 +240,7 @@ class Family(wp.GaussianDEQ):
         return 2 * (X @ self.U.t())
 
     def sensitivity(self, measurement: Any) -> Any:
-        return wp.certify.Contractive(measurement, recurrent="W", injected="U", readout=("a",), injection_scale=2.0, sharpen=())
+        return wp.certify.Contractive(measurement, Theory("W", "U", ("a",), injection_scale=2.0), sharpen=())
 
 
 class FamilyForward(Family):
@@ -286,7 +287,7 @@ def test_opteq(kind: type) -> None:
         certificate = wp.certify(network(kind), X, y, theorem="radius", dynamics=dynamics)
         assert certificate.verdict is wp.Verdict.UNDECIDED and "overrides" in certificate.note
     assert wp.certify(network(kind), X, y).note == certificate.note
-    assert certificate_of(network(kind), X, y).note == certificate.note
+    assert well_posed(network(kind), X).note == certificate.note
     assert radius(network(wp.OptEq), X, y, dynamics="descent").certified  # the parent is
     with pytest.raises(InvalidArgument, match="overrides"):
         wp.generalization_bound(network(kind), X, y)
@@ -317,11 +318,11 @@ def test_layers() -> None:
     for layer, message in layers:
         with pytest.raises(InvalidArgument, match=message):
             lipschitz_upper(layer)
-        certificate = certificate_of(nn.Sequential(layer, nn.Linear(M, 1)), *data())
+        certificate = well_posed(nn.Sequential(layer, nn.Linear(M, 1)), data()[0])
         assert certificate.verdict is wp.Verdict.UNDECIDED and "overrides" in certificate.note
     plain = wp.EquilibriumLayer(wp.nn.DenseCell(D, M, **options))
     assert lipschitz_upper(plain).contraction < 1
-    assert certificate_of(nn.Sequential(plain, nn.Linear(M, 1)), *data()).certified
+    assert well_posed(nn.Sequential(plain, nn.Linear(M, 1)), data()[0]).certified
 
 
 class Classifier(wp.nn.MonotoneClassifier):

@@ -144,7 +144,7 @@ def test_a_model_that_fits_the_labels_is_told_from_one_that_was_drawn() -> None:
         u0 = model(X)
     fresh = generalization_bound(model, X, -u0, rtol=1e-6)
     assert fresh.fit == pytest.approx(2.0, rel=1e-12) and not fresh.trained
-    assert "holds for a model drawn without a look at (X, y)" in str(fresh)
+    assert "holds for a model drawn without using (X, y)" in str(fresh)
     trained = generalization_bound(model, X, u0 * (1 + 1e-6), rtol=1e-6)
     assert trained.bound < trained.loss_bound  # what the formula says, which is void here
     assert trained.trained and trained.vacuous

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import wellposed as wp
-from wellposed.certify import NetworkLipschitz, lipschitz_lower, lipschitz_upper
+from wellposed.certify import lipschitz_lower, lipschitz_upper
+from wellposed.certify._lipschitz_network import NetworkLipschitz
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import DenseCell, EquilibriumLayer, LeakyReLU, Monotone, MonotoneClassifier, ReLU, Sigmoid, Spectral, Tanh
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from theorem_problems import generator, sphere
-from wellposed.certify._directed import vector_norm_lower
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
+from wellposed.certify.measurement import Measurement, check_data, measure
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
+from wellposed.linalg.directed import least_singular_value_upper, spectral_norm_lower, vector_norm_lower
 
 FAMILIES = {
     "gaussian": lambda g, dtype: wp.GaussianDEQ(4, 16, generator=g, dtype=dtype),

@@ -14,8 +14,8 @@ from torch import Tensor
 import wellposed as wp
 from certificate_problems import problem, train
 from wellposed.certify import CertificateMonitor, radius
-from wellposed.certify._incremental import IncrementalMeasure
-from wellposed.certify._measure import Measurement
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.monitor import IncrementalMeasure
 from wellposed.errors import InvalidArgument, InvalidType
 
 

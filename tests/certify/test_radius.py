@@ -13,12 +13,13 @@ from torch import Tensor
 
 import wellposed as wp
 from certificate_problems import FAMILIES, Point, check_descent, check_flow, clone, move, problem, train
-from wellposed.certify import AbstractSensitivity, Certificate, Contractive, DescentBounds, Verdict, radius
-from wellposed.certify._active_sets import restricted_norm_upper
-from wellposed.certify._measure import Measurement, check_data, measure
+from wellposed.certify import AbstractSensitivity, Certificate, Contractive, Verdict, radius
 from wellposed.certify._radius_search import descent_radii, flow_radius
-from wellposed.certify.radius_certificate import sensitivity_of
+from wellposed.certify._sensitivity import sensitivity_of
+from wellposed.certify.measurement import Measurement, check_data, measure
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.linalg.directed import restricted_norm_upper
+from wellposed.nn.sensitivity import DescentBounds
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active",), ("kernel",), ("active", "kernel"))
 TRAINABLE = ("gaussian", "skip", "monotone")
@@ -492,7 +493,7 @@ def test_inexact_equilibria_only_cost() -> None:
     exact = measured(model, X, y)
     g = torch.Generator().manual_seed(0)
     Z, P = (t + 1e-9 * torch.randn(t.shape, generator=g, dtype=t.dtype) for t in (exact.Z, exact.P))
-    rough = measure(model, *check_data(model, X, y), at=(Z, P))
+    rough = measure(model, *check_data(model, X, y), point=(Z, P))
     assert isinstance(rough, Measurement)
     for sharpen in SHARPENINGS:
         true, weak = (flow_radius(sensitivity_of(at, sharpen), 1.0) for at in (exact, rough))
@@ -505,7 +506,7 @@ def test_a_wrong_adjoint_proves_nothing_false() -> None:
     # adjoints from nowhere: whatever is claimed must still be true
     model, X, y, _ = trained_until_certified("gaussian", 81)
     exact = measured(model, X, y)
-    fake = measure(model, *check_data(model, X, y), at=(exact.Z, 100 * torch.ones_like(exact.P)))
+    fake = measure(model, *check_data(model, X, y), point=(exact.Z, 100 * torch.ones_like(exact.P)))
     assert isinstance(fake, Measurement)
     K = Point(model, X, y).kernel(dict.fromkeys(("W", "U", "a"), 1.0))
     true = math.sqrt(float(torch.linalg.eigvalsh(K)[0]))
@@ -516,7 +517,7 @@ class Own(wp.GaussianDEQ):
     """A family that brings its own sensitivities."""
 
     def sensitivity(self, at: Measurement) -> AbstractSensitivity:
-        return Contractive(at, recurrent="W", injected="U", readout=("a",), sharpen=())
+        return Contractive(at, sharpen=())
 
 
 def test_a_network_may_bring_its_own_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:

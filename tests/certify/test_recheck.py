@@ -10,7 +10,7 @@ import pytest
 import wellposed as wp
 from theorem_problems import gaussian, monotone
 from wellposed.certify import Certificate, Hypothesis
-from wellposed.certify._recheck import as_recorded, contradictions
+from wellposed.certify._recorded import as_recorded, contradictions
 
 
 @functools.cache

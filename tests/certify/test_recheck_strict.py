@@ -11,7 +11,7 @@ import torch
 
 import wellposed as wp
 from wellposed.certify import Certificate, Hypothesis, Verdict
-from wellposed.certify._recheck import as_recorded
+from wellposed.certify._recorded import as_recorded
 from wellposed.errors import InvalidArgument
 
 HOLDS = Hypothesis("s", "", 1.0, 0.0, ">", True)

@@ -13,8 +13,8 @@ from torch import Tensor
 import wellposed as wp
 from certificate_problems import problem
 from wellposed.certify import Certificate, Verdict, lipschitz_upper, robustness
-from wellposed.certify._directed import LARGEST, down, rate_after, up, vector_norm_lower, vector_norm_upper
 from wellposed.errors import WellposedError
+from wellposed.linalg.directed import LARGEST, down, rate_after, up, vector_norm_lower, vector_norm_upper
 
 F64 = torch.float64
 #: The theorems of each family, with their options.

@@ -25,8 +25,7 @@ from exact_networks import (
     least_singular_value,
     norm,
 )
-from wellposed.certify import Measurement
-from wellposed.certify._measure import check_data, measure
+from wellposed.certify.measurement import Measurement, check_data, measure
 
 FAMILIES = ("gaussian", "skip", "monotone", "implicit")
 #: Powers of ten of inputs and labels.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import wellposed as wp
 from theorem_problems import generator, sphere
 from wellposed.certify import Verdict, contraction, monotone, perron_frobenius
-from wellposed.certify._collatz import radius_bounds
+from wellposed.certify.well_posedness import radius_bounds
 from wellposed.errors import InvalidType
 
 THEOREMS = (contraction, monotone, perron_frobenius)

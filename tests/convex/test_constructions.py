@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from equilibria import F64, normal
-from wellposed.convex import feedforward_as_deep_opteq, feedforward_as_units, multi_block
+from wellposed.convex.constructions import feedforward_as_deep_opteq, feedforward_as_units, multi_block
 
 
 def low_rank(rows, columns, rank, seed):

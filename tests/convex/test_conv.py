@@ -8,7 +8,7 @@ import torch
 import wellposed as wp
 from equilibria import F64, normal
 from wellposed.convex import L1, ConvOptEq, Decorrelation, GradientStep, SquaredL2, select_equilibrium
-from wellposed.convex.operators import ConvOperator
+from wellposed.convex.conv import ConvolutionMap
 
 
 def network(channels=(4, 3), **options):
@@ -22,14 +22,14 @@ X = normal(2, 2, 6, 5, seed=1)
 
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_operator_as_a_matrix(k):
-    op = ConvOperator(normal(4, 3, k, k))
+    op = ConvolutionMap(normal(4, 3, k, k))
     identity = torch.eye(3 * 30, dtype=F64).reshape(90, 3, 6, 5)
     M = op.apply(identity).flatten(1).t()
     v = normal(2, 4, 6, 5, seed=2)
     torch.testing.assert_close(op.transpose(v).flatten(1), v.flatten(1) @ M, rtol=1e-12, atol=1e-12)
     K = op.tensor.clone().requires_grad_()
     z = normal(2, 3, 6, 5, seed=3)
-    (expected,) = torch.autograd.grad((v * ConvOperator(K).apply(z)).sum(), K)
+    (expected,) = torch.autograd.grad((v * ConvolutionMap(K).apply(z)).sum(), K)
     torch.testing.assert_close(op.cotangent(v, z), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -67,7 +67,7 @@ def test_the_norms_are_kept_whatever_training_does():
         K.data *= 100
     for K, upper in zip(model.kernels(), model.norms_upper(), strict=True):
         identity = torch.eye(3 * 64, dtype=F64).reshape(-1, 3, 8, 8)
-        M = ConvOperator(K.detach()).apply(identity).flatten(1)
+        M = ConvolutionMap(K.detach()).apply(identity).flatten(1)
         assert float(torch.linalg.matrix_norm(M, 2)) <= upper <= 0.9 * (1 + 1e-9)
     assert model.contraction_upper() <= 0.81**2 * (1 + 1e-9)
 
@@ -110,7 +110,7 @@ def test_single_precision_agrees_with_double(prior):
     double = network((4, 3, 6), activation=wp.nn.Tanh(), alpha=0.7, prior=prior, rtol=1e-12)
     single = network((4, 3, 6), activation=wp.nn.Tanh(), alpha=0.7, prior=prior, rtol=1e-6, dtype=torch.float32)
     single.load_state_dict(double.state_dict())
-    assert ConvOperator(single.kernels()[0]).tensor.is_contiguous(memory_format=torch.channels_last)
+    assert ConvolutionMap(single.kernels()[0]).tensor.is_contiguous(memory_format=torch.channels_last)
     gradients = []
     for model, x in ((double, X), (single, X.float())):
         y = model(x)

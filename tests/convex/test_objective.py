@@ -13,20 +13,9 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from equilibria import F64, normal
-from wellposed.convex import (
-    L1,
-    Box,
-    GradientStep,
-    GroupL1,
-    InverseNorm,
-    SquaredL2,
-    UnitBlock,
-    WideObjective,
-    blocks,
-    inclusion_residual,
-    objective,
-    wide_limit,
-)
+from wellposed.convex import L1, Box, GradientStep, GroupL1, InverseNorm, SquaredL2, inclusion_residual, objective, wide_limit
+from wellposed.convex.blocks import UnitBlock
+from wellposed.convex.objectives import WideObjective, blocks
 
 
 def network(kind=wp.OptEq, size=5, seed=0, **options):
@@ -255,7 +244,7 @@ def test_states_that_do_not_fit_are_refused(size):
     for call in calls:
         for wrong in (z[:2], z[:1], z[:, 1:]):
             seen = rf"\({wrong.shape[0]}, {wrong.shape[1]}\)"
-            with pytest.raises(wp.InvalidArgument, match=rf"made for 3 sample.*shape \(3, {m}\); got {seen}\. Make it anew"):
+            with pytest.raises(wp.InvalidArgument, match=rf"made for 3 sample.*shape \(3, {m}\); got {seen}\. Make a new one"):
                 call(wrong)
         with pytest.raises(wp.InvalidType, match=r"has torch.float64 parameters and got a state of torch.float32; convert it"):
             call(z.float())

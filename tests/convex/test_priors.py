@@ -9,7 +9,8 @@ import torch
 
 import wellposed as wp
 from equilibria import F64
-from wellposed.convex import L1, Box, GroupL1, SquaredL2, sequential_averaging
+from wellposed.convex import L1, Box, GroupL1, SquaredL2
+from wellposed.convex.selection import sequential_averaging
 
 
 def few_or_all(few: int):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from equilibria import F64
-from wellposed.convex import primitive_conjugate, value_range
+from wellposed.convex.blocks import primitive_conjugate, value_range
 
 ACTIVATIONS = [
     wp.nn.Identity(),

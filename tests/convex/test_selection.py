@@ -11,17 +11,8 @@ import torch
 
 import wellposed as wp
 from equilibria import F64, normal
-from wellposed.convex import (
-    L1,
-    Decorrelation,
-    InverseNorm,
-    Schedule,
-    SquaredL2,
-    line_of_equilibria,
-    objective,
-    select_equilibrium,
-    sequential_averaging,
-)
+from wellposed.convex import L1, Decorrelation, InverseNorm, SquaredL2, line_of_equilibria, objective, select_equilibrium
+from wellposed.convex.selection import Schedule, sequential_averaging
 
 X = torch.zeros(1, 1, dtype=F64)
 

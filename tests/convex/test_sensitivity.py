@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import wellposed as wp
 from equilibria import F64, normal
 from wellposed.certify._radius_search import descent_radii, flow_radius, largest_descent, largest_flow
-from wellposed.convex import L1, OptEqSensitivity
+from wellposed.convex import L1
+from wellposed.convex.sensitivity import OptEqSensitivity
 
 
 def problem(seed=0, layers=1, alpha=1.0, n=4, width=12, norm_bound=None, activation=None):

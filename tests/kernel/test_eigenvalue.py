@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.errors import InvalidArgument
 from wellposed.kernel import eigenvalue
-from wellposed.kernel._generic import GenericRoad
-from wellposed.kernel._hadamard import ClosedRoad
-from wellposed.kernel._structural import structural_lower
+from wellposed.kernel._closed_form import ClosedFormMethod
+from wellposed.kernel._generic import GenericMethod
+from wellposed.kernel.eigenvalue import structural_lower
 from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, unexplained
 from wellposed.nn.tangent import TangentFeatures
 
@@ -172,49 +172,49 @@ def test_the_rounding_of_the_kernel_is_bounded_from_above(kind: type) -> None:
     K = wp.tangent_kernel(model, X)
     exact = exact_kernel(model.tangent_features(X))
     squares = sum((Fraction(float(K[i, j])) - exact[i][j]) ** 2 for i in range(4) for j in range(4))
-    bound = ClosedRoad(model, X).rounding_upper(float(K.trace()))
+    bound = ClosedFormMethod(model, X).rounding_upper(float(K.trace()))
     assert 0 < squares <= Fraction(bound) ** 2
     assert bound < 1e-4 * float(K.trace())
 
 
 def test_the_rounding_of_gradients_is_bounded_from_above() -> None:
     model, X = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1)), draw(4, 4).float()
-    road = GenericRoad(model, X)
-    J = [[Fraction(x) for x in row] for row in road.jacobian(X)[:, 0].tolist()]
+    method = GenericMethod(model, X)
+    J = [[Fraction(x) for x in row] for row in method.jacobian(X)[:, 0].tolist()]
     K = wp.tangent_kernel(model, X)
     exact = [[sum((a * b for a, b in zip(p, q, strict=True)), Fraction(0)) for q in J] for p in J]
     squares = sum((Fraction(float(K[i, j])) - exact[i][j]) ** 2 for i in range(4) for j in range(4))
-    assert 0 < squares <= Fraction(road.rounding_upper(float(K.trace()))) ** 2
+    assert 0 < squares <= Fraction(method.rounding_upper(float(K.trace()))) ** 2
 
 
 def test_the_rounding_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
     model, X = network(wp.GaussianDEQ), draw(6, 4)
     before = wp.least_eigenvalue(model, X).lower
-    monkeypatch.setattr(ClosedRoad, "rounding_upper", lambda self, trace: before / 2)
+    monkeypatch.setattr(ClosedFormMethod, "rounding_upper", lambda self, trace: before / 2)
     assert abs(wp.least_eigenvalue(model, X).lower - before / 2) < 1e-9 * before
-    monkeypatch.setattr(ClosedRoad, "rounding_upper", lambda self, trace: 2 * before)
+    monkeypatch.setattr(ClosedFormMethod, "rounding_upper", lambda self, trace: 2 * before)
     assert wp.least_eigenvalue(model, X).lower == 0.0
 
 
 def test_structural_bound_follows_schur() -> None:
     model, X = network(wp.GaussianDEQ, d=10), draw(6, 10)
-    road = ClosedRoad(model, X)
-    F = road.sides[0]
+    method = ClosedFormMethod(model, X)
+    F = method.sides[0]
     Z, P, G = F["Z"], F["P"], F["X"]
     least = {name: float(torch.linalg.eigvalsh(A @ A.T)[0]) for name, A in F.items()}
     square = {name: float((A**2).sum(1).min()) for name, A in F.items()}
     expected = least["Z"] + sum(max(least["P"] * square[b], square["P"] * least[b]) for b in ("Z", "X"))
-    assert abs(structural_lower(road) - expected) < 1e-9 * expected
+    assert abs(structural_lower(method) - expected) < 1e-9 * expected
     H = Z @ Z.T + (P @ P.T) * (Z @ Z.T + G @ G.T)
-    assert 0 < structural_lower(road) <= float(torch.linalg.eigvalsh(H)[0])
+    assert 0 < structural_lower(method) <= float(torch.linalg.eigvalsh(H)[0])
 
 
 def test_structural_bound_is_zero_where_it_knows_nothing() -> None:
     more_samples_than_units = network(wp.GaussianDEQ, width=5)
-    assert structural_lower(ClosedRoad(more_samples_than_units, draw(9, 4))) == 0.0
+    assert structural_lower(ClosedFormMethod(more_samples_than_units, draw(9, 4))) == 0.0
     mixed = network(wp.MonotoneDEQ)  # A and B have products of unequal features: only U and u count
-    model_lower = structural_lower(ClosedRoad(mixed, draw(6, 4)))
-    F = ClosedRoad(mixed, draw(6, 4)).sides[0]
+    model_lower = structural_lower(ClosedFormMethod(mixed, draw(6, 4)))
+    F = ClosedFormMethod(mixed, draw(6, 4)).sides[0]
     assert 0.0 < model_lower <= float(torch.linalg.eigvalsh(wp.tangent_kernel(mixed, draw(6, 4)))[0])
     assert set(F) > {"Z", "P"}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.kernel import _features, _hadamard
+from wellposed.kernel import _closed_form
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 NETWORKS = {
@@ -92,14 +92,14 @@ def test_exactly_symmetric_whatever_the_blocks(name: str) -> None:
 def test_features_in_batches_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, X = TwoLayers(), inputs(11)
     whole = wp.tangent_kernel(model, X)
-    monkeypatch.setattr(_features, "LEAST_ROWS", 4)
-    monkeypatch.setattr(_features, "FEATURE_BYTES", 0)
+    monkeypatch.setattr(_closed_form, "LEAST_ROWS", 4)
+    monkeypatch.setattr(_closed_form, "FEATURE_BYTES", 0)
     model.calls.clear()
     assert relative(wp.tangent_kernel(model, X), whole) < 1e-15
     assert model.calls == [4, 4, 3]  # each row once, the first batch too
     assert relative(wp.tangent_kernel(model, X, X[:5]), whole[:, :5]) < 1e-15
-    road = _hadamard.ClosedRoad(model, X)
-    assert road.sides[0]["X"].data_ptr() == X.data_ptr()  # the inputs are not copied
+    method = _closed_form.ClosedFormMethod(model, X)
+    assert method.sides[0]["X"].data_ptr() == X.data_ptr()  # the inputs are not copied
 
 
 def test_more_than_two_factors_and_coefficients() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import kernel_memory
-from wellposed.kernel._blocks import Layout
-from wellposed.kernel._generic import GenericRoad
+from wellposed.kernel._generic import GenericMethod
+from wellposed.kernel._method import KernelLayout
 
 
 def inputs(n: int, d: int = 4, seed: int = 0) -> Tensor:
@@ -153,13 +153,13 @@ def test_memory_decides_what_is_held() -> None:
 
 def test_gradients_that_do_not_fit_are_never_all_held(monkeypatch: pytest.MonkeyPatch) -> None:
     make, X, _ = MODELS["mlp"]
-    road = GenericRoad(seeded(make), X, block_size=2)
+    method = GenericMethod(seeded(make), X, block_size=2)
     seen: list[int] = []
-    original = GenericRoad.jacobian
+    original = GenericMethod.jacobian
     monkeypatch.setattr(
-        GenericRoad, "jacobian", lambda self, X, *, out=None: (seen.append(len(X)), original(self, X, out=out))[1]
+        GenericMethod, "jacobian", lambda self, X, *, out=None: (seen.append(len(X)), original(self, X, out=out))[1]
     )
-    list(road.blocks(Layout()))
+    list(method.blocks(KernelLayout()))
     assert max(seen) == 2 and sum(seen) == 7 + 5 + 3 + 1  # two held at a time, what lies below streams past
 
 

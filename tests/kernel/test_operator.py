@@ -107,7 +107,7 @@ def test_generic_products(cross: bool) -> None:
 
 
 def test_generic_products_in_batches_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wellposed.kernel._vjp.ROWS", 4)
+    monkeypatch.setattr("wellposed.kernel._generic.ROWS", 4)
     model, X = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double(), draw(10, 3)
     v = draw(20)
     assert relative(TangentKernel(model, X) @ v, wp.tangent_kernel(model, X) @ v) < 1e-12

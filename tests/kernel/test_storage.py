@@ -18,7 +18,7 @@ import wellposed as wp
 from syncs import synced
 from wellposed._io import Temporary
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.kernel import _hadamard, kernel_memory
+from wellposed.kernel import _closed_form, kernel_memory
 from wellposed.kernel._memory import available_memory, readable
 from wellposed.kernel._progress import progress_bar
 
@@ -74,7 +74,7 @@ def test_outputs_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_run_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type) -> None:
     calls = 0
-    original = _hadamard.GramBlocks.block
+    original = _closed_form.GramBlocks.block
 
     def interrupted(self: Any, *args: Any, **options: Any) -> Any:
         nonlocal calls
@@ -85,7 +85,7 @@ def test_an_interrupted_run_leaves_no_file(tmp_path: Path, monkeypatch: pytest.M
             raise error
         return original(self, *args, **options)
 
-    monkeypatch.setattr(_hadamard.GramBlocks, "block", interrupted)
+    monkeypatch.setattr(_closed_form.GramBlocks, "block", interrupted)
     with pytest.raises(error):
         wp.tangent_kernel(network(), draw(20, 3), out=tmp_path / "k.npy", block_size=6)
     assert list(tmp_path.iterdir()) == []
@@ -97,7 +97,7 @@ def test_an_older_file_survives_an_interrupted_run(tmp_path: Path, monkeypatch: 
     def broken(*args: Any, **options: Any) -> Any:
         raise RuntimeError
 
-    monkeypatch.setattr(_hadamard.GramBlocks, "block", broken)
+    monkeypatch.setattr(_closed_form.GramBlocks, "block", broken)
     with pytest.raises(RuntimeError):
         wp.tangent_kernel(network(), draw(20, 3), out=tmp_path / "k.npy")
     assert np.array_equal(np.load(tmp_path / "k.npy"), before)

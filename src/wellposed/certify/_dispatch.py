@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from wellposed.certify._certificate import Certificate
-from wellposed.certify._measure import check_data, measure
-from wellposed.certify._own import OwnTheorem, certificate_by, check_theorem
+from wellposed.certify._recorded import contradictions
+from wellposed.certify.certificate import Certificate, Verdict
+from wellposed.certify.measurement import check_data, measure
 from wellposed.certify.radius_certificate import radius, radius_at
-from wellposed.certify.theorems.gao2022 import gao2022
-from wellposed.certify.theorems.gao2023 import gao2023
-from wellposed.certify.theorems.ling2022 import ling2022
-from wellposed.certify.theorems.nguyen2022 import nguyen2022
-from wellposed.certify.well_posedness import contraction, monotone, perron_frobenius
-from wellposed.convex import AbstractDenseOptEq
-from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.certify.theorems import PAPERS, TRIED
+from wellposed.certify.well_posedness import contraction, has_one_equilibrium, monotone, perron_frobenius, well_posed
+from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
+from wellposed.nn.families import is_theory_network, theory_of
 
-__all__ = ["certify"]
-
-CONVERGENCE: dict[str, Callable[..., Certificate]] = {
-    "radius": radius,
-    "ling2022": ling2022,
-    "nguyen2022": nguyen2022,
-    "gao2022": gao2022,
-    "gao2023": gao2023,
-}
+#: (model, X, y, **options) -> Certificate.
+OwnTheorem = Callable[..., Certificate]
+CONVERGENCE: dict[str, OwnTheorem] = {"radius": radius, **PAPERS}
 WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
     "contraction": contraction,
     "monotone": monotone,
@@ -38,9 +30,7 @@ WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
 }
 
 
-def certify(
-    model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any
-) -> Certificate:
+def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any) -> Certificate:
     r"""Checks a theorem on a model and data, at the present parameters.
 
         >>> import torch, wellposed as wp
@@ -50,37 +40,123 @@ def certify(
         >>> certificate.verdict in (wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED)
         True
 
-    Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and nothing is changed.
+    Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and
+    nothing is changed.
+
+    Other models with one equilibrium layer (dense with a non-decreasing 1-Lipschitz activation, a
+    monotone convolution, or an OptEq network inside) have a certificate of existence and
+    uniqueness: "auto", "contraction" or "monotone".
 
     Args:
-        model: A theory network; any module if `theorem` is a callable.
+        model: A theory network, or another model as above; any module if `theorem` is a callable.
         X: (n, d) inputs.
-        y: (n,) targets.
-        theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction", "monotone",
-            "perron_frobenius" for existence and uniqueness alone; "auto" tries all that fit and returns the strongest that
-            holds, with the others in `Certificate.others`. In order: the flow, descent with layer-wise steps, the theorem of
-            the paper. If none holds, the radius certificate for the flow says why. A theorem of your own is a callable
-            (model, X, y) -> Certificate; see docs/howto/theorem.md.
-        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for "auto". A callable gets them
-            as keyword arguments.
+        y: (n,) targets; only theorems about training read them.
+        theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
+            "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed" for
+            the one of them that fits the model; "auto" tries all that fit and returns the strongest
+            that holds, with the others in `Certificate.others`. In order: the flow, descent with
+            layer-wise steps, the theorem of the paper. If none holds, the radius certificate for
+            the flow says why (an OptEq network then has its certificate of uniqueness). A theorem
+            of your own is a callable (model, X, y) -> Certificate; see docs/howto/theorem.md.
+        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for
+            "auto". A callable gets them as keyword arguments.
     """
     check_theorem(theorem)
     if not isinstance(theorem, str):
         return certificate_by(theorem, model, X, y, options)
-    known = ("auto", *CONVERGENCE, *WELL_POSED)
+    known = ("auto", *CONVERGENCE, *WELL_POSED, "well_posed")
     if theorem not in known:
         hint = did_you_mean(theorem, known)
         raise InvalidArgument(f"Unknown theorem {theorem!r}; known are {', '.join(known)}.{hint}")
+    function = CONVERGENCE.get(theorem)
+    _check_options(theorem, options, tuple(inspect.signature(function).parameters)[3:] if function else ())
+    if theorem == "well_posed" or (theory_of(model) is None and has_one_equilibrium(model)):
+        return well_posed(model, X, "auto" if theorem == "well_posed" else theorem)
     check_data(model, X, y)
+    if function is not None:
+        return function(model, X, y, **options)
     if theorem == "auto":
-        _check_options("auto", options, ())
         return _auto(model, X, y)
-    if theorem in WELL_POSED:
-        _check_options(theorem, options, ())
-        return WELL_POSED[theorem](model)
-    function = CONVERGENCE[theorem]
-    _check_options(theorem, options, tuple(inspect.signature(function).parameters)[3:])
-    return function(model, X, y, **options)
+    return WELL_POSED[theorem](model) if is_theory_network(model) else well_posed(model, X, theorem)
+
+
+def has_certificate(model: nn.Module) -> bool:
+    """Whether `certify` has a theorem about this kind of model."""
+    return theory_of(model) is not None or has_one_equilibrium(model)
+
+
+def check_theorem(theorem: object, model: nn.Module | None = None, X: Any = None, y: Any = None) -> None:
+    """Raises unless this is a name or can be called; with a model, also where `certify` will raise,
+    on two samples.
+
+    A model without a certificate takes every theorem, because none is evaluated.
+    """
+    if not isinstance(theorem, str) and not callable(theorem):
+        raise InvalidType(
+            f"theorem must be a name or a callable (model, X, y) -> Certificate; got {type(theorem).__name__} {theorem!r:.60}."
+        )
+    if model is not None and theorem != "auto" and has_certificate(model):
+        certify(model, X[:2], y[:2], theorem=theorem)
+
+
+def certificate_by(theorem: OwnTheorem, model: Any, X: Tensor, y: Tensor, options: Mapping[str, Any]) -> Certificate:
+    """What the callable returns, checked to be a certificate that agrees with itself.
+
+    Args:
+        theorem: (model, X, y, **options) -> Certificate.
+        model: Any; the theorem decides which kinds it is about.
+        X, y: As the caller gave them.
+        options: Keyword arguments of the theorem.
+    """
+    name = getattr(theorem, "__name__", type(theorem).__name__)
+    _check_signature(name, theorem, options)
+    found = theorem(model, X, y, **options)
+    if not isinstance(found, Certificate):
+        raise InvalidType(f"theorem={name} must return a wellposed.certify.Certificate; it returned {type(found).__name__}.")
+    if not isinstance(found.verdict, Verdict):
+        raise InvalidType(f"theorem={name} must give its certificate a wellposed.Verdict; got verdict={found.verdict!r:.60}.")
+    if found.certified and (open_ones := [h.name for h in found.hypotheses if h.holds is not True]):
+        raise InvalidArgument(
+            f"theorem={name} returned CERTIFIED although its hypothesis {open_ones[0]!r} does not hold. Return VIOLATED or "
+            "UNDECIDED there."
+        )
+    if wrong := contradictions(found, found.verdict):
+        raise InvalidArgument(f"theorem={name} returned a certificate that contradicts itself: {wrong[0]}.")
+    return found
+
+
+class CallablePackage(types.ModuleType):
+    """The class of `wellposed.certify`: a package that is called like the function of its name, and
+    pickles by name."""
+
+    def __call__(
+        self, model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any
+    ) -> Certificate:
+        return certify(model, X, y, theorem=theorem, **options)
+
+    def __reduce__(self) -> tuple[Callable[[str], types.ModuleType], tuple[str]]:
+        return importlib.import_module, (self.__name__,)
+
+    def __dir__(self) -> list[str]:
+        """The public names, without what the package imports."""
+        return list(self.__all__)
+
+
+CallablePackage.__call__.__doc__ = certify.__doc__
+
+
+def _check_signature(name: str, theorem: OwnTheorem, options: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(theorem)
+    except ValueError:  # built-in functions have none
+        return
+    try:
+        signature.bind(None, None, None, **options)
+    except TypeError as error:
+        given = "".join(f", {option}=..." for option in options)
+        raise InvalidArgument(
+            f"theorem={name} is called as {name}(model, X, y{given}), but it is {name}{signature}."
+        ) from error
 
 
 def _check_options(theorem: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
@@ -90,21 +166,18 @@ def _check_options(theorem: str, options: dict[str, Any], known: tuple[str, ...]
             raise InvalidArgument(f"theorem={theorem!r} {takes}; got {name!r}.{did_you_mean(name, known)}")
 
 
-def _auto(model: AbstractNetwork | AbstractDenseOptEq, X: Tensor, y: Tensor) -> Certificate:
-    if isinstance(model, AbstractDenseOptEq):
-        flow, descent = radius(model, X, y), radius(model, X, y, dynamics="descent")
-        strongest, other = (descent, flow) if descent.certified and not flow.certified else (flow, descent)
-        return replace(strongest, others=(other,))
-    at = measure(model, *check_data(model, X, y))
-    tried = [radius_at(at, "flow", 1.0), radius_at(at, "descent", "largest")]
-    if isinstance(model, GaussianDEQ):
-        tried.append(ling2022(model, X, y))
-    elif isinstance(model, MonotoneDEQ):
-        tried += [nguyen2022(model, X, y, dynamics="descent"), nguyen2022(model, X, y, dynamics="flow")]
-    elif isinstance(model, SkipDEQ):
-        tried.append(gao2022(model, X, y))
-    elif isinstance(model, ImplicitOnlyDEQ):
-        tried.append(gao2023(model, X, y))
-    tried.append(monotone(model) if isinstance(model, MonotoneDEQ) else contraction(model))
-    strongest = next((certificate for certificate in tried[:-1] if certificate.certified), tried[0])
+def _auto(model: Any, X: Tensor, y: Tensor) -> Certificate:
+    theory = model.theory
+    if theory.closed_form:
+        point = measure(model, *check_data(model, X, y))
+        tried = [radius_at(point, "flow", 1.0), radius_at(point, "descent", "largest")]
+    else:
+        tried = [radius(model, X, y), radius(model, X, y, dynamics="descent")]
+    if theory.theorem:
+        tried += [PAPERS[theory.theorem](model, X, y, **options) for options in TRIED.get(theory.theorem, ({},))]
+    strongest = next((certificate for certificate in tried if certificate.certified), None)
+    if theory.closed_form or strongest is None:
+        tried.append(well_posed(model, X, "auto"))
+    if strongest is None:
+        strongest = tried[-1] if tried[-1].certified and not theory.closed_form else tried[0]
     return replace(strongest, others=tuple(other for other in tried if other is not strongest))

@@ -1,12 +1,14 @@
 """Whether a proof about a class of the library applies to one object of it.
 
-A proof reads parameters and reasons about the methods that the library wrote. A subclass that overrides one of them, a method
-that was replaced on the instance, or a hook makes the object compute something else, so nothing is proved about it.
+A proof reads parameters and reasons about the methods that the library wrote. A subclass that
+overrides one of them, a method that was replaced on the instance, or a hook makes the object
+compute something else, so nothing is proved about it. A class that declares a `theory` or a
+`sensitivity` of its own states what its methods compute, and is believed; a class derived from it
+that overrides them again has to declare again.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,10 +18,16 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import AbstractNetwork, DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ
+from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ
+from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network
+from wellposed.nn.families._network import is_ours
 
-__all__ = ["changed", "check_finite", "check_model", "check_tensors", "check_unchanged", "is_ours", "trained_otherwise"]
-
+#: What a class declares of its own methods: its letters and scales, or the bounds of the radius certificate alone.
+DECLARED = ("theory", "sensitivity")
+#: Of the networks that theorems are about, for messages.
+KNOWN = ", ".join(family.__name__ for family in FAMILIES.values())
+#: The reason where the parameters are finite and their recurrent matrix is not.
+NO_MATRIX = "The recurrent matrix has NaN or infinite entries."
 #: Names that a subclass may redefine: they do not touch what is computed.
 _FREE = {
     "__init__",
@@ -35,44 +43,56 @@ _FREE = {
 }
 #: What `object` has, or nothing, and what changes how the others are found or copied.
 _LOOKUP = {"__getattribute__", "__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__class__"}
-#: What defines a family: a network with `sensitivity` has its own proof about them.
-_FAMILY = {"recurrent", "injection", "readout", "readout_weight", "bind", "_tangent"}
+#: What defines a family: what a class declares is about them.
+_FAMILY = {
+    "theory",
+    "recurrent",
+    "recurrent_error",
+    "injection",
+    "input_matrix",
+    "readout",
+    "readout_weight",
+    "bind",
+    "_tangent",
+}
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _MODULE_HOOKS)
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def changed(model: nn.Module, *, families: bool = False) -> str:
-    """Why what is proved about the library's class does not apply to this object, in a sentence; empty if it does.
+def changed(model: nn.Module, *, declared: tuple[str, ...] = ()) -> str:
+    """Why what is proved about the library's class does not apply to this object, in a sentence;
+    empty if it does.
 
     Hooks of the library itself only look, and are not counted.
 
     Args:
         model: A network, a classifier or a layer.
-        families: Whether a class with its own `sensitivity(measurement)` may define its own map and read-out.
+        declared: Which of `DECLARED` the proof reads: a class with its own may define its own map
+            and read-out.
     """
-    own = families and callable(getattr(type(model), "sensitivity", None))
-    found = next(_changes(model, own), "")
+    found = next(_changes(model, declared), "")
     if not found:
         return ""
-    name, advice = type(model).__name__, _advice(model, families)
+    name, advice = type(model).__name__, _advice(model, declared)
     return f"The proof is about the library's own class, but {found}, so nothing is proved about this {name}. {advice}"
 
 
-def check_unchanged(who: str, model: nn.Module, *, families: bool = False) -> None:
+def check_unchanged(who: str, model: nn.Module, *, declared: tuple[str, ...] = ()) -> None:
     """Raises `InvalidArgument` if `changed` has something to say.
 
     Args:
         who: The function that was called, for the message.
-        model, families: As in `changed`.
+        model, declared: As in `changed`.
     """
-    if reason := changed(model, families=families):
+    if reason := changed(model, declared=declared):
         raise InvalidArgument(f"{who}: {reason}")
 
 
 def check_tensors(who: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raises `InvalidType` unless all of them are dense, real and stored, so that float64 holds their values.
+    """Raises `InvalidType` unless all of them are dense, real and stored, so that float64 holds
+    their values.
 
     Args:
         who: The function that was called, for the message.
@@ -93,18 +113,33 @@ def check_tensors(who: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def check_model(who: str, model: nn.Module) -> None:
-    """`check_tensors` of the parameters and buffers; whether they are finite is for `check_finite`."""
+    """`check_tensors` of the parameters and buffers; whether they are finite is for
+    `check_finite`."""
     check_tensors(who, ((f"parameter {name}", tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())))
+
+
+def not_finite(model: nn.Module) -> str:
+    """Why there is nothing to measure where a parameter is not finite; empty where all are."""
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers()))
+    return "" if finite else "A parameter has NaN or infinite entries."
 
 
 def check_finite(who: str, model: nn.Module) -> None:
     """Raises `InvalidArgument` if a parameter or buffer is not finite, where a number is asked for."""
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers())):
+    if not_finite(model):
         raise InvalidArgument(f"{who}: a parameter has NaN or infinite entries; look for the step that made them.")
 
 
+def margin_of(model: AbstractNetwork) -> float | None:
+    """The margin that holds by construction, unless what the class computes is not what declares
+    it."""
+    margin = model.theory.margin
+    return None if margin is None or changed(model, declared=("theory",)) else margin
+
+
 def trained_otherwise(model: nn.Module, meant: Iterable[str]) -> str:
-    """Why a proof that moves these parameters and no others is about another training; empty if it is not.
+    """Why a proof that moves these parameters and no others is about another training; empty if it
+    is not.
 
     Frozen, additional and re-parametrized parameters make another flow.
     """
@@ -118,19 +153,19 @@ def trained_otherwise(model: nn.Module, meant: Iterable[str]) -> str:
     )
 
 
-def _advice(model: nn.Module, families: bool) -> str:
-    if families and isinstance(model, AbstractNetwork):
-        return "Remove the change, or give a new class a method sensitivity(measurement), as docs/certificates.md shows."
-    return "Remove the change, or take an object of the original class."
+def _advice(model: nn.Module, declared: tuple[str, ...]) -> str:
+    if not declared or not is_theory_network(model):
+        return "Remove the change, or take an object of the original class."
+    own = "a theory" if "sensitivity" not in declared else "a theory or a method sensitivity(measurement)"
+    return f"Remove the change, or give a new class {own} of its own, as docs/certificates.md shows."
 
 
-def _changes(model: nn.Module, own: bool) -> Iterator[str]:
+def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:
     if any(_foreign(getattr(torch_module, name)) for name in _GLOBAL_HOOKS):
         yield "a global module hook is registered"
     for path, module in model.named_modules():
         where = f"its submodule {path} ({type(module).__name__})" if path else "it"
-        allowed = _FREE | _FAMILY if own and module is model else _FREE
-        for name in _overridden(type(module), allowed):
+        for name in _overridden(type(module), declared if module is model else ()):
             yield f"{where} overrides {name}" if path else f"the class {type(module).__name__} overrides {name}"
         for name in _replaced(module):
             yield f"{name} was replaced on {where if path else 'the instance'}"
@@ -138,7 +173,7 @@ def _changes(model: nn.Module, own: bool) -> Iterator[str]:
             yield f"{where} has a forward or backward hook"
         activation = getattr(module, "activation", None)
         if activation is not None and not isinstance(activation, nn.Module):
-            for name in _overridden(type(activation), _FREE):
+            for name in _overridden(type(activation)):
                 yield f"the activation {type(activation).__name__} overrides {name}"
     for name, parameter in model.named_parameters():
         if any(_foreign(getattr(parameter, hooks, None)) for hooks in _TENSOR_HOOKS):
@@ -148,13 +183,13 @@ def _changes(model: nn.Module, own: bool) -> Iterator[str]:
 
 def _misplaced(model: nn.Module) -> Iterator[str]:
     """Parts in whose place something else was put."""
-    if isinstance(model, AbstractNetwork):
+    if isinstance(model, AbstractNetwork):  # by type: others have cells of their own
         network = getattr(model.layer.cell, "_network", None)
         if network is None or network[0] is not model:
             yield "its layer solves for another cell"
-    if isinstance(model, MonotoneDEQ) and not isinstance(model.parametrization, Monotone):
+    if isinstance(model, MonotoneDEQ) and not isinstance(model.parametrization, Monotone):  # by type: no other has one
         yield f"its parametrization is a {type(model.parametrization).__name__}"
-    if isinstance(model, MonotoneClassifier):
+    if isinstance(model, MonotoneClassifier):  # by type: it declares no theory
         if not isinstance(model.head, nn.Linear):
             yield f"its head is a {type(model.head).__name__}"
         if isinstance(model.cell, DenseCell) and not isinstance(model.cell.weight, Monotone):
@@ -165,15 +200,22 @@ def _of_library(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("wellposed", "torch")
 
 
-def _overridden(kind: type, allowed: set[str]) -> list[str]:
-    """Methods of the library that classes outside of it define again; to define an abstract one is what it is for."""
+def _overridden(kind: type, declared: tuple[str, ...] = ()) -> list[str]:
+    """Methods of the library that classes outside of it define again, unless a class declares what
+    it and its bases compute; to define an abstract one is what it is for."""
     outside = [base for base in kind.__mro__ if not _of_library(base) and base.__module__ not in ("builtins", "abc")]
     library = next((base for base in kind.__mro__ if _of_library(base)), None)
     if not outside or library in (None, nn.Module):
         return []  # of the library, or unrelated to it
     if inspect.isabstract(library) and not issubclass(library, nn.Module):
         return []  # an activation that declares its own bounds
-    return [name for base in outside for name in vars(base) if name not in allowed and _is_method(library, name)]
+    found, allowed = [], {*_FREE, "sensitivity"}
+    for i, base in enumerate(outside):
+        if any(name in vars(base) for name in declared):
+            allowed |= _FAMILY  # of this class and its bases, not of those derived from it
+        again = {name for other in outside[i + 1 :] for name in vars(other)} & _FAMILY if declared else set()
+        found += [name for name in vars(base) if name not in allowed and (name in again or _is_method(library, name))]
+    return found
 
 
 def _is_method(library: type, name: str) -> bool:
@@ -188,16 +230,11 @@ def _is_method(library: type, name: str) -> bool:
 
 def _replaced(module: nn.Module) -> list[str]:
     """Names of methods that the instance has its own versions of."""
-    return [name for name in vars(module) if name not in _FREE and callable(getattr(type(module), name, None))]
+    return [
+        name for name in vars(module) if name in DECLARED or (name not in _FREE and callable(getattr(type(module), name, None)))
+    ]
 
 
 def _foreign(hooks: Any) -> bool:
     """Whether a table of hooks holds one that the library did not register."""
     return any(not is_ours(hook) for hook in (hooks or {}).values())
-
-
-def is_ours(function: Any) -> bool:
-    """Whether a function or method was written in the library."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return str(getattr(function, "__module__", "")).partition(".")[0] == "wellposed"

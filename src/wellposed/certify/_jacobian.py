@@ -1,4 +1,4 @@
-"""The Jacobian of the predictions at a measured point, and what is wrong with the vectors it is made of."""
+"""The Jacobian of the predictions at a measured point, and the error of the vectors it is made of."""
 
 from __future__ import annotations
 
@@ -6,52 +6,51 @@ import math
 
 import torch
 
-from wellposed.certify._directed import down, up, vector_norm_upper
-from wellposed.certify._measure import Measurement
-from wellposed.certify._units import row_norms_upper
+from wellposed.certify.measurement import Measurement
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
-
-__all__ = ["FoundJacobian"]
+from wellposed.linalg.directed import ROUNDING, down, row_norms_upper, up, vector_norm_upper
 
 #: What underflow takes away from a Gram matrix: 2^-1074 from each product, times what multiplies it.
-_UNDERFLOW = 2.0**-560
+_GRAM_UNDERFLOW = 2.0**-560
 
 
 class FoundJacobian:
-    r"""J with rows (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x) x_i), of the vectors z_i and p_i that were found.
+    r"""J with rows (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x) x_i), of the vectors z_i and p_i
+    that were found.
 
-    J J^T = Z Z^T + h (P P^T) o (k^2 Z Z^T + l^2 X X^T); without a read-out that is trained the first term is absent.
+    J J^T = Z Z^T + h (P P^T) o (k^2 Z Z^T + l^2 X X^T); without a read-out that is trained the
+    first term is absent.
 
     Args:
-        at: The measurement.
+        point: The measurement.
         readout: Whether the read-out is trained.
         scales: (lower, upper) bounds of k, and of l.
 
     Attributes:
-        P: (n, m) the adjoints on the units that are active: whatever was found elsewhere counts as their error.
-        norms: (n,) upper bounds of |p_i|.
+        norms: (n,) upper bounds of |p_i|, p_i on the units that are active: what was found
+            elsewhere counts as its error.
         back: (n, m) v + R^T p_i.
         residual: (n,) upper bounds of |D_i (v + R^T p_i) - p_i|, D_i the masks that were found.
         is_zero: Whether J is 0.
     """
 
-    def __init__(self, at: Measurement, *, readout: bool, scales: tuple[tuple[float, float], tuple[float, float]]) -> None:
+    def __init__(self, point: Measurement, *, readout: bool, scales: tuple[tuple[float, float], tuple[float, float]]) -> None:
         self._readout, self._scales = readout, scales
         with torch.no_grad():
-            R, v, X = at.model.recurrent().detach(), at.model.readout_weight().detach(), at.X
-            mask = (at.V > 0).to(at.P.dtype)
-            self.P = at.P * mask
-            self.norms = row_norms_upper(self.P)
+            R, v, X = point.model.recurrent().detach(), point.model.readout_weight().detach(), point.X
+            mask = (point.V > 0).to(point.P.dtype)
+            P = point.P * mask
+            self.norms = row_norms_upper(P)
             # an entry of a product with m terms is wrong by at most gamma_m |row| |column|: gamma |Z|_F^2 in Frobenius norm
-            rounding = 8 * (at.Z.shape[1] + X.shape[1] + 4) * 2.0**-53
-            z, p = vector_norm_upper(at.Z) ** 2, vector_norm_upper(self.P) ** 2
+            rounding = 8 * (point.Z.shape[1] + X.shape[1] + 4) * ROUNDING
+            z, p = vector_norm_upper(point.Z) ** 2, vector_norm_upper(P) ** 2
             (_, recurrent), (_, injected) = scales
-            self._gram_error = up(rounding * (z + p * (recurrent**2 * z + injected**2 * at.X_norm_F**2)) + _UNDERFLOW)
-            self._parts = (at.Z @ at.Z.t(), self.P @ self.P.t(), X @ X.t())
-            self.is_zero = not bool(at.Z.any()) or not (readout or bool(self.P.any()))
+            self._gram_error = up(rounding * (z + p * (recurrent**2 * z + injected**2 * point.X_norm_F**2)) + _GRAM_UNDERFLOW)
+            self._parts = (point.Z @ point.Z.t(), P @ P.t(), X @ X.t())
+            self.is_zero = not bool(point.Z.any()) or not (readout or bool(P.any()))
             # the adjoint that was found, against the one of the masks that were found
-            self.back = v + self.P @ R
-            residual = row_norms_upper(mask * self.back - self.P)
+            self.back = v + P @ R
+            residual = row_norms_upper(mask * self.back - P)
             alpha, size = vector_norm_upper(v), vector_norm_upper(R)  # |fl(R^T p) - R^T p| <= gamma_m |R|_F |p|
             self.residual = residual + rounding * (alpha + max(1.0, size) * self.norms)
         self._least_at: dict[float, float] = {}

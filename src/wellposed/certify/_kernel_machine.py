@@ -15,14 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_eigenvalue_lower
+from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_up, scaled
-
-__all__ = ["KernelMachine", "kernel_machine"]
-
-_UNIT = 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ def kernel_machine(H: Tensor, r: Tensor, rtol: float) -> KernelMachine:
 def _bounds(H: Tensor, r: Tensor, alpha: Tensor, *, regular: bool) -> tuple[float, float]:
     """Upper bounds of the squared norm and of the mean of |s|."""
     n = len(r)
-    gamma, a = 2 * (n + 4) * _UNIT, alpha.abs()
+    gamma, a = 2 * (n + 4) * ROUNDING, alpha.abs()
     s = r - H @ alpha
     wrong = gamma * (H.abs() @ a + r.abs())  # of each entry of s
     least = down(least_eigenvalue_lower(H)) if regular else 0.0

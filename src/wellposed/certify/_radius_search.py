@@ -1,28 +1,16 @@
-"""The engine of the radius certificate: least radii, from any point."""
+"""The engine of the radius certificate: its conditions as numbers, and least radii that satisfy
+them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from wellposed.certify._directed import down, rate_after, up
-from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds
-
-__all__ = [
-    "SHARES",
-    "SMALLEST_SPEED",
-    "DescentResult",
-    "FlowResult",
-    "PlainDescentResult",
-    "descent_at",
-    "descent_radii",
-    "flow_radius",
-    "largest_descent",
-    "largest_flow",
-    "plain_descent",
-]
+from wellposed.certify.certificate import Hypothesis
+from wellposed.linalg.directed import DataUnit, down, rate_after, up
+from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 
 _ROUNDS = 400
 _WIDENINGS = 6
@@ -49,10 +37,12 @@ class FlowResult:
 
 
 def flow_radius(sensitivity: AbstractSensitivity, h: float) -> FlowResult | None:
-    r"""The least R with R >= e/s(R), if there is one: then the flow never leaves the ball of radius R.
+    r"""The least R with R >= e/s(R), if there is one: then the flow never leaves the ball of radius
+    R.
 
-    In the ball |theta'| >= s |r|, and along the flow d(|r|^2/2)/dt = -|theta'|^2, so d|r|/dt <= -s |theta'|: the path is never
-    longer than e/s. The right side grows with R, so iterating R <- e/s(R) upward from 0 finds the least R.
+    In the ball |theta'| >= s |r|, and along the flow d(|r|^2/2)/dt = -|theta'|^2, so d|r|/dt <= -s
+    |theta'|: the path is never longer than e/s. The right side grows with R, so iterating R <-
+    e/s(R) upward from 0 finds the least R.
 
     Args:
         sensitivity: Of the family.
@@ -70,7 +60,7 @@ def _least_radius(sensitivity: AbstractSensitivity, h: float, slope: Callable[[f
     if s <= 0:
         return None
     # if s falls linearly, e/s(R) and R touch at R = 2 e/s(0), so the least R is within this cap; if it falls faster, R may
-    # pass the cap, and goes on from there with what is valid further out. There s is smaller: s <= 0 ends the search.
+    # pass the cap, and continues from there with what is valid further out. There s is smaller: s <= 0 ends the search.
     R = e / s
     for _ in range(_WIDENINGS):
         cap = up(2.0 * R)
@@ -117,14 +107,16 @@ def _slope(bounds: JacobianBounds, share: float) -> float:
 
 
 def plain_descent(sensitivity: AbstractSensitivity) -> PlainDescentResult | None:
-    r"""The least radius for descent on all parameters with one step size, for the largest of a few steps, if there is one.
+    r"""The least radius for descent on all parameters with one step size, for the largest of a few
+    steps, if there is one.
 
-    With J the Jacobian where a step begins, S its secant (f(end) - f(beginning) = S (end - beginning)), |S - J| <= d,
-    s <= sigma_min(J), |J| <= L and eta = share/L^2,
+    With J the Jacobian where a step begins, S its secant (f(end) - f(beginning) = S (end -
+    beginning)), |S - J| <= d, s <= sigma_min(J), |J| <= L and eta = share/L^2,
 
         |r_next| <= |(I - eta J J^T) r| + eta d |J^T r| <= |r| - eta |J^T r| ((1 - share/2) s - d),
 
-    and the step is eta |J^T r| long: the path is at most e/((1 - share/2) s - d). See Theorem 3 of docs/certificates.md.
+    and the step is eta |J^T r| long: the path is at most e/((1 - share/2) s - d). See Theorem 3 of
+    docs/certificates.md.
     """
     for share in SHARES:
 
@@ -156,14 +148,16 @@ class DescentResult:
 
 
 def descent_radii(sensitivity: AbstractSensitivity, h: float) -> DescentResult | None:
-    r"""The least radii for descent with read-out step eta = 1/B'^2 and hidden steps h eta, if there are some.
+    r"""The least radii for descent with read-out step eta = 1/B'^2 and hidden steps h eta, if there
+    are some.
 
-    With F the features, B' >= |F|, s <= sigma_min(F) and E as in `DescentBounds`, everywhere within the radii,
+    With F the features, B' >= |F|, s <= sigma_min(F) and E as in `DescentBounds`, everywhere within
+    the radii,
 
         |r_next| <= |(I - eta F F^T) r| + h eta E |r| <= |r| - eta |F^T r|^2/(2 |r|) + h eta E |r|.
 
-    Summed over the steps this bounds the paths if 2 h E < s^2: by R_a = 2 s e/(s^2 - 2 h E) for the read-out, and by
-    h g R_a/s for a hidden parameter whose gradient is at most g |r|.
+    Summed over the steps this bounds the paths if 2 h E < s^2: by R_a = 2 s e/(s^2 - 2 h E) for the
+    read-out, and by h g R_a/s for a hidden parameter whose gradient is at most g |r|.
 
     Args:
         sensitivity: Of the family.
@@ -240,7 +234,8 @@ def largest_descent(sensitivity: AbstractSensitivity) -> DescentResult | None:
 
 
 def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLEST_SPEED) -> Any:
-    """The result of `attempt` for the largest argument that gives one, to about 5 per cent, by bisection of the logarithm."""
+    """The result of `attempt` for the largest argument that gives one, to about 5 per cent, by
+    bisection of the logarithm."""
     result = attempt(top)
     if result is not None:
         return result
@@ -256,3 +251,44 @@ def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLES
         else:
             best, low = result, middle
     return best
+
+
+def full_rank(s: float, unit: DataUnit) -> Hypothesis:
+    """Of all theorems: s > 0."""
+    name = "s: sqrt(lambda_min) of the kernel in the ball"
+    return _in_units(Hypothesis.compare(name, "docs/certificates.md", s, ">", 0.0, refutes=False), unit, 1)
+
+
+def ball(s: float, e: float, R: float | None) -> Hypothesis:
+    """The ball is not left: R >= e/s(R)."""
+    if R is None:
+        return no_radius("radius R >= e/s(R)", e / s if s > 0 else math.inf)
+    return Hypothesis.compare("radius R >= e/s(R)", "docs/certificates.md", R, ">=", e / s)
+
+
+def no_radius(name: str, needed: float, note: str = "") -> Hypothesis:
+    """The condition that failed for every radius, with what it asks for at the present point."""
+    text = "no radius satisfies it; the bound shown is that of the present point" + (f", {note}" if note else "")
+    return Hypothesis(name, "docs/certificates.md", None, needed, ">=", None, text)
+
+
+def outweighs(h: float, E: float, s: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
+    """Of Theorem 2; `here` if the numbers are those of the present point instead of a ball's."""
+    name, note = "the read-out outweighs the hidden steps: 2 h E < s^2", "at the present point" if here else ""
+    hypothesis = Hypothesis.compare(name, "docs/certificates.md", 2 * h * E, "<", s**2, refutes=not here, note=note)
+    return _in_units(hypothesis, unit, 2)
+
+
+def steady(bounds: JacobianBounds, share: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
+    """Of Theorem 3; `here` as in `outweighs`."""
+    name, right = "the Jacobian is steady: |S - J| < (1 - share/2) s", (1 - share / 2) * bounds.least
+    note = f"steps of {share:g}/|J|^2" + (", at the present point" if here else "")
+    hypothesis = Hypothesis.compare(name, "docs/certificates.md", bounds.variation, "<", right, refutes=not here, note=note)
+    return _in_units(hypothesis, unit, 1)
+
+
+def _in_units(hypothesis: Hypothesis, unit: DataUnit, power: int) -> Hypothesis:
+    """A comparison that was made in the unit, with the sides of the data as they were given."""
+    assert hypothesis.value is not None and hypothesis.bound is not None
+    value, bound, where = unit.sides(hypothesis.value, hypothesis.bound, power)
+    return replace(hypothesis, value=value, bound=bound, note=", ".join(filter(None, (hypothesis.note, where))))

@@ -1,31 +1,54 @@
-"""Sensitivities of the networks that contract."""
+r"""How much the features and the kernel of a contraction can change in a ball of parameters.
+
+A unit that is inactive at both of two equilibria contributes nothing to their difference. So for
+sample i, with S_i the units that are active anywhere in the ball,
+
+    |dz_i| <= |R'_{S_i S_i}| |dz_i| + |dR z_i| + |dc_i|,
+
+and |R| may be replaced by max_i |R_{S_i S_i}|, which for a Gaussian R with half of the units active
+is about 0.7 |R|.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.certify._active_sets import Reach, restricted_norm_upper
-from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._jacobian import FoundJacobian
-from wellposed.certify._measure import Measurement
-from wellposed.certify._units import LIMIT, UNDERFLOW, row_norms_upper
+from wellposed.certify.measurement import LIMIT, Measurement
+from wellposed.errors import InvalidType
 from wellposed.linalg import least_singular_value_lower
-from wellposed.nn import AbstractSensitivity, DescentBounds, JacobianBounds, SkipDEQ
-
-__all__ = ["Contractive", "SHARPENINGS"]
+from wellposed.linalg.directed import UNDERFLOW, down, restricted_norm_upper, row_norms_upper, up, vector_norm_upper
+from wellposed.nn.families import Theory
+from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 
 #: What can be switched off to see what it gains: units that cannot become active; the hidden layers' share of the kernel.
 SHARPENINGS = ("active", "kernel")
 
 
 @dataclass(frozen=True)
+class _Reach:
+    """(n, m) bool: units that may be active somewhere in the ball, and units that are active
+    everywhere in it."""
+
+    possible: Tensor
+    sure: Tensor
+
+    @property
+    def flippable(self) -> Tensor:
+        """Units that may be active at one point of the ball and inactive at another."""
+        return self.possible & ~self.sure
+
+
+@dataclass(frozen=True)
 class _Change:
-    """Upper bounds, by sample: |dz_i|, |dp_i|, |(v + R^T p_i) on the units that may flip|; and |dJ|_F."""
+    """Upper bounds, by sample: |dz_i|, |dp_i|, |(v + R^T p_i) on the units that may flip|; and
+    |dJ|_F."""
 
     equilibria: Tensor
     adjoints: Tensor
@@ -36,75 +59,61 @@ class _Change:
 class Contractive(AbstractSensitivity):
     r"""z = relu(R z + c), y = v . z (+ v' . c), where |dR|_F <= k |dA|_F and |dc_i| <= l |dU x_i|.
 
-    With q = max_i |R_{S_i S_i}| + k |dA| < 1, S_i the units that can be active (see `_active_sets`), samples in rows and
+    With q = max_i |R_{S_i S_i}| + k |dA| < 1, S_i the units that can be active, samples in rows and
     operator norms B = |Z|, b = |X|:
 
         |Z' - Z|_F <= (k |dA| B + l |dU| b)/(1 - q)                                                    (1)
 
-    so sigma_min(Z') >= sigma_min(Z) - (1) by Weyl's inequality, and lambda_min(K) >= sigma_min(Z')^2. Two ways add the
-    hidden layers' share of the kernel, (P P^T) o (k^2 Z Z^T + l^2 X X^T):
+    so sigma_min(Z') >= sigma_min(Z) - (1) by Weyl's inequality, and lambda_min(K) >=
+    sigma_min(Z')^2. Two ways add the hidden layers' share of the kernel, (P P^T) o (k^2 Z Z^T + l^2
+    X X^T):
 
-    - Schur: lambda_min of a Hadamard product is at least the least diagonal entry of one factor times lambda_min of the
-      other. On the units Q_i that stay active, p_Q - (R^T p)_Q = v_Q, so |p_i| >= |v'_{Q_i}|/(1 + q): a linear relation, so it
-      holds for every convex combination of the derivatives at a kink too.
-    - Weyl on the whole Jacobian, whose rows are (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x) x_i). With T_i the units that
-      may flip, |dp_i| <= (|dv| + k |dA| |p_i| + |(v + R^T p_i)_{T_i}|)/(1 - q); this too holds for convex combinations.
+    - Schur: lambda_min of a Hadamard product is at least the least diagonal entry of one factor
+      times lambda_min of the other. On the units Q_i that stay active, p_Q - (R^T p)_Q = v_Q, so
+      |p_i| >= |v'_{Q_i}|/(1 + q): a linear relation, so it holds for every convex combination of
+      the derivatives at a kink too.
+    - Weyl on the whole Jacobian, whose rows are (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x)
+      x_i). With T_i the units that may flip, |dp_i| <= (|dv| + k |dA| |p_i| + |(v + R^T
+      p_i)_{T_i}|)/(1 - q); this too holds for convex combinations.
 
     Args:
-        at: The measurement.
-        recurrent, injected: Names of A and U; None for an injection that is fixed.
-        readout: Names of the read-out's parameters; empty if fixed.
-        recurrent_scale, injection_scale: k and l.
-        skip: Whether c is read out too, as in `SkipDEQ`.
+        point: The measurement.
+        theory: Names and scales of the parameters, with k and l; those that the network declares if
+            not given.
         sharpen: Which of `SHARPENINGS` to use.
     """
 
-    def __init__(
-        self,
-        at: Measurement,
-        *,
-        recurrent: str,
-        injected: str | None,
-        readout: tuple[str, ...],
-        recurrent_scale: float = 1.0,
-        injection_scale: float = 1.0,
-        skip: bool = False,
-        sharpen: tuple[str, ...] = SHARPENINGS,
-    ) -> None:
-        self._at, self._sharpen, self._skip = at, sharpen, skip
-        self.residual, self.readout = at.residual, readout
-        self._recurrent, self._injected = recurrent, injected
-        self.hidden = (recurrent,) if injected is None else (recurrent, injected)
+    def __init__(self, point: Measurement, theory: Theory | None = None, *, sharpen: tuple[str, ...] = SHARPENINGS) -> None:
+        theory = point.model.theory if theory is None else theory
+        self._at, self._sharpen, self._skip = point, sharpen, theory.skip
+        self.residual, self.readout = point.residual, theory.trained_readout
+        self._recurrent = theory.recurrent
+        self._injected = "" if theory.injected in theory.fixed else theory.injected
+        self.hidden = (self._recurrent, self._injected) if self._injected else (self._recurrent,)
         # bounds from above, in range
-        k, injection = abs(recurrent_scale), abs(injection_scale)  # only norms of what they multiply occur
-        self._k, self._l = max(2.0**-LIMIT, up(k)), up(injection) if injected else 0.0
-        self._k_lower, self._l_lower = down(k), down(injection) if injected else 0.0
+        k, scale = abs(theory.recurrent_scale), abs(theory.injection_scale)  # only norms of what they multiply occur
+        self._k, self._k_lower = max(2.0**-LIMIT, up(k)), down(k)
+        self._l, self._l_lower = (up(scale), down(scale)) if self._injected else (0.0, 0.0)
         with torch.no_grad():
-            self._R = at.model.recurrent().detach()
-            self._v = at.model.readout_weight().detach()
-            self._z = row_norms_upper(at.Z) + at.z_error
-            self._x = row_norms_upper(at.X)
+            self._R = point.model.recurrent().detach()
+            self._v = point.model.readout_weight().detach()
+            self._z = row_norms_upper(point.Z) + point.z_error
+            self._x = row_norms_upper(point.X)
             self._rows = row_norms_upper(self._R)
-            weights = torch.cat([self._v, at.model.v]) if isinstance(at.model, SkipDEQ) else self._v
             self._alpha = vector_norm_upper(self._v)
-            self._weights = vector_norm_upper(weights)
-        self._s0 = at.F_least if readout else 0.0
-        self._q = at.contraction
+            skipped = [getattr(point.model, theory.readout[1]).detach()] if self._skip else []
+            self._weights = vector_norm_upper(torch.cat([self._v, *skipped]))
+        self._s0 = point.F_least if self.readout else 0.0
+        self._q = point.contraction
         self._cap = math.inf  # the hidden radius up to which self._q is valid
-        self._kernels()
-
-    def _kernels(self) -> None:
-        """What the two ways of adding the hidden layers' kernel need."""
+        # what the two ways of adding the hidden layers' kernel need
         self._x_least = 0.0
-        if "kernel" not in self._sharpen and self.readout:
-            return
-        at, X = self._at, self._at.X
-        if self._injected and not self._skip and X.shape[0] <= X.shape[1]:
-            self._x_least = least_singular_value_lower(X)
-        if self._skip:
-            return
-        scales = ((self._k_lower, self._k), (self._l_lower, self._l))
-        self._found = FoundJacobian(at, readout=bool(self.readout), scales=scales)
+        self._adds_kernel = not self.readout or ("kernel" in sharpen and not self._skip)
+        if self._adds_kernel:
+            if self._injected and point.X.shape[0] <= point.X.shape[1]:
+                self._x_least = least_singular_value_lower(point.X)
+            scales = ((self._k_lower, self._k), (self._l_lower, self._l))
+            self._found = FoundJacobian(point, readout=bool(self.readout), scales=scales)
 
     def prepare(self, hidden: float) -> None:
         # the active sets, first with |R| and then with what the first sets give
@@ -130,8 +139,9 @@ class Contractive(AbstractSensitivity):
         """(n,) bounds of |dR z_i + dc_i|."""
         return hidden * torch.hypot(self._k * self._z, self._l * self._x) + UNDERFLOW
 
-    def _reach(self, hidden: float) -> Reach | None:
-        """How far pre-activations move: |R'_k| |dz_i| + |dR_k z_i| + |dc_ik|, and what is uncertain about them now."""
+    def _reach(self, hidden: float) -> _Reach | None:
+        """How far pre-activations move: |R'_k| |dz_i| + |dR_k z_i| + |dc_ik|, and what is uncertain
+        about them now."""
         factor = self._factor(hidden)
         if factor == math.inf:
             return None
@@ -139,7 +149,8 @@ class Contractive(AbstractSensitivity):
         dz = moved * factor
         rows = self._rows + self._k * hidden
         reach = torch.outer(dz, rows) + moved.unsqueeze(1)
-        return Reach.of(self._at.V, reach * (1 + 2.0**-30) + self._at.v_error)
+        reach = reach * (1 + 2.0**-30) + self._at.v_error
+        return _Reach(-reach <= self._at.V, reach < self._at.V)
 
     def least(self, R: float, h: float) -> float:
         hidden = up(math.sqrt(h) * R)
@@ -152,13 +163,14 @@ class Contractive(AbstractSensitivity):
         drift = up(hidden * math.hypot(self._k * B, self._l * b) * factor)
         features = math.hypot(drift, self._l * hidden * b) if self._skip else drift
         simple = down(self._s0 - features)
-        if not self.readout or ("kernel" in self._sharpen and not self._skip):
+        if self._adds_kernel:
             reach = self._reach(hidden)
             if reach is not None:
-                return max(self._by_schur(simple, reach, R if self.readout else 0.0, hidden, h), self._by_jacobian(reach, R, h))
+                by_jacobian = down(self._found.least(h) - self._change(reach, R, h).jacobian)
+                return max(self._by_schur(simple, reach, R if self.readout else 0.0, hidden, h), by_jacobian)
         return simple
 
-    def _by_schur(self, simple: float, reach: Reach, R: float, hidden: float, h: float) -> float:
+    def _by_schur(self, simple: float, reach: _Reach, R: float, hidden: float, h: float) -> float:
         if simple <= 0 or not self.readout:
             return simple
         steady = torch.linalg.vector_norm(self._v * reach.sure, dim=1).min()
@@ -166,11 +178,9 @@ class Contractive(AbstractSensitivity):
         hidden_share = h * p * p * ((self._k_lower * simple) ** 2 + (self._l_lower * self._x_least) ** 2)
         return down(math.sqrt(simple**2 + down(hidden_share)))
 
-    def _by_jacobian(self, reach: Reach, R: float, h: float) -> float:
-        return down(self._found.least(h) - self._change(reach, R, h).jacobian)
-
-    def _change(self, reach: Reach, R: float, h: float) -> _Change:
-        """How far the equilibria, the adjoints and the Jacobian are, anywhere in the ball, from those that were found."""
+    def _change(self, reach: _Reach, R: float, h: float) -> _Change:
+        """How far the equilibria, the adjoints and the Jacobian are, anywhere in the ball, from
+        those that were found."""
         hidden = up(math.sqrt(h) * R)
         factor = self._factor(hidden)
         dz = self._moved(hidden) * factor + self._at.z_error
@@ -234,11 +244,34 @@ class Contractive(AbstractSensitivity):
         return DescentBounds(down(self._s0 - features), up(self._at.F_norm + features), gradients, up(alpha * dF))
 
     def measured(self) -> dict[str, float]:
-        at = self._at
-        numbers = {"loss": at.loss, "|r|": at.unit.upper(at.residual), "|R|": at.contraction, "|R| on active units": self._q}
+        point = self._at
+        numbers = {
+            "loss": point.loss,
+            "|r|": point.unit.upper(point.residual),
+            "|R|": point.contraction,
+            "|R| on active units": self._q,
+        }
         if self.readout:  # features count only if what reads them out is trained
-            numbers["sigma_min(F)"] = at.unit.lower(self._s0)
-        return numbers | {"|Z|": at.unit.upper(at.Z_norm), "|X|": at.unit.upper(at.X_norm), "|v|": self._alpha}
+            numbers["sigma_min(F)"] = point.unit.lower(self._s0)
+        return numbers | {"|Z|": point.unit.upper(point.Z_norm), "|X|": point.unit.upper(point.X_norm), "|v|": self._alpha}
 
     def errors(self) -> dict[str, float]:
         return self._at.errors()
+
+
+def sensitivity_of(point: Measurement, sharpen: tuple[str, ...] = SHARPENINGS) -> AbstractSensitivity:
+    """The bounds of the family that a measured network belongs to: its own, or those of a
+    contraction."""
+    model = point.model
+    own: Any = getattr(model, "sensitivity", None)
+    if callable(own):
+        sensitivity = own(point)
+        if not isinstance(sensitivity, AbstractSensitivity):
+            raise InvalidType(f"{type(model).__name__}.sensitivity must return an AbstractSensitivity; got {sensitivity!r}.")
+        return sensitivity
+    if not model.theory.recurrent:
+        raise InvalidType(
+            f"The radius certificate does not know {type(model).__name__}: give it a `theory`, or a method "
+            "sensitivity(measurement)."
+        )
+    return Contractive(point, sharpen=sharpen)

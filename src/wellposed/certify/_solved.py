@@ -10,8 +10,6 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 
-__all__ = ["check_solved", "precise_copy"]
-
 #: Of the equilibria, in float64.
 _RTOL, _MAX_STEPS = 1e-12, 2000
 

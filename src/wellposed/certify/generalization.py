@@ -9,22 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._directed import down, up
-from wellposed.certify._gate import check_finite, check_unchanged
+from wellposed.certify._gate import DECLARED, changed, check_finite, check_unchanged
 from wellposed.certify._kernel_machine import kernel_machine
-from wellposed.certify._measure import check_data
 from wellposed.certify._solved import check_solved, precise_copy
-from wellposed.certify._units import Unit, no_room, unit_of
+from wellposed.certify.measurement import check_data, no_room, unit_of
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import diagonal_limit, tangent_kernel
+from wellposed.linalg.directed import DataUnit, down, up
 from wellposed.linalg.scaling import ldexp, scaled
-from wellposed.nn import AbstractNetwork, ImplicitOnlyDEQ
 
-__all__ = ["GeneralizationBound", "generalization_bound"]
-
+#: Tangent kernels at infinite width, by the key in `Theory.limit`: (X, number) -> (n, n).
+LIMITS = {"diagonal": diagonal_limit}
 #: The grid of norms B over which the bound is made uniform: 1, q, q^2, ...
 _RATIO = 2.0**0.25
-#: Predictions that are nearer to the labels than this, relatively, were made with a look at them.
+#: Predictions nearer to the labels than this, relatively, come from a model trained on them.
 _FITS = 0.01
 #: The grid ends where its norms leave float64.
 _LARGEST_NORM = 2.0**1000
@@ -35,15 +33,17 @@ class GeneralizationBound:
     """What `generalization_bound` found.
 
     Attributes:
-        kernel: "tangent" (H0, of the model as it is) or "limit" (H-infinity, of the diagonal initialization).
-        bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta, for a model that was drawn
-            without a look at the sample.
-        vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the labels already, so it has
-            seen them.
+        kernel: "tangent" (H0, of the given model) or "limit" (H-infinity, of the diagonal
+            initialization).
+        bound: Upper bound of the expected loss of the kernel machine, with probability 1 - delta,
+            for a model that was drawn without using the sample.
+        vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the
+            labels already, so it has seen them.
         norm: Upper bound of B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
-        dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), which the theorem calls its dominating term; which
-            term of `bound` is the largest is `largest_term`.
-        complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm on the grid.
+        dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), which the theorem calls
+            its dominating term; which term of `bound` is the largest is `largest_term`.
+        complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm
+            on the grid.
         confidence: The term with delta.
         empirical: Upper bound of the mean training loss of the kernel machine; 0 if H is regular.
         eigenvalues: (n,) of H, descending.
@@ -52,7 +52,8 @@ class GeneralizationBound:
         rank: How many eigenvalues were not.
         delta, lipschitz, loss_bound: As given.
         limit: The same for H-infinity, where there is one.
-        fit: |y - u0|/|y|, how far the predictions of the model are from these labels; 1 for predictions 0.
+        fit: |y - u0|/|y|, how far the predictions of the model are from these labels; 1 for
+            predictions 0.
     """
 
     kernel: str
@@ -75,7 +76,8 @@ class GeneralizationBound:
 
     @property
     def trained(self) -> bool:
-        """Whether the predictions fit the labels, so that the model has seen them and the bound does not apply to it."""
+        """Whether the predictions fit the labels, so that the model has seen them and the bound
+        does not apply to it."""
         return self.kernel == "tangent" and self.fit < _FITS
 
     @property
@@ -97,7 +99,7 @@ class GeneralizationBound:
                 f"does not apply: the predictions are within {self.fit:.1e} |y| of these labels, so the model was trained on "
                 "them. Give the model as it was drawn, before training"
             )
-        return "holds for a model drawn without a look at (X, y); for one that was trained on these labels it does not"
+        return "holds for a model drawn without using (X, y); for one that was trained on these labels it does not"
 
     def __str__(self) -> str:
         n = len(self.eigenvalues)
@@ -140,33 +142,38 @@ def generalization_bound(
 ) -> GeneralizationBound:
     r"""[gao2023, Theorem 4.1] with its square roots back, and with constants.
 
-    The model as it is, drawn without a look at the sample, has predictions u0 and tangent kernel k0; trained to the end with
-    that kernel frozen it becomes the kernel machine f(x) = f0(x) + k0(x, X) H0^+ (y - u0). For a loss in [0, c],
-    rho-Lipschitz in the prediction and 0 where it is right, with probability 1 - delta over a sample of n independent pairs
+    The given model, drawn without using the sample, has predictions u0 and tangent kernel k0;
+    trained to the end with that kernel frozen it becomes the kernel machine f(x) = f0(x) + k0(x, X)
+    H0^+ (y - u0). For a loss in [0, c], rho-Lipschitz in the prediction and 0 where it is right,
+    with probability 1 - delta over a sample of n independent pairs
 
         E loss(f) <= mean loss(f) + 2 rho B' sqrt(trace H0)/n + 3 c sqrt(log(2 (j+1)(j+2)/delta)/(2 n))
 
-    where B^2 = (y - u0)^T H0^+ (y - u0) and B' = q^j is the least number on the grid 1, q, q^2, ... (q = 2^(1/4)) that is at
-    least B. *Proof.* f - f0 has norm B in the space of k0, and the ball of radius B' there has empirical Rademacher
-    complexity at most B' sqrt(trace H0)/n (the offset f0 changes nothing). For fixed j and delta_j = delta/((j+1)(j+2)) the
-    bound is the standard one for Lipschitz bounded losses [mohri2018, Chapter 3]; the delta_j sum up to
-    delta, so it holds for all j at once, also for the one that the sample chose. (The paper takes the ball of the sample's
+    where B^2 = (y - u0)^T H0^+ (y - u0) and B' = q^j is the least number on the grid 1, q, q^2, ...
+    (q = 2^(1/4)) that is at least B. *Proof.* f - f0 has norm B in the space of k0, and the ball of
+    radius B' there has empirical Rademacher complexity at most B' sqrt(trace H0)/n (the offset f0
+    changes nothing). For fixed j and delta_j = delta/((j+1)(j+2)) the bound is the standard one for
+    Lipschitz bounded losses [mohri2018, Chapter 3]; the delta_j sum up to delta, so it holds for
+    all j at once, also for the one that the sample chose. (The paper takes the ball of the sample's
     own B, which is not allowed without this last step.)
 
-    As trace H0 <= n max k0 the second term is at most 2 rho times `dominating`, sqrt((y - u0)^T H0^(-1)(y - u0)/n) times
-    sqrt(max k0), up to q, where B >= 1 (the grid begins there). The paper's text lost the roots, prints lambda_i^(-2) for
-    lambda_i^(-1) in the spectral form, and calls the sum of the eigenvalues |H|_F; it is the trace.
+    As trace H0 <= n max k0 the second term is at most 2 rho times `dominating`, sqrt((y - u0)^T
+    H0^(-1)(y - u0)/n) times sqrt(max k0), up to q, where B >= 1 (the grid begins there). The
+    paper's text lost the roots, prints lambda_i^(-2) for lambda_i^(-1) in the spectral form, and
+    calls the sum of the eigenvalues |H|_F; it is the trace.
 
-    What this is *not*: a bound for the trained network. That f comes near to it is asymptotic (m = Omega(n^10/lambda_0^8)).
-    And it is one for the *initial* model: after training on (X, y), k0 depends on the sample and the proof is void. A model
-    does not record what it was trained on, so this is the caller's to know, and the answer states the condition; only where
-    the predictions are within 1 % of the labels is it plain that the model has seen them, and `vacuous` is then True.
+    What this is *not*: a bound for the trained network. That f comes near to it is asymptotic (m =
+    Omega(n^10/lambda_0^8)). And it is one for the *initial* model: after training on (X, y), k0
+    depends on the sample and the proof is void. A model does not record what it was trained on, so
+    this is the caller's to know, and the answer states the condition; only where the predictions
+    are within 1 % of the labels is it plain that the model has seen them, and `vacuous` is then
+    True.
 
-    All terms are rounded upward, for the kernel and the predictions as float64 has them: equilibria are found to 1e-12, and a
-    model with one that does not converge is refused.
+    All terms are rounded upward, for the kernel and the predictions as float64 has them: equilibria
+    are found to 1e-12, and a model with one that does not converge is refused.
 
-    Where `ImplicitOnlyDEQ(init="diagonal")` is given, `limit` is the same for its kernel at infinite width, which does not
-    depend on the draw; there u0 is taken to be 0.
+    Where `ImplicitOnlyDEQ(init="diagonal")` is given, `limit` is the same for its kernel at
+    infinite width, which does not depend on the draw; there u0 is taken to be 0.
 
     Args:
         model: A theory network at its initialization.
@@ -174,8 +181,8 @@ def generalization_bound(
         delta: Probability of failure, in (0, 1).
         lipschitz: rho, of the loss in the prediction.
         loss_bound: c, the largest loss; e.g. min(|f - y|, 1) has rho = c = 1.
-        rtol: Eigenvalues below rtol times the largest are taken for 0: the machine then ignores those directions of y - u0,
-            and what it misses counts as training loss.
+        rtol: Eigenvalues below rtol times the largest are taken for 0: the machine then ignores
+            those directions of y - u0, and what it misses counts as training loss.
 
     Example:
         >>> import torch, wellposed as wp
@@ -187,7 +194,7 @@ def generalization_bound(
     options = {"delta": delta, "lipschitz": lipschitz, "loss_bound": loss_bound}
     _check_options(options, rtol)
     X, y = check_data(model, X, y)
-    check_unchanged("generalization_bound", model, families=True)
+    check_unchanged("generalization_bound", model, declared=DECLARED)
     check_finite("generalization_bound", model)
     twin = precise_copy(model)
     with torch.no_grad():
@@ -195,8 +202,9 @@ def generalization_bound(
         u0 = twin(X)
     check_solved(twin, u0)
     limit = None
-    if isinstance(twin, ImplicitOnlyDEQ) and twin.init == "diagonal":
-        limit = _bound("limit", diagonal_limit(X, twin.gamma0), y, rtol, options, None, unit)
+    if twin.theory.limit is not None and not changed(model, declared=("theory",)):
+        key, number = twin.theory.limit
+        limit = _bound("limit", LIMITS[key](X, number), y, rtol, options, None, unit)
     labels, exponent = scaled(y)
     distance = float(torch.linalg.vector_norm(ldexp(y - u0, -exponent)))
     fit = distance / float(torch.linalg.vector_norm(labels)) if bool(y.any()) else 1.0
@@ -217,9 +225,9 @@ def _check_options(options: dict[str, float], rtol: float) -> None:
         raise InvalidArgument(f"generalization_bound: rtol must be in [0, 1); got {rtol!r}.")
 
 
-def _in_unit(twin: Any, X: Tensor, y: Tensor) -> tuple[Unit, Tensor, Tensor]:
+def _in_unit(twin: Any, X: Tensor, y: Tensor) -> tuple[DataUnit, Tensor, Tensor]:
     """The data in a unit in which the kernel has room, or one sentence about why there is none."""
-    found = unit_of(twin, X, y) if isinstance(twin, AbstractNetwork) else no_room(twin, X, y) or (Unit(), X, y)
+    found = unit_of(twin, X, y) if twin.theory.closed_form else no_room(twin, X, y) or (DataUnit(), X, y)
     if isinstance(found, str):
         raise InvalidArgument(f"generalization_bound: {found}")
     return found
@@ -232,7 +240,7 @@ def _bound(
     rtol: float,
     options: dict[str, float],
     limit: GeneralizationBound | None,
-    unit: Unit,
+    unit: DataUnit,
     fit: float = 1.0,
 ) -> GeneralizationBound:
     """H and r are in the unit, in which B is the same."""

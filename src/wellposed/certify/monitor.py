@@ -1,35 +1,43 @@
-"""CertificateMonitor: re-certifies along training, and says when convergence is proved."""
+"""CertificateMonitor: re-certifies along training, cheaply because little changes from one point to
+the next."""
 
 from __future__ import annotations
 
 import logging
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from wellposed.certify._certificate import Certificate
-from wellposed.certify._incremental import IncrementalMeasure
-from wellposed.certify._measure import Measurement
-from wellposed.certify._own import OwnTheorem, certificate_by, check_theorem
+import torch
+from torch import Tensor
+
+from wellposed.certify._dispatch import OwnTheorem, certificate_by, check_theorem
+from wellposed.certify.certificate import Certificate
+from wellposed.certify.measurement import Measurement, check_data, features_of, measure
 from wellposed.certify.radius_certificate import check_radius_options, radius_at
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import AbstractNetwork
+from wellposed.linalg import least_singular_value_lower, norm_upper_by_test
+from wellposed.linalg.directed import down, up, vector_norm_upper
+from wellposed.nn.families import AbstractNetwork, NormBound, is_theory_network
 from wellposed.solve import check_positive_integer
 
-__all__ = ["CertificateMonitor"]
-
 _log = logging.getLogger(__name__)
+#: How much of sigma_min, and of 1 - |R|, may be lost to the distance from the reference before it is decomposed again.
+_LOSS = 0.05
 
 
 @dataclass
 class CertificateMonitor:
-    """A callback of `descend` and `flow` that evaluates the radius certificate, or your own theorem, at the present point.
+    """A callback of `descend` and `flow` that evaluates the radius certificate, or your own
+    theorem, at the present point.
 
-    The radius certificate is cheap here: norms and singular values are updated by their change (rigorously), and decomposed
-    anew only when that loses too much, or not at all while no proof of the plain flow is in sight (then `s_min` is 0, a
-    trivial bound, and `s_min_estimate` a guess). What it records, as events "certificate" of the history: step, loss,
-    sigma_min of the features, norms, the distance travelled, the certified rate, and the rate measured since the evaluation
-    before.
+    The radius certificate is cheap here: norms and singular values are updated by their change
+    (rigorously), and decomposed again only when that loses too much, or not at all while no proof
+    of the plain flow is in sight (then `s_min` is 0, a trivial bound, and `s_min_estimate` a
+    guess). What it records, as events "certificate" of the history: step, loss, sigma_min of the
+    features, norms, the distance travelled, the certified rate, and the rate measured since the
+    evaluation before.
 
     Args:
         every: Steps between evaluations.
@@ -37,8 +45,9 @@ class CertificateMonitor:
         hidden_rate: As in `certify(..., theorem="radius")`.
         sharpen: Sharpenings to use; none is the cheapest. See docs/certificates.md.
         stop: Whether training stops as soon as the verdict is CERTIFIED.
-        theorem: "radius", or a callable (model, X, y) -> Certificate, which is evaluated as it is: `dynamics`, `hidden_rate`
-            and `sharpen` are options of "radius" alone, and the features are not measured.
+        theorem: "radius", or a callable (model, X, y) -> Certificate, called without options:
+            `dynamics`, `hidden_rate` and `sharpen` are options of "radius" alone, and the features
+            are not measured.
 
     Attributes:
         first: (step, loss) at which the verdict was first CERTIFIED, or None.
@@ -74,15 +83,16 @@ class CertificateMonitor:
         self._start: dict[str, Any] | None = None
 
     def on_step(self, state: Any) -> bool | None:
-        """Evaluates at the start and whenever `every` steps have passed: a flow is seen at its rows only."""
+        """Evaluates at the start and whenever `every` steps have passed: a flow is seen at its rows
+        only."""
         if state.step == 0:
             self._start = None  # a new run
         elif self.records and state.step - self.records[-1]["step"] < self.every:
             return None
         if self._start is None:
             self._begin(state)
-        at, self.certificate = self._evaluate(state)
-        self._record(state, at, self.certificate)
+        point, self.certificate = self._evaluate(state)
+        self._record(state, point, self.certificate)
         if self.certificate.certified and self.first is None:
             self.first = (state.step, state.loss)
             if self.theorem == "radius":
@@ -93,9 +103,9 @@ class CertificateMonitor:
         return bool(self.stop and self.first is not None)
 
     def _begin(self, state: Any) -> None:
-        """A new run: nothing of an earlier one is kept but its records were the caller's to read."""
+        """A new run: nothing of an earlier one is kept."""
         if isinstance(self.theorem, str):
-            if not isinstance(state.model, AbstractNetwork):
+            if not is_theory_network(state.model):
                 raise InvalidType(
                     f"CertificateMonitor knows the theory networks; got {type(state.model).__name__}. Pass a callable theorem."
                 )
@@ -109,10 +119,10 @@ class CertificateMonitor:
         if not isinstance(self.theorem, str):
             return "nothing is measured for a callable", certificate_by(self.theorem, state.model, state.X, state.y, {})
         assert self._measure is not None
-        at = self._measure(state.model, state.at)
-        return at, radius_at(at, self.dynamics, self._rate, tuple(self.sharpen))
+        point = self._measure(state.model, state.at)
+        return point, radius_at(point, self.dynamics, self._rate, tuple(self.sharpen))
 
-    def _record(self, state: Any, at: Measurement | str, certificate: Certificate) -> None:
+    def _record(self, state: Any, point: Measurement | str, certificate: Certificate) -> None:
         assert self._start is not None
         residual = math.sqrt(2 * state.loss)
         record: dict[str, Any] = {"step": state.step, "time": state.time, "loss": state.loss, "residual_norm": residual}
@@ -120,16 +130,17 @@ class CertificateMonitor:
         record["measured_rate"] = self._measured_rate(state, residual)
         parameters = dict(state.model.named_parameters())
         record["distance"] = {name: float((parameters[name].detach() - start).norm()) for name, start in self._start.items()}
-        if isinstance(at, Measurement):
-            record |= {"s_min": at.F_least, "lambda_min": at.F_least**2, "contraction": at.contraction}
-            record |= {"feature_norm": at.F_norm, "z_error": at.z_error_F}
-            if "F_least_estimate" in at.known:  # far from a proof nothing is decomposed, and the bounds are loose
-                record["s_min_estimate"] = at.known["F_least_estimate"]
+        if isinstance(point, Measurement):
+            record |= {"s_min": point.F_least, "lambda_min": point.F_least**2, "contraction": point.contraction}
+            record |= {"feature_norm": point.F_norm, "z_error": point.z_error_F}
+            if "F_least_estimate" in point.known:  # far from a proof nothing is decomposed, and the bounds are loose
+                record["s_min_estimate"] = point.known["F_least_estimate"]
         self.records.append(record)
         state.record("certificate", record)
 
     def _measured_rate(self, state: Any, residual: float) -> float | None:
-        """Descent: the mean factor of |r| per step since the last record. Flow: -d log|r|/dt over that time."""
+        """Descent: the mean factor of |r| per step since the last record. Flow: -d log|r|/dt over
+        that time."""
         if not self.records or residual == 0 or self.records[-1]["residual_norm"] == 0:
             return None
         before = self.records[-1]
@@ -138,3 +149,88 @@ class CertificateMonitor:
             return math.exp(change / max(1, state.step - before["step"]))
         elapsed = state.time - before["time"]
         return -change / elapsed if elapsed > 0 else None
+
+
+class IncrementalMeasure:
+    r"""Rigorous bounds with a singular value decomposition only now and then.
+
+    By Weyl's inequality sigma_min(F) >= sigma_min(F_0) - |F - F_0|_F and |F| <= |F_0| + |F -
+    F_0|_F, where F_0 are the features that were last decomposed; likewise for the recurrent matrix.
+    The equilibria are those that training has found anyway; how far they may be from the exact ones
+    is measured and bounded.
+
+    Args:
+        X: (n, d). y: (n,).
+        plain_flow: Whether the plain gradient flow is all that will be asked about. That needs
+            about e |F| <= sigma_min(F)^2, so nothing is decomposed while it is far from true; the
+            bounds given then are loose, and still bounds.
+    """
+
+    def __init__(self, model: AbstractNetwork, X: Tensor, y: Tensor, *, plain_flow: bool = False) -> None:
+        self._X, self._y = check_data(model, X, y)
+        self._plain_flow = plain_flow
+        self._R, self._F, self._least = NormBound(norm_upper_by_test), NormBound(norm_upper_by_test), 0.0
+        self._X_norm = norm_upper_by_test(self._X)
+
+    @property
+    def decompositions(self) -> int:
+        """How often the features or the recurrent matrix were decomposed."""
+        return self._R.decompositions + self._F.decompositions
+
+    def __call__(self, model: AbstractNetwork, point: Any) -> Measurement | str:
+        """The measurement at the present parameters.
+
+        Args:
+            model: The network.
+            point: The `Linearised` that training has found there, or None to solve for it.
+        """
+        vectors = None if point is None else (point.value, point.adjoint)
+        by_margin = model.theory.margin is not None
+        norm_upper = partial(self._recurrent_norm, by_margin=by_margin)
+        return measure(model, self._X, self._y, point=vectors, known=self._known, norm_upper=norm_upper)
+
+    def _recurrent_norm(self, R: Tensor, by_margin: bool) -> float:
+        """Upper bound of |R|. What a contraction divides by is 1 - |R|, so that decides how much
+        may be lost."""
+        drift = self._R.drift(R)
+        if math.isinf(drift) or drift > _LOSS * (self._R.bound if by_margin else 1.0 - self._R.bound):
+            self._R.renew(R)
+            drift = 0.0
+        return up(self._R.bound + drift)
+
+    def _known(self, twin: AbstractNetwork, Z: Tensor, C: Tensor, z_error: float) -> dict[str, float]:
+        skip, F = twin.theory.skip, features_of(twin, Z, C)
+        error = 2 * z_error if skip else z_error
+        drift = self._F.drift(F)
+        if self._plain_flow:
+            estimate = _least_estimate(F)
+            if self._is_far(twin, Z, C, F, estimate):
+                loose = up(vector_norm_upper(F) + error)
+                bounds = {"F_least": 0.0, "Z_least": 0.0, "F_norm": loose, "Z_norm": loose, "X_norm": self._X_norm}
+                return bounds | {"F_least_estimate": estimate}
+        if drift > _LOSS * self._least:
+            self._F.renew(F)
+            self._least = least_singular_value_lower(F) if F.shape[0] <= F.shape[1] else 0.0
+            drift = 0.0
+        least = max(0.0, down(self._least - drift - error))
+        norm = up(self._F.bound + drift + error)
+        bounds = {"F_least": least, "F_norm": norm, "Z_norm": norm, "X_norm": self._X_norm}  # |Z| <= |F|
+        return bounds if skip else bounds | {"Z_least": least}
+
+    def _is_far(self, twin: AbstractNetwork, Z: Tensor, C: Tensor, F: Tensor, estimate: float) -> bool:
+        """Whether no certificate is in sight. A guess that decides about cost alone.
+
+        With R >= e/s, the bound on how far features move is at least R |F| (times k for a network
+        with a skip path, whose parameters are 1/k larger), and must stay below s.
+        """
+        e = float(torch.linalg.vector_norm(twin.readout(Z, C) - self._y))
+        reach = float(torch.linalg.vector_norm(F)) / math.sqrt(min(F.shape))  # at most |F|
+        scale = abs(twin.theory.recurrent_scale) if twin.theory.skip else 1.0
+        return e * reach * scale > estimate**2
+
+
+def _least_estimate(F: Tensor) -> float:
+    """sigma_min(F) from the eigenvalues of F F^T: cheap, and right only down to about 1e-8 |F|."""
+    if F.shape[0] > F.shape[1]:
+        return 0.0
+    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(F @ F.t())[0])))

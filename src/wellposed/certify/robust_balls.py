@@ -1,18 +1,23 @@
-r"""How far an input may be moved before a monotone classifier can change its mind: a proved radius, sample by sample.
+r"""How far an input may be moved before the class of a monotone classifier can change: a proved
+radius per sample.
 
-With l = logits and g_j = l_y - l_j > 0 for all other classes j, no perturbation shorter than min_j g_j/K_j changes the class,
-if K_j bounds the Lipschitz constant of l_y - l_j [pabbaraju2021]. Three bounds K_j are used, and the best radius counts:
+With l = logits and g_j = l_y - l_j > 0 for all other classes j, no perturbation shorter than min_j
+g_j/K_j changes the class, if K_j bounds the Lipschitz constant of l_y - l_j [pabbaraju2021]. Three
+bounds K_j are used, and the best radius counts:
 
 1. Global: those of `lipschitz_upper`.
-2. Active set (ReLU, dense): in the ball of radius r a pre-activation a_i moves by at most s_i r, s_i = |M^(-1/2) W_i^T|
-   |M^(-1/2) U| + |U_i|. Units with a_i + s_i r < 0 stay off, so the change of z lives on the others, S(r), and (2) of
-   `lipschitz` holds there. S(r) and with it K_j(r) grow with r: the largest r with r K_j(r) <= g_j is found by bisection.
-3. Linear region (ReLU, dense): as long as no pre-activation can change its sign the network is affine, z' = z + J dx with
-   J = (I - D W)^(-1) D U. The affine continuation is an equilibrium while r |(W J + U)_i| < |a_i| for all i, and equilibria are
-   unique; there K_j = |(w_y - w_j) J| exactly.
+2. Active set (ReLU, dense): in the ball of radius r a pre-activation a_i moves by at most s_i r,
+   s_i = |M^(-1/2) W_i^T| |M^(-1/2) U| + |U_i|. Units with a_i + s_i r < 0 stay off, so the change
+   of z lives on the others, S(r), and (2) of `lipschitz` holds there. S(r) and with it K_j(r) grow
+   with r: the largest r with r K_j(r) <= g_j is found by bisection.
+3. Linear region (ReLU, dense): as long as no pre-activation can change its sign the network is
+   affine, z' = z + J dx with J = (I - D W)^(-1) D U. The affine continuation is an equilibrium
+   while r |(W J + U)_i| < |a_i| for all i, and equilibria are unique; there K_j = |(w_y - w_j) J|
+   exactly.
 
-The computed equilibrium is not exact: z~ = f(z) is the equilibrium for the constant c + W (z - z~), so by (1) of `lipschitz` a
-logit difference is off by at most |M^(-1/2)(w_y - w_j)| |W (z - z~)|/sqrt(margin), which is taken from g_j.
+The computed equilibrium is not exact: z~ = f(z) is the equilibrium for the constant c + W (z - z~),
+so by (1) of `lipschitz` a logit difference is off by at most |M^(-1/2)(w_y - w_j)| |W (z -
+z~)|/sqrt(margin), which is taken from g_j.
 """
 
 from __future__ import annotations
@@ -26,14 +31,12 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._gate import check_finite, check_model, check_tensors, check_unchanged
-from wellposed.certify._lipschitz_classifier import SLACK, LipschitzBounds, certified_operator, classifier_bounds
-from wellposed.certify._units import row_norms_upper
+from wellposed.certify.lipschitz import SLACK, LipschitzBounds, certified_operator, classifier_bounds
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.directed import row_norms_upper
 from wellposed.linalg.scaling import ldexp, ldexp_down, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier, ReLU
-
-__all__ = ["Robustness", "robustness"]
 
 #: Halvings of the interval in which the radius of the active set is sought: to a thousandth.
 BISECTIONS = 10
@@ -48,8 +51,8 @@ class Robustness:
     They speak of the network in exact arithmetic, with the parameters as stored.
 
     Attributes:
-        radius: (n,) no perturbation shorter than this changes the predicted class; 0 where the prediction is not y, or
-            where nothing was proved.
+        radius: (n,) no perturbation shorter than this changes the predicted class; 0 where the
+            prediction is not y, or where nothing was proved.
         correct: (n,) bool, whether the prediction is y.
         margin: (n,) the least g_j, after what the solver may have got wrong.
         global_radius: (n,) what the global bounds alone prove.
@@ -61,7 +64,8 @@ class Robustness:
     global_radius: Tensor
 
     def certified_accuracy(self, radius: float) -> float:
-        """The part of the samples that are right, and provably stay right under every perturbation of this length."""
+        """The part of the samples that are right, and provably stay right under every perturbation
+        of this length."""
         return float((self.correct & (self.radius > radius)).double().mean())
 
 
@@ -73,8 +77,9 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
         model: The classifier; a copy of it is evaluated in float64.
         x: (n, ...) inputs.
         y: (n,) classes.
-        local: Whether to sharpen radii sample by sample through the active set; needs a dense ReLU cell, costs some
-            factorizations of the active part of M, and norms of matrices of the size of the input, per sample.
+        local: Whether to sharpen radii sample by sample through the active set; needs a dense ReLU
+            cell, costs some factorizations of the active part of M, and norms of matrices of the
+            size of the input, per sample.
     """
     _check_inputs(model, x, y)
     check_unchanged("robustness", model)
@@ -104,7 +109,7 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
 
 def _check_inputs(model: Any, x: Any, y: Any) -> None:
     """One sentence about what is wrong with the classifier or the samples."""
-    if not isinstance(model, MonotoneClassifier):
+    if not isinstance(model, MonotoneClassifier):  # by type: the bounds are about its head and its pooling
         raise InvalidType(f"robustness needs a MonotoneClassifier; got {type(model).__name__}.")
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise InvalidType(f"robustness: x and y must be tensors; got {type(x).__name__} and {type(y).__name__}.")
@@ -189,7 +194,8 @@ class _ActiveSet:
         return bool((r * readout * input_norm * SLACK <= g).all())
 
     def _norms(self, S: Tensor, rows: Tensor) -> tuple[Tensor, float, Tensor]:
-        """Upper bounds of |M_SS^(-1/2) rows_S| for each row, and of |M_SS^(-1/2) U_S|; M_SS^(-1) U_S."""
+        """Upper bounds of |M_SS^(-1/2) rows_S| for each row, and of |M_SS^(-1/2) U_S|; M_SS^(-1)
+        U_S."""
         M, U, R = self.M[S][:, S], self.U[S], rows[:, S]
         factor = torch.linalg.cholesky(M)
         y = torch.cholesky_solve(torch.cat([U, R.t()], dim=1), factor)
@@ -202,7 +208,8 @@ class _ActiveSet:
         return square.clamp(min=0).sqrt(), input_norm, y[:, :d]
 
     def _sensitivity(self, S: Tensor) -> Tensor:
-        """(width,) upper bounds of how far a unit of input moves each pre-activation while dz lives on S."""
+        """(width,) upper bounds of how far a unit of input moves each pre-activation while dz lives
+        on S."""
         rows, input_norm, _ = self._norms(S, self.W)
         return (rows * input_norm + self.input_rows) * SLACK
 

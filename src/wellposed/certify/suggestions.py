@@ -7,22 +7,17 @@ import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate
-from wellposed.certify._gate import changed
-from wellposed.certify._measure import check_data, measure
+from wellposed.certify._gate import DECLARED, KNOWN, changed
+from wellposed.certify.certificate import Certificate
+from wellposed.certify.measurement import check_data, has_no_bias, measure
 from wellposed.certify.radius_certificate import radius, radius_at
 from wellposed.errors import InvalidType
-from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.nn.families import AbstractNetwork, is_theory_network
 
-__all__ = ["Suggestion", "Suggestions", "suggest"]
-
-#: Names of the parameters that read out, and of those that take the input in.
-_READOUT = {GaussianDEQ: ("a",), SkipDEQ: ("u", "v"), MonotoneDEQ: ("u",)}
 _WIDEST = 2000
 _MOST = 2.0**40
 #: Of the printed table, in characters, and of its last column at least.
@@ -38,8 +33,9 @@ class Suggestion:
         value: The number to use.
         text: What to do, in a sentence.
         certificate: What certify returned with the change made.
-        model, X: The changed copies that were certified, in float64; the caller's are untouched. The change itself was made
-            in the dtype of the caller's, so that it can be repeated exactly.
+        model, X: The changed copies that were certified, in float64; the caller's are untouched.
+            The change itself was made in the dtype of the caller's, so that it can be repeated
+            exactly.
     """
 
     kind: str
@@ -78,19 +74,23 @@ def _cells(suggestion: Suggestion) -> tuple[str, str, str, str]:
 
 
 def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Suggestions:
-    r"""Changes that make the radius certificate hold, each verified by certifying the changed model; none is invented.
+    r"""Changes that make the radius certificate hold, each verified by certifying the changed
+    model; none is invented.
 
     `print(suggest(model, X, y))` shows them as a table.
 
-    - "hidden_rate": gradient flow with the hidden parameters at h times the speed of the read-out, for the largest h found;
+    - "hidden_rate": gradient flow with the hidden parameters at h times the speed of the read-out,
+      for the largest h found;
     - "descent": gradient descent with layer-wise steps, or one step where the read-out is fixed;
     - "readout_scale": the read-out multiplied by a factor in [0, 1);
-    - "input_scale": inputs multiplied by t and the read-out divided by t: the predictions stay, the features grow;
-    - "width": the same kind of network, newly drawn, at a width extrapolated from the present numbers (up to 2000 units).
+    - "input_scale": inputs multiplied by t and the read-out divided by t: the predictions stay, the
+      features grow;
+    - "width": the same kind of network, newly drawn, at a width extrapolated from the present
+      numbers (up to 2000 units).
 
-    An empty list means that none of these changes was found to help; no reason comes with it. Where nothing can help, because
-    two rows of X are equal or one is zero, or there are more samples than features, the note of
-    `certify(model, X, y, theorem="radius")` says so.
+    An empty list means that none of these changes was found to help; no reason comes with it. Where
+    nothing can help, because two rows of X are equal or one is zero, or there are more samples than
+    features, the note of `certify(model, X, y, theorem="radius")` says so.
 
     Args:
         model: A theory network.
@@ -98,20 +98,22 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
         y: (n,) targets.
         generator: Of the wider network's initialization.
     """
-    if not isinstance(model, AbstractNetwork):
+    if not is_theory_network(model):
         raise InvalidType(
-            f"suggest knows GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ and their like; got {type(model).__name__}. "
-            "The note of certify(model, X, y) says what is missing."
+            f"suggest knows {KNOWN} and their relatives; got {type(model).__name__}. The note of certify(model, X, y) says "
+            "what is missing."
         )
     X64, y64 = check_data(model, X, y)
-    if changed(model, families=True):
+    if changed(model, declared=DECLARED):
         return Suggestions()  # no change of numbers helps; the note of certify says why
     found = Suggestions(_speeds(model, X64, y64))
-    readout = _READOUT.get(type(model), ())
+    readout = model.theory.trained_readout
     if readout:
         found += _readout_scale(model, X64, y64, readout)
-        found += _input_scale(model, X, y64, readout)
-    found += _width(model, X64, y64, generator)
+        if has_no_bias(model):
+            found += _input_scale(model, X, y64, readout)
+        if model.theory.options is not None:
+            found += _width(model, X64, y64, generator)
     return found
 
 
@@ -120,12 +122,12 @@ def _double(model: AbstractNetwork) -> AbstractNetwork:
 
 
 def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion]:
-    at = measure(model, X, y)
-    flow = radius_at(at, "flow", "largest")
+    point = measure(model, X, y)
+    flow = radius_at(point, "flow", "largest")
     if flow.certified and flow.rates is not None:
         h = min(flow.rates.values())
         text = (
-            "The plain gradient flow is certified as it is."
+            "The plain gradient flow is certified."
             if h == 1
             else (
                 f"Let the hidden parameters follow the flow at {h:.3g} times the speed of the read-out: "
@@ -133,7 +135,7 @@ def _speeds(model: AbstractNetwork, X: Tensor, y: Tensor) -> Iterator[Suggestion
             )
         )
         yield Suggestion("hidden_rate", h, text, flow, _double(model), X)
-    descent = radius_at(at, "descent", "largest")
+    descent = radius_at(point, "descent", "largest")
     if descent.certified and isinstance(descent.step_size, dict):
         h = min(descent.step_size.values()) / max(descent.step_size.values())
         kind = f"layer-wise steps, hidden ones {h:.3g} times that of the read-out" if h < 1 else "the certified step"
@@ -163,7 +165,8 @@ def _readout_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 
 
 def _input_scale(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[str, ...]) -> Iterator[Suggestion]:
-    """Powers of four, times 2, until it holds; then one bisection. Powers of two leave every digit of the predictions."""
+    """Powers of four, times 2, until it holds; then one bisection. Powers of two leave every digit
+    of the predictions."""
     t = 2.0
     while t <= _MOST and bool(torch.isfinite(X * t).all()):
         found = _scaled_inputs(model, X, y, names, t)
@@ -184,31 +187,21 @@ def _scaled_inputs(model: AbstractNetwork, X: Tensor, y: Tensor, names: tuple[st
 
 
 def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Generator | None) -> Iterator[Suggestion]:
-    """The condition is about e <= s^2 (1 - q)/(4 sqrt(B^2 + b^2)), whose right side grows like sqrt(m)."""
-    at = measure(model, X, y)
-    if isinstance(at, str) or at.F_least <= 0 or isinstance(model, ImplicitOnlyDEQ):
+    """The condition is about e <= s^2 (1 - q)/(4 sqrt(B^2 + b^2)), whose right side grows like
+    sqrt(m)."""
+    point = measure(model, X, y)
+    if isinstance(point, str) or point.F_least <= 0:
         return
-    inverse = 1 / model.margin if isinstance(model, MonotoneDEQ) else 1 / (1 - at.contraction)
-    missing = at.residual * 4 * inverse * math.hypot(at.Z_norm, at.X_norm) / at.F_least / at.F_least
+    inverse = 1 / (1 - point.contraction if model.theory.margin is None else model.theory.margin)
+    missing = point.residual * 4 * inverse * math.hypot(point.Z_norm, point.X_norm) / point.F_least / point.F_least
     if not missing <= _WIDEST:  # so its square can be rounded
         return
     width = math.ceil(model.width * max(missing, 1.0) ** 2)
     if not model.width < width <= _WIDEST:
         return
-    wider = _like(model, width, generator)
+    options = {name: getattr(model, name) for name in model.theory.options or ()}
+    wider = type(model)(model.in_features, width, generator=generator, dtype=torch.float64, **options)
     certificate = radius(wider, X, y)
     if certificate.certified:
         text = f"Take width {width}: a {type(model).__name__} drawn at that width was certified at its initialization."
         yield Suggestion("width", width, text, certificate, wider, X)
-
-
-def _like(model: AbstractNetwork, width: int, generator: torch.Generator | None) -> AbstractNetwork:
-    """A fresh network of the same kind."""
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    if isinstance(model, GaussianDEQ):
-        options["weight_variance"] = model.weight_variance
-    elif isinstance(model, SkipDEQ):
-        options["gamma"] = model.gamma
-    elif isinstance(model, MonotoneDEQ):
-        options["margin"] = model.margin
-    return type(model)(model.in_features, width, **options)

@@ -1,4 +1,5 @@
-"""What OptEq networks share: stages that depend on the input, their equilibrium, and what is known about it."""
+"""What OptEq networks share: stages that depend on the input, their equilibrium, and what is known
+about it."""
 
 from __future__ import annotations
 
@@ -11,30 +12,29 @@ from torch import Tensor, nn
 
 from wellposed._tree import LOW_PRECISION
 from wellposed.convex.composition import CompositionMap
-from wellposed.convex.prior import AbstractPrior, as_prior
-from wellposed.convex.stages import AbstractStage, Unit
+from wellposed.convex.stages import AbstractPrior, AbstractStage, UnitLayer, as_prior
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient
 from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer, ReLU
 from wellposed.solve import AbstractSolver, Solution, check_interval
 
-__all__ = ["AbstractOptEq", "check_norm_bound"]
-
 
 class AbstractOptEq(nn.Module, abc.ABC):
-    r"""z = T(z, x), T = f_L o ... o f_1, f_l(z) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z [xie2021, eq. (4)-(5)].
+    r"""z = T(z, x), T = f_L o ... o f_1, f_l(z) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z
+    [xie2021, eq. (4)-(5)].
 
     Args:
         alpha: a, in (0, 1]: 1 - a is the weight of the skip connection.
         mu: Positive; |W_l|^2 L_s <= mu makes every f_l a proximal operator.
         activation: s; `ReLU()` if not given.
         prior: A last stage: a regularizer (its proximal step), `ProxStep`, `GradientStep` or None.
-        solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`. `gradient=UnrolledGradient(20)` is the
-            training of the paper, `ImplicitGradient()`, the default, that of an equilibrium; it may be changed at any time
-            through `gradient`.
+        solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`.
+            `gradient=UnrolledGradient(20)` is the training of the paper, `ImplicitGradient()`, the
+            default, that of an equilibrium; it may be changed at any time through `gradient`.
 
     Attributes:
-        layer: The `EquilibriumLayer` that solves; `layer.last_solution` and `layer.last_adjoint` tell how it went.
+        layer: The `EquilibriumLayer` that solves; `layer.last_solution` and `layer.last_adjoint`
+            describe the last solves.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class AbstractOptEq(nn.Module, abc.ABC):
         self.layer = EquilibriumLayer(_Cell(self), solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
 
     @abc.abstractmethod
-    def units(self, features: Tensor) -> list[Unit]:
+    def units(self, features: Tensor) -> list[UnitLayer]:
         """f_1, ..., f_L for these `features`, with a graph to them and to the parameters."""
 
     @abc.abstractmethod
@@ -96,7 +96,8 @@ class AbstractOptEq(nn.Module, abc.ABC):
 
     @property
     def couples_samples(self) -> bool:
-        """Whether the prior mixes the samples of a batch, so that the batch has one equilibrium together."""
+        """Whether the prior mixes the samples of a batch, so that the batch has one equilibrium
+        together."""
         return self.prior is not None and self.prior.regularizer.couples_samples
 
     def bind(self, features: Tensor) -> CompositionMap:
@@ -123,9 +124,11 @@ class AbstractOptEq(nn.Module, abc.ABC):
         return z.reshape(shape)
 
     def solve(self, X: Tensor, z0: Tensor | None = None, *, record: bool = False) -> Solution:
-        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`.
+        """The equilibrium without a graph, with all that is known about it; see
+        `EquilibriumLayer.solve`.
 
-        If the prior couples the samples there is one status for the batch, and the value has one row.
+        If the prior couples the samples there is one status for the batch, and the value has one
+        row.
         """
         with torch.no_grad():
             features = self.features(X)
@@ -135,9 +138,9 @@ class AbstractOptEq(nn.Module, abc.ABC):
     def contraction_upper(self) -> float:
         """An upper bound of the Lipschitz constant of T in z, prod_l (a L_s |W_l|^2/mu + 1 - a).
 
-        Below 1 there is exactly one equilibrium. At 1 T is non-expansive: equilibria form a convex set, which may be larger
-        than a point, or empty (z = relu(z + c) has none if some c_i > 0; [xie2021] takes existence for granted there).
-        Infinite if the prior may expand.
+        Below 1 there is exactly one equilibrium. At 1 T is non-expansive: equilibria form a convex
+        set, which may be larger than a point, or empty (z = relu(z + c) has none if some c_i > 0;
+        [xie2021] assumes existence there). Infinite if the prior may expand.
         """
         if self.prior is not None and not self.prior.is_nonexpansive:
             return math.inf
@@ -162,7 +165,8 @@ class AbstractOptEq(nn.Module, abc.ABC):
 
 
 class _Cell(AbstractCell):
-    """The map of a network for given inputs. It holds no parameters: those have the names of the paper, on the network."""
+    """The map of a network for given inputs. It holds no parameters: those have the names of the
+    paper, on the network."""
 
     def __init__(self, network: AbstractOptEq) -> None:
         super().__init__()
@@ -188,13 +192,3 @@ def check_norm_bound(owner: str, norm_bound: object) -> None:
     """Raises unless the bound is None or a number in (0, 1]."""
     if norm_bound is not None:
         check_interval(owner, "norm_bound", norm_bound, low=0.0, high=1.0)
-
-
-def check_rows(owner: str, X: object, features: int, dtype: torch.dtype) -> None:
-    """Raises unless X is (n, features) of this dtype."""
-    if not isinstance(X, Tensor):
-        raise InvalidType(f"{owner} expects a tensor X of shape (n, {features}); got {type(X).__name__}.")
-    if X.dim() != 2 or X.shape[1] != features:
-        raise InvalidArgument(f"{owner} expects X of shape (n, {features}); got {tuple(X.shape)}.")
-    if X.dtype != dtype:
-        raise InvalidType(f"{owner} has {dtype} parameters and got X of {X.dtype}; convert one, e.g. X.to({dtype}).")

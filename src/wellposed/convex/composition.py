@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wellposed.convex.stages import AbstractStage, Tangent, Unit
+from wellposed.convex.stages import AbstractStage, Tangent
 from wellposed.implicit import AbstractPullback, AbstractStructuredMap, JacobianPullback
 from wellposed.linalg import AbstractJacobian
 from wellposed.solve._map import is_built_in
-
-__all__ = ["CompositionMap"]
 
 
 class CompositionMap(AbstractStructuredMap):
     r"""z -> stage_L(... stage_1(z)), with rows for samples [xie2021, eq. (4)].
 
-    With J_l the Jacobian of stage l at z_(l-1) = stage_(l-1)(... z), a cotangent v of the equilibrium becomes
-    q_L = (I - J_L ... J_1)^(-T) v, and stage l sees q_l with q_(l-1) = J_l^T q_l.
+    With J_l the Jacobian of stage l at z_(l-1) = stage_(l-1)(... z), a cotangent v of the
+    equilibrium becomes q_L = (I - J_L ... J_1)^(-T) v, and stage l sees q_l with q_(l-1) = J_l^T
+    q_l.
 
     Args:
         stages: In the order in which they are applied.
         shape: The shape of one state, such as (m,) or (channels, height, width).
-        coupled: A stage mixes the samples; the whole batch is then one row, because it has one equilibrium.
+        coupled: A stage mixes the samples; the whole batch is then one row, because it has one
+            equilibrium.
     """
 
     def __init__(self, stages: Sequence[AbstractStage], shape: tuple[int, ...], *, coupled: bool = False) -> None:
@@ -39,7 +39,7 @@ class CompositionMap(AbstractStructuredMap):
         state = self._state(z)
         with torch.no_grad():
             for stage in self.stages:
-                state = stage.in_place(state) if isinstance(stage, Unit) else stage(state)
+                state = stage.in_place(state)
         return state.reshape(z.shape)
 
     def tracked(self, z: Tensor) -> Tensor:
@@ -87,11 +87,12 @@ class CompositionMap(AbstractStructuredMap):
         states = [self._state(z)]
         with torch.no_grad():
             for stage in self.stages:
-                states.append(stage.in_place(states[-1]) if isinstance(stage, Unit) else stage(states[-1]))
+                states.append(stage.in_place(states[-1]))
         return states
 
     def adjoints(self, u: Tensor, z: Tensor) -> list[tuple[AbstractStage, Tensor, Tensor]]:
-        """Of every stage l: itself, the state z_(l-1) before it, and the cotangent q_l after it; u is q_L."""
+        """Of every stage l: itself, the state z_(l-1) before it, and the cotangent q_l after it; u
+        is q_L."""
         parts, q = [], self._state(u)
         with torch.no_grad():
             for stage, before in reversed(list(zip(self.stages, self.states(z), strict=False))):
@@ -116,17 +117,17 @@ class _ChainJacobian(AbstractJacobian):
 
     setup = 1
 
-    def __init__(self, tangents: list[Tangent], at: Tensor, shape: tuple[int, ...]) -> None:
-        self._tangents, self._at, self._shape = tangents, at, shape
+    def __init__(self, tangents: list[Tangent], point: Tensor, shape: tuple[int, ...]) -> None:
+        self._tangents, self._point, self._shape = tangents, point, shape
 
     @property
     def at(self) -> Tensor:
-        return self._at
+        return self._point
 
     @property
     def value(self) -> Tensor:
         """(batch, features) f at the point."""
-        return self._tangents[-1].value.reshape(self._at.shape)
+        return self._tangents[-1].value.reshape(self._point.shape)
 
     def mv(self, u: Tensor) -> Tensor:
         state = u.reshape(-1, *self._shape)

@@ -1,4 +1,5 @@
-"""Networks that the lemmas of [xie2021] construct: feedforward networks as unit layers, and networks with many equilibria."""
+"""Networks that the lemmas of [xie2021] construct: feedforward networks as unit layers, and
+networks with many equilibria."""
 
 from __future__ import annotations
 
@@ -8,29 +9,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wellposed.convex._dense import AbstractDenseOptEq
-from wellposed.convex.deep import DeepOptEq
-from wellposed.convex.opteq import OptEq
+from wellposed.convex.opteq import AbstractDenseOptEq, DeepOptEq, OptEq, check_dense
 from wellposed.errors import InvalidArgument
 from wellposed.nn import AbstractActivation, ReLU
 
-__all__ = ["MultiBlock", "feedforward_as_deep_opteq", "feedforward_as_units", "line_of_equilibria", "multi_block"]
-
 
 def feedforward_as_units(weights: Sequence[Tensor], *, width: int | None = None) -> list[Tensor]:
-    r"""Matrices that turn a feedforward network into unit layers without changing its output [xie2021, Lemma 1].
+    r"""Matrices that turn a feedforward network into unit layers without changing its output
+    [xie2021, Lemma 1].
 
-    The network z_(k+1) = s(W_k z_k + U_k x + b_k), k = 1..L-1, y = W_L z_L, becomes, with Wbar_0, ..., Wbar_L from here,
+    The network z_(k+1) = s(W_k z_k + U_k x + b_k), k = 1..L-1, y = W_L z_L, becomes, with Wbar_0,
+    ..., Wbar_L from here,
 
         zbar_1 = Wbar_0^T z_1,    zbar_(k+1) = Wbar_k^T s(Wbar_k zbar_k + U_k x + b_k),    y = Wbar_L zbar_L,
 
-    because W_k = Wbar_k Wbar_(k-1)^T. They are made from the top down: Wbar_(k-1)^T = Wbar_k^+ W_k + N R, where N spans the
-    null space of Wbar_k and R is chosen to give Wbar_(k-1) full rank. That needs n_k + n_(k-1) - rank W_k columns. The paper
-    claims that max_k n_k columns suffice; they do for W_k of full column rank, not for others.
+    because W_k = Wbar_k Wbar_(k-1)^T. They are made from the top down: Wbar_(k-1)^T = Wbar_k^+ W_k
+    + N R, where N spans the null space of Wbar_k and R is chosen to give Wbar_(k-1) full rank. That
+    needs n_k + n_(k-1) - rank W_k columns. The paper claims that max_k n_k columns suffice; they do
+    for W_k of full column rank, not for others.
 
     Args:
         weights: W_1, ..., W_L, of shapes (n_k, n_(k-1)).
-        width: Columns of the Wbar_k; the largest n_k + n_(k-1), which suffices for all weights, if not given.
+        width: Columns of the Wbar_k; the largest n_k + n_(k-1), which suffices for all weights, if
+            not given.
 
     Returns:
         Wbar_0, ..., Wbar_L, of shapes (n_k, width).
@@ -62,22 +63,20 @@ def feedforward_as_units(weights: Sequence[Tensor], *, width: int | None = None)
 
 
 def feedforward_as_deep_opteq(
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    readout: Tensor,
-    *,
-    activation: AbstractActivation | None = None,
+    weights: Sequence[Tensor], biases: Sequence[Tensor], readout: Tensor, *, activation: AbstractActivation | None = None
 ) -> DeepOptEq:
-    r"""A deep OptEq that computes y = w . h_L, h_l = s(A_l h_(l-1) + b_l), h_0 = x: [xie2021, Lemma 2], corrected.
+    r"""A deep OptEq that computes y = w . h_L, h_l = s(A_l h_(l-1) + b_l), h_0 = x: [xie2021, Lemma
+    2], corrected.
 
-    The paper sets W_1 = 0, which makes f_1 and with it the output of layer 1 zero. Instead, with one block of the state per
-    hidden layer and a = 1,
+    The paper sets W_1 = 0, which makes f_1 and with it the output of layer 1 zero. Instead, with
+    one block of the state per hidden layer and a = 1,
 
         W_1 = [I 0 ... 0], U_1 = A_1,     W_l = [0 .. A_l I .. 0] (A_l in block l-1, I in block l), U_l = 0 for l > 1.
 
-    Layer l finds h_(l-1) in block l-1 and leaves h_l in block l, where the next one finds zeros besides; block 1 is zero when a
-    sweep begins because W_1 W_L^T = 0, for which L >= 3. With fewer hidden layers, ReLU layers relu(h) = h are put on top. The
-    equilibrium is reached in two sweeps from any start, though |W_l| > 1: `contraction_upper` does not see it.
+    Layer l finds h_(l-1) in block l-1 and leaves h_l in block l, where the next one finds zeros
+    besides; block 1 is zero when a sweep begins because W_1 W_L^T = 0, for which L >= 3. With fewer
+    hidden layers, ReLU layers relu(h) = h are put on top. The equilibrium is reached in two sweeps
+    from any start, though |W_l| > 1: `contraction_upper` does not see it.
 
     Args:
         weights: A_1 (n_1, d), A_2 (n_2, n_1), ..., A_L.
@@ -86,7 +85,8 @@ def feedforward_as_deep_opteq(
         activation: s; `ReLU()` if not given. With fewer than three layers it must be ReLU.
 
     Returns:
-        The network; block l of its equilibrium contains what layer L leaves: A_L^T h_L in block L-1, h_L in block L.
+        The network; block l of its equilibrium contains what layer L leaves: A_L^T h_L in block
+        L-1, h_L in block L.
     """
     _check_chain("feedforward_as_deep_opteq", weights)
     activation = ReLU() if activation is None else activation
@@ -104,13 +104,7 @@ def feedforward_as_deep_opteq(
         b.append(torch.zeros(last.shape[0], dtype=last.dtype, device=last.device))
     sizes = [W.shape[0] for W in A]
     model = DeepOptEq(
-        A[0].shape[1],
-        sizes,
-        width=sum(sizes),
-        norm_bound=None,
-        activation=activation,
-        device=last.device,
-        dtype=last.dtype,
+        A[0].shape[1], sizes, width=sum(sizes), norm_bound=None, activation=activation, device=last.device, dtype=last.dtype
     )
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     with torch.no_grad():
@@ -158,18 +152,17 @@ class MultiBlock:
 
 def multi_block(model: AbstractDenseOptEq) -> MultiBlock:
     """The one-layer form of a deep network without a prior; see `MultiBlock`."""
-    if model.prior is not None:
-        raise InvalidArgument(f"multi_block is stated for networks without a prior; this one has {model.prior!r}.")
-    return MultiBlock(model)
+    return MultiBlock(check_dense("multi_block", model, plain=True))
 
 
 def line_of_equilibria(*, shrinkage: float = 0.6, dtype: torch.dtype = torch.float64) -> tuple[OptEq, Tensor, Tensor]:
-    r"""An OptEq with |W| = 1 whose equilibria are a segment, and the ends of it; the input does not matter.
+    r"""An OptEq with |W| = 1 whose equilibria are a segment, and the ends of it; the input does not
+    matter.
 
-    W = n n^T + r p p^T with orthonormal n = (2, -1)/sqrt 5 and p = (1, 2)/sqrt 5, b = p, U = 0. With z = W u the
-    objective is (1 - r^2) <p, u>^2/2 - <p, u> over u >= 0: only <p, u> = t = 1/(1 - r^2) matters, and <n, u> is free between
-    -t/2 and 2 t, where a unit becomes zero. So the equilibria are r t p + x n with -t/2 <= x <= 2 t, and the one of least
-    norm is r t p.
+    W = n n^T + r p p^T with orthonormal n = (2, -1)/sqrt 5 and p = (1, 2)/sqrt 5, b = p, U = 0.
+    With z = W u the objective is (1 - r^2) <p, u>^2/2 - <p, u> over u >= 0: only <p, u> = t = 1/(1
+    - r^2) matters, and <n, u> is free between -t/2 and 2 t, where a unit becomes zero. So the
+    equilibria are r t p + x n with -t/2 <= x <= 2 t, and the one of least norm is r t p.
 
     Args:
         shrinkage: r, in (0, 1).

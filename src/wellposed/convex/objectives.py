@@ -8,21 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.convex._dense import AbstractDenseOptEq
 from wellposed.convex._network import AbstractOptEq
 from wellposed.convex.blocks import AbstractBlock, RegularizerBlock, UnitBlock
-from wellposed.convex.opteq import OptEq
-from wellposed.convex.prior import ProxStep
-from wellposed.errors import InvalidArgument, InvalidType
-
-__all__ = ["Objective", "WideObjective", "blocks", "inclusion_residual", "objective", "wide_limit"]
+from wellposed.convex.opteq import AbstractDenseOptEq, OptEq, check_dense
+from wellposed.convex.stages import ProxStep
+from wellposed.errors import InvalidArgument
 
 
 class Objective:
-    r"""The convex function that the equilibria of a network with one or two blocks minimise, for given inputs.
+    r"""The convex function that the equilibria of a network with one or two blocks minimise, for
+    given inputs.
 
-    One block, [xie2021, Theorem 1]: phi(z), to which the equilibrium of every a is a minimiser. Two blocks,
-    [xie2021, Corollary 1]:
+    One block, [xie2021, Theorem 1]: phi(z), to which the equilibrium of every a is a minimiser. Two
+    blocks, [xie2021, Corollary 1]:
 
         a M^(1-a)_phi1(z_1) + a M^(1-a)_phi2(z_0) + |z_1 - z_0|^2/2,
 
@@ -36,7 +34,8 @@ class Objective:
         self.blocks = tuple(parts)
 
     def __call__(self, *states: Tensor) -> Tensor:
-        """One (n, m) state per block, in the order of the blocks -> (n,) values; infinite outside the domain."""
+        """One (n, m) state per block, in the order of the blocks -> (n,) values; infinite outside
+        the domain."""
         self._check(states)
         with torch.no_grad():
             value = sum((block.value(z) for block, z in zip(self.blocks, states, strict=True)), torch.zeros(()))
@@ -51,8 +50,8 @@ class Objective:
     def along(self, states: Sequence[Tensor], directions: Sequence[Tensor], steps: Tensor) -> Tensor:
         """(n, k) values at states + t directions for the k numbers t.
 
-        What is linear in the state is computed twice, for the state and the direction, and not once per t: in closed form a
-        whole line costs two triangular solves, and W was factored before.
+        What is linear in the state is computed twice, for the state and the direction, and not once
+        per t: in closed form a whole line costs two triangular solves, and W was factored before.
 
         Args:
             states: One (n, m) state per block.
@@ -102,15 +101,16 @@ def objective(model: AbstractOptEq, X: Tensor) -> Objective:
         torch.Size([3])
 
     Args:
-        model: A dense OptEq network with one unit layer, or two, or one and a prior with a prox. With one layer and no prior
-            the skip connection is left out: it does not change the minimisers.
+        model: A dense OptEq network with one unit layer, or two, or one and a prior with a prox.
+            With one layer and no prior the skip connection is left out: it does not change the
+            minimisers.
         X: (n, d) inputs.
     """
-    model = _dense(model)
+    model = check_dense("The objective", model)
     parts = blocks(model, X, skip=len(model.parameters_by_unit()) + (model.prior is not None) > 1)
     if len(parts) > 2:
         raise InvalidArgument(
-            f"{type(model).__name__} has {len(parts)} blocks. More than two solve a monotone inclusion that is no minimisation "
+            f"{type(model).__name__} has {len(parts)} blocks. More than two solve a monotone inclusion, not a minimisation "
             "(I - P is not symmetric); use inclusion_residual, or wide_limit for alpha -> 0."
         )
     return Objective(parts)
@@ -124,7 +124,7 @@ def blocks(model: AbstractOptEq, X: Tensor, *, skip: bool = True) -> list[Abstra
         X: (n, d) inputs.
         skip: Whether the skip connections are kept: a M^(1-a)_phi instead of phi.
     """
-    model = _dense(model)
+    model = check_dense("The objective", model)
     if model.prior is not None and not (isinstance(model.prior, ProxStep) and model.prior.regularizer.is_convex):
         raise InvalidArgument(
             f"{model.prior!r} is not the proximal operator of a known convex function, so there is no objective."
@@ -138,13 +138,14 @@ def blocks(model: AbstractOptEq, X: Tensor, *, skip: bool = True) -> list[Abstra
 
 
 def inclusion_residual(model: AbstractOptEq, X: Tensor, Z: Tensor | None = None) -> Tensor:
-    r"""(n,) how far the blocks of an equilibrium are from solving the monotone inclusion of [xie2021, Theorem 2].
+    r"""(n,) how far the blocks of an equilibrium are from solving the monotone inclusion of
+    [xie2021, Theorem 2].
 
         0 in dPhi(z) + (I - P) z,   Phi = sum_l a M^(1-a)_phi_l(z_l),   (P z)_l = z_(l-1)
 
-    relative to |z|, with z_L = z_0. Where a < 1 Phi is smooth, and every gradient is found by inverting f_l. Where a = 1 (and
-    for a prior) the subdifferential is not known by itself; what is returned is then the distance to z_l = prox(z_(l-1)),
-    zero at the same points.
+    relative to |z|, with z_L = z_0. Where a < 1 Phi is smooth, and every gradient is found by
+    inverting f_l. Where a = 1 (and for a prior) the subdifferential is not known by itself; what is
+    returned is then the distance to z_l = prox(z_(l-1)), zero at the same points.
 
     Args:
         model: A dense OptEq network.
@@ -172,7 +173,8 @@ def inclusion_residual(model: AbstractOptEq, X: Tensor, Z: Tensor | None = None)
 
 
 class WideObjective:
-    r"""y -> sum_l min_x phi_l(x) + |x - y|^2/2 = L |y|^2/2 - sum_l psi_l(y): the problem of [xie2021, Theorem 3], in y alone.
+    r"""y -> sum_l min_x phi_l(x) + |x - y|^2/2 = L |y|^2/2 - sum_l psi_l(y): the problem of
+    [xie2021, Theorem 3], in y alone.
 
     Convex, finite and explicit; its gradient is L y - sum_l W_l^T s(W_l y + U_l x + b_l)/mu.
 
@@ -182,7 +184,7 @@ class WideObjective:
     """
 
     def __init__(self, model: AbstractDenseOptEq, X: Tensor) -> None:
-        _check_plain("WideObjective", model)
+        check_dense("WideObjective", model, plain=True)
         self._blocks = [block for block in blocks(model, X, skip=False) if isinstance(block, UnitBlock)]
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -195,13 +197,13 @@ class WideObjective:
 def wide_limit(model: AbstractDenseOptEq) -> OptEq:
     r"""The network with one wide layer that a deep one tends to as alpha -> 0 [xie2021, Theorem 3].
 
-    All blocks tend to the solution of L mu z = sum_l W_l^T s(W_l z + U_l x + b_l), which is an OptEq with the layers stacked
-    and L mu in the place of mu. The difference is of order alpha.
+    All blocks tend to the solution of L mu z = sum_l W_l^T s(W_l z + U_l x + b_l), which is an
+    OptEq with the layers stacked and L mu in the place of mu. The difference is of order alpha.
 
     Args:
         model: A dense network without a prior; its alpha does not matter.
     """
-    _check_plain("wide_limit", model)
+    check_dense("wide_limit", model, plain=True)
     units = model.parameters_by_unit()
     with torch.no_grad():
         W = torch.cat(model.matrices())
@@ -222,19 +224,6 @@ def wide_limit(model: AbstractDenseOptEq) -> OptEq:
     return wide
 
 
-def _dense(model: object) -> AbstractDenseOptEq:
-    if not isinstance(model, AbstractDenseOptEq):
-        raise InvalidType(f"The objective needs a dense network such as OptEq or DeepOptEq; got {type(model).__name__}.")
-    return model
-
-
 def _check_fits(parts: Sequence[AbstractBlock], z: Any) -> None:
     for block in parts:
         block.check(z)
-
-
-def _check_plain(owner: str, model: AbstractDenseOptEq) -> None:
-    if not isinstance(model, AbstractDenseOptEq):
-        raise InvalidType(f"{owner} needs a dense network such as DeepOptEq; got {type(model).__name__}.")
-    if model.prior is not None:
-        raise InvalidArgument(f"{owner} is stated for networks without a prior; this one has {model.prior!r}.")

@@ -12,14 +12,13 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument
 from wellposed.solve import check_interval, check_positive_integer
 
-__all__ = ["AbstractRegularizer", "Box", "Decorrelation", "GroupL1", "InverseNorm", "L1", "SquaredL2"]
-
 
 class AbstractRegularizer(abc.ABC):
     """R: a function of the equilibrium that says what is preferred. Immutable.
 
-    Rows are samples; a sample of another shape, such as (channels, height, width), is taken as one vector unless said
-    otherwise. R has a `prox`, a `gradient`, or both; the one that it lacks raises.
+    Rows are samples; a sample of another shape, such as (channels, height, width), is taken as one
+    vector unless said otherwise. R has a `prox`, a `gradient`, or both; the one that it lacks
+    raises.
     """
 
     #: Whether R is convex; where it is not, no theorem about selection applies.
@@ -27,7 +26,8 @@ class AbstractRegularizer(abc.ABC):
 
     @property
     def couples_samples(self) -> bool:
-        """Whether the value belongs to the batch as a whole: then samples are no longer independent."""
+        """Whether the value belongs to the batch as a whole: then samples are no longer
+        independent."""
         return False
 
     @abc.abstractmethod
@@ -61,7 +61,8 @@ class AbstractRegularizer(abc.ABC):
 
 @dataclass(frozen=True)
 class L1(AbstractRegularizer):
-    r"""R(z) = weight |z|_1, whose prox is the soft threshold sign(z) max(|z| - weight, 0) [xie2021, Section 4.1]."""
+    r"""R(z) = weight |z|_1, whose prox is the soft threshold sign(z) max(|z| - weight, 0) [xie2021,
+    Section 4.1]."""
 
     weight: float = 1.0
 
@@ -77,7 +78,8 @@ class L1(AbstractRegularizer):
 
 @dataclass(frozen=True)
 class SquaredL2(AbstractRegularizer):
-    r"""R(z) = weight |z - center|^2; prox (z + 2 weight center) / (1 + 2 weight), gradient 2 weight (z - center).
+    r"""R(z) = weight |z - center|^2; prox (z + 2 weight center) / (1 + 2 weight), gradient 2 weight
+    (z - center).
 
     Without a factor 1/2: [xie2021] uses both, and (weight/2) |z|^2 has the prox z / (1 + weight).
 
@@ -145,7 +147,8 @@ class GroupL1(AbstractRegularizer):
 
 @dataclass(frozen=True)
 class Box(AbstractRegularizer):
-    r"""R(z) = 0 if low <= z <= high in every coordinate, infinite elsewhere; its prox is the projection onto the box."""
+    r"""R(z) = 0 if low <= z <= high in every coordinate, infinite elsewhere; its prox is the
+    projection onto the box."""
 
     low: float = 0.0
     high: float = 1.0
@@ -164,9 +167,11 @@ class Box(AbstractRegularizer):
 
 @dataclass(frozen=True)
 class InverseNorm(AbstractRegularizer):
-    r"""R(z) = weight / (|z|^2 + eps): prefers *large* features. Not convex, so [xie2021, Theorem 4] says nothing about it.
+    r"""R(z) = weight / (|z|^2 + eps): prefers *large* features. Not convex, so [xie2021, Theorem 4]
+    says nothing about it.
 
-    Gradient -2 weight z / (|z|^2 + eps)^2. The Hessian is largest in modulus at z = 0, so L_z = 2 weight / eps^2.
+    Gradient -2 weight z / (|z|^2 + eps)^2. The Hessian is largest in modulus at z = 0, so L_z = 2
+    weight / eps^2.
     """
 
     weight: float = 1.0
@@ -191,15 +196,18 @@ class InverseNorm(AbstractRegularizer):
 
 @dataclass(frozen=True)
 class Decorrelation(AbstractRegularizer):
-    r"""R(Z) = (weight/2) |D Z Z^T D - I|_F^2: features that point in different directions [xie2021, Appendix A.1].
+    r"""R(Z) = (weight/2) |D Z Z^T D - I|_F^2: features that point in different directions [xie2021,
+    Appendix A.1].
 
-    Z has one row per feature; D divides every row by its norm. With Y = D Z, C = Y Y^T and E = C - I the gradient is
+    Z has one row per feature; D divides every row by its norm. With Y = D Z, C = Y Y^T and E = C -
+    I the gradient is
 
         2 weight D [E Y - diag(E C) Y],
 
-    which differs from the one with D held constant. What the columns of Z are depends on the state: for
-    (n, channels, height, width) a column is a pixel and every sample has its own R; for (n, m) a column is a sample, and
-    the samples of a batch are coupled. Not convex, and not smooth where a feature vanishes identically.
+    which differs from the one with D held constant. What the columns of Z are depends on the state:
+    for (n, channels, height, width) a column is a pixel and every sample has its own R; for (n, m)
+    a column is a sample, and the samples of a batch are coupled. Not convex, and not smooth where a
+    feature vanishes identically.
 
     Args:
         weight: Positive.

@@ -15,17 +15,16 @@ from wellposed.convex.regularizers import AbstractRegularizer
 from wellposed.errors import InvalidArgument, InvalidType, WellposedWarning
 from wellposed.solve import check_interval, check_positive_integer
 
-__all__ = ["Schedule", "Selection", "select_equilibrium", "sequential_averaging"]
-
 
 @dataclass(frozen=True)
 class Schedule:
-    r"""The step sizes of [xie2021, Theorem 4]: beta_k = eta/k^rho, lambda_k = eta/k^c, gamma = 1/(2 L_z), with
+    r"""The step sizes of [xie2021, Theorem 4]: beta_k = eta/k^rho, lambda_k = eta/k^c, gamma = 1/(2
+    L_z), with
 
         rho, c > 0,    rho + 2c < 1,    eta = min(sqrt(2 L_z), 1/2, L_z/2).
 
-    (The print is damaged there; sqrt(2 L_z) and the range of lambda are forced by the proof.) The error decays like
-    k^(-min(rho, c)) at best: slowly.
+    (The print is damaged there; sqrt(2 L_z) and the range of lambda are forced by the proof.) The
+    error decays like k^(-min(rho, c)) at best: slowly.
 
     Args:
         smoothness: L_z, the Lipschitz constant of grad R.
@@ -73,8 +72,9 @@ class Selection:
         residual: (n,) |T(z) - z| there, measured.
         regularizer: R there: (n,), or () if samples are coupled.
         num_steps: How many steps were made.
-        is_proved: Whether Theorem 4 applies as far as R is concerned: convex, with a Lipschitz gradient. It is about the limit
-            of infinitely many steps; how near `value` is to an equilibrium, `residual` says.
+        is_proved: Whether Theorem 4 applies as far as R is concerned: convex, with a Lipschitz
+            gradient. It is about the limit of infinitely many steps; how near `value` is to an
+            equilibrium, `residual` says.
     """
 
     value: Tensor
@@ -92,18 +92,21 @@ def sequential_averaging(
     steps: int = 20,
     schedule: Schedule | None = None,
 ) -> Selection:
-    r"""z^k = beta_k [(1 - gamma lambda_k) z - gamma grad R(z)] + (1 - beta_k) T(z) at z = z^(k-1) [xie2021, eq. (10)].
+    r"""z^k = beta_k [(1 - gamma lambda_k) z - gamma grad R(z)] + (1 - beta_k) T(z) at z = z^(k-1)
+    [xie2021, eq. (10)].
 
-    If T is non-expansive, R convex with an L_z-Lipschitz gradient and a single minimiser on the equilibria of T, and the
-    equilibria of the averaged maps are bounded together, then z^k tends to the equilibrium with the least R
-    [xie2021, Theorem 4]. Recorded by autograd like any other loop, so K steps of it can be trained through.
+    If T is non-expansive, R convex with an L_z-Lipschitz gradient and a single minimiser on the
+    equilibria of T, and the equilibria of the averaged maps are bounded together, then z^k tends to
+    the equilibrium with the least R [xie2021, Theorem 4]. Recorded by autograd like any other loop,
+    so K steps of it can be trained through.
 
     Args:
         T: The map, (n, ...) -> (n, ...).
         z0: (n, ...) the start.
         regularizer: R, with a gradient. A warning is given if it is not convex.
         steps: K.
-        schedule: The step sizes; by default those of Theorem 4 for the regularizer's own smoothness.
+        schedule: The step sizes; by default those of Theorem 4 for the regularizer's own
+            smoothness.
     """
     if not isinstance(regularizer, AbstractRegularizer):
         raise InvalidType(f"regularizer must be a regularizer such as convex.SquaredL2(0.5); got {regularizer!r}.")
@@ -145,7 +148,8 @@ def select_equilibrium(
     schedule: Schedule | None = None,
     z0: Tensor | None = None,
 ) -> Selection:
-    """`sequential_averaging` for the map of a network: the equilibrium that the regularizer prefers.
+    """`sequential_averaging` for the map of a network: the equilibrium that the regularizer
+    prefers.
 
     Args:
         model: An OptEq network.
@@ -155,7 +159,7 @@ def select_equilibrium(
         schedule: The step sizes.
         z0: (n, ...) the start; zeros if not given.
     """
-    if not isinstance(model, AbstractOptEq):
+    if not isinstance(model, AbstractOptEq):  # by type: it needs `bind`, `features` and `sample_shape` of an OptEq network
         raise InvalidType(f"select_equilibrium needs an OptEq network; got {type(model).__name__}.")
     features = model.features(X)
     shape = (len(X), *model.sample_shape(features))

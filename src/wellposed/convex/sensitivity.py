@@ -1,10 +1,13 @@
-r"""How much the equilibria of a dense OptEq network can change in a ball of parameters, with one-sided numbers.
+r"""How much the equilibria of a dense OptEq network can change in a ball of parameters, with
+one-sided numbers.
 
-In the ball let w_l >= |W'_l|, k_l = a L_s w_l^2/mu + 1 - a (a Lipschitz constant of f_l) and k = prod_l k_l < 1. For fixed z
+In the ball let w_l >= |W'_l|, k_l = a L_s w_l^2/mu + 1 - a (a Lipschitz constant of f_l) and k =
+prod_l k_l < 1. For fixed z
 
     f'_l(z) - f_l(z) = a/mu [dW_l^T s(W_l z + c_l) + W'_l^T (s(W'_l z + c'_l) - s(W_l z + c_l))],
 
-so with Z_(l-1) the states before layer l and S_l = s(W_l Z_(l-1) + ...), samples in rows, n of them, and operator norms,
+so with Z_(l-1) the states before layer l and S_l = s(W_l Z_(l-1) + ...), samples in rows, n of
+them, and operator norms,
 
     e_l = a/mu [|dW_l| (|S_l| + L_s w_l |Z_(l-1)|) + L_s w_l (|dU_l| |X| + sqrt n |db_l|)]                     (1)
 
@@ -12,10 +15,11 @@ bounds |f'_l(Z_(l-1)) - f_l(Z_(l-1))|_F. Through the later layers and the fixed 
 
     |Z' - Z|_F <= D = sum_l k_L ... k_(l+1) e_l/(1 - k),     sigma_min(Z') >= sigma_min(Z) - D   (Weyl).        (2)
 
-The adjoints of Section B of the tangent kernel have |q_l| <= Q_l = k_L ... k_(l+1) |w'|/(1 - k) and |h_l| <= H_l =
-a/mu L_s w_l Q_l, so the gradients of |r|^2/2 are at most |r| times |S'_l| Q_l + |Z'_(l-1)| H_l in W_l, |X| H_l in U_l and
-sqrt n H_l in b_l. These are the sensitivities that a radius certificate asks for: PL by the read-out, from any point.
-[xie2021, Theorem 5] is false (its Lemma 16 uses an operator norm as a lower bound) and is not offered.
+The adjoints of Section B of the tangent kernel have |q_l| <= Q_l = k_L ... k_(l+1) |w'|/(1 - k) and
+|h_l| <= H_l = a/mu L_s w_l Q_l, so the gradients of |r|^2/2 are at most |r| times |S'_l| Q_l +
+|Z'_(l-1)| H_l in W_l, |X| H_l in U_l and sqrt n H_l in b_l. These are the sensitivities that a
+radius certificate asks for: PL by the read-out, from any point. [xie2021, Theorem 5] is false (its
+Lemma 16 uses an operator norm as a lower bound) and is not offered.
 """
 
 from __future__ import annotations
@@ -27,26 +31,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wellposed.convex._dense import AbstractDenseOptEq
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.convex.opteq import AbstractDenseOptEq, check_dense
+from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
-from wellposed.nn import AbstractSensitivity, DescentBounds
+from wellposed.linalg.directed import ROUNDING, UNDERFLOW
+from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds
 
-__all__ = ["OptEqSensitivity"]
-
-_UNIT = 2.0**-53
 #: Relative rounding of the scalar arithmetic below, generously.
 _SLACK = 1.0 + 2.0**-40
-#: What underflow takes away, at most, from a norm: each square loses at most 2^-1075.
-_UNDERFLOW = 2.0**-500
 
 
 class OptEqSensitivity(AbstractSensitivity):
-    r"""The bounds (1) and (2) around the present parameters of a network, from data (X, y), loss |r|^2/2.
+    r"""The bounds (1) and (2) around the present parameters of a network, from data (X, y), loss
+    |r|^2/2.
 
-    Holds for a contraction without a prior, as long as the norm bound is not active anywhere in the ball (the parametrization
-    is then the identity). Everything is measured in float64 on a copy; upper bounds are upper in spite of rounding and of an
-    equilibrium that is known only to its residual.
+    Holds for a contraction without a prior, as long as the norm bound is not active anywhere in the
+    ball (the parametrization is then the identity). Everything is measured in float64 on a copy;
+    upper bounds are upper in spite of rounding and of an equilibrium that is known only to its
+    residual.
 
     Args:
         model: A dense OptEq network.
@@ -62,10 +64,7 @@ class OptEqSensitivity(AbstractSensitivity):
     readout = ("w",)
 
     def __init__(self, model: AbstractDenseOptEq, X: Tensor, y: Tensor) -> None:
-        if not isinstance(model, AbstractDenseOptEq):
-            raise InvalidType(f"OptEqSensitivity needs a dense network such as OptEq; got {type(model).__name__}.")
-        if model.prior is not None:
-            raise InvalidArgument(f"OptEqSensitivity is derived for networks without a prior; this one has {model.prior!r}.")
+        check_dense("OptEqSensitivity", model, plain=True)
         model.sample_shape(X)
         if tuple(y.shape) != (len(X),):
             raise InvalidArgument(f"y must have shape ({len(X)},), one number per sample; got {tuple(y.shape)}.")
@@ -90,13 +89,13 @@ class OptEqSensitivity(AbstractSensitivity):
         factors = self._factors(0.0) or [math.inf] * len(self._raw)
         error = torch.zeros(n, dtype=torch.float64)
         size = float(max(unit.W.shape[0] + unit.W.shape[1] + X.shape[1] for unit in self._raw))
-        gamma = 2 * (size + 8) * _UNIT
+        gamma = 2 * (size + 8) * ROUNDING
         for unit, raw, z, factor in zip(units, self._raw, states, factors, strict=False):
             # gamma (|W|_F |z| + ..) for each product, carried through what follows
             W, U, b, v = (float(torch.linalg.vector_norm(t)) for t in (raw.W, raw.U, raw.b, unit.c))
             norm, s = torch.linalg.vector_norm(z, dim=1), torch.linalg.vector_norm(unit.hidden(z), dim=1)
             local = self._scale * W * gamma * (self._L * (W * norm + U * x + b + v) + 2 * s) + gamma * norm
-            error = factor * error + local + _UNDERFLOW
+            error = factor * error + local + UNDERFLOW
         rate = math.prod(factors)
         amplification = 1.0 / (1.0 - rate) if rate < 1 else math.inf
         z_error = (torch.linalg.vector_norm(states[-1] - Z, dim=1) + error) * amplification
@@ -110,18 +109,20 @@ class OptEqSensitivity(AbstractSensitivity):
             spectral_norm_upper(unit.hidden(z)) + self._L * norm * between
             for unit, z, norm in zip(units, states, self._norms, strict=False)
         ]
-        self._X = spectral_norm_upper(X) + _UNDERFLOW
+        self._X = spectral_norm_upper(X) + UNDERFLOW
         few = Z.shape[0] <= Z.shape[1]
         self._s0 = max(0.0, (least_singular_value_lower(Z) - self._z_error) / _SLACK) if few else 0.0
-        self._w = float(torch.linalg.vector_norm(twin.w)) * _SLACK + _UNDERFLOW
+        self._w = float(torch.linalg.vector_norm(twin.w)) * _SLACK + UNDERFLOW
         r = Z @ twin.w - y
         spread = gamma * (self._w * float(torch.linalg.vector_norm(Z)) + float(torch.linalg.vector_norm(y)))
-        self.residual = (float(torch.linalg.vector_norm(r)) + self._w * self._z_error + spread) * _SLACK + _UNDERFLOW
+        self.residual = (float(torch.linalg.vector_norm(r)) + self._w * self._z_error + spread) * _SLACK + UNDERFLOW
 
     def least(self, R: float, h: float) -> float:
-        """Lower bound of sigma_min(Z) while the read-out moves by R and the hidden parameters, together, by sqrt(h) R.
+        """Lower bound of sigma_min(Z) while the read-out moves by R and the hidden parameters,
+        together, by sqrt(h) R.
 
-        Its square bounds the least eigenvalue of the tangent kernel. Minus infinity if nothing is known.
+        Its square bounds the least eigenvalue of the tangent kernel. Minus infinity if nothing is
+        known.
         """
         hidden = math.sqrt(h) * R * _SLACK
         factors = self._factors(hidden)
@@ -176,7 +177,8 @@ class OptEqSensitivity(AbstractSensitivity):
         return {"|Z - Z*|_F": self._z_error}
 
     def _factors(self, hidden: float | list[float]) -> list[float] | None:
-        """k_1, ..., k_L while |dW_l| <= hidden; None if no contraction, or if the norm bound might become active."""
+        """k_1, ..., k_L while |dW_l| <= hidden; None if no contraction, or if the norm bound might
+        become active."""
         moves = hidden if isinstance(hidden, list) else [hidden] * len(self._norms)
         norms = [norm + move for norm, move in zip(self._norms, moves, strict=True)]
         factors = [(self._scale * self._L * norm**2 + self._keep) * _SLACK for norm in norms]

@@ -1,4 +1,11 @@
-"""The stages that an OptEq map is composed of, and the most important of them: the unit layer."""
+"""The stages that an OptEq map is composed of: unit layers, and a last one that expresses a
+preference.
+
+Two ways to express a preference [xie2021, Section 4]. A *regularized architecture* appends a stage
+to the map, the proximal operator of R or a step along its gradient, and so changes the equilibrium:
+give `prior=` to a network. *Selection* leaves the equilibria as they are and picks the one with the
+least R: see `selection.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +16,53 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.convex.operators import AbstractOperator
+from wellposed.convex.regularizers import AbstractRegularizer
+from wellposed.errors import InvalidType
+from wellposed.linalg import Jacobian
 from wellposed.nn import AbstractActivation
+from wellposed.solve import check_interval
 
-__all__ = ["AbstractStage", "Tangent", "Unit"]
+
+class AbstractLinearMap(abc.ABC):
+    """z -> W z for every sample of a batch."""
+
+    #: The tensor that W is made of.
+    tensor: Tensor
+
+    @abc.abstractmethod
+    def apply(self, z: Tensor) -> Tensor:
+        """(n, ...) -> (n, ...): W z."""
+
+    @abc.abstractmethod
+    def transpose(self, v: Tensor) -> Tensor:
+        """(n, ...) -> (n, ...): W^T v, with <v, W z> = <W^T v, z>."""
+
+    @abc.abstractmethod
+    def cotangent(self, left: Tensor, right: Tensor) -> Tensor:
+        """The derivative of sum_i <left_i, W right_i> in `tensor`."""
+
+    @abc.abstractmethod
+    def with_tensor(self, tensor: Tensor) -> AbstractLinearMap:
+        """The same kind of operator made of another tensor."""
+
+
+class MatrixMap(AbstractLinearMap):
+    """A matrix W (h, m): samples are rows, so W z is Z W^T."""
+
+    def __init__(self, W: Tensor) -> None:
+        self.tensor = W
+
+    def apply(self, z: Tensor) -> Tensor:
+        return z @ self.tensor.t()
+
+    def transpose(self, v: Tensor) -> Tensor:
+        return v @ self.tensor
+
+    def cotangent(self, left: Tensor, right: Tensor) -> Tensor:
+        return left.t() @ right
+
+    def with_tensor(self, tensor: Tensor) -> MatrixMap:
+        return MatrixMap(tensor)
 
 
 @dataclass(frozen=True)
@@ -35,6 +85,10 @@ class AbstractStage(abc.ABC):
     def linearize(self, z: Tensor) -> Tangent:
         """Value and Jacobian at z, without a graph."""
 
+    def in_place(self, z: Tensor) -> Tensor:
+        """The value without a graph, which may be faster."""
+        return self(z)
+
     def take(self, rows: Tensor) -> AbstractStage:
         """The same for some of the samples."""
         return self
@@ -48,15 +102,17 @@ class AbstractStage(abc.ABC):
         return self
 
     def pull(self, q: Tensor, z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What a cotangent q of the value at z means for z, and for each of `inputs`; without a graph."""
+        """What a cotangent q of the value at z means for z, and for each of `inputs`; without a
+        graph."""
         return self.linearize(z).rmv(q), ()
 
 
-class Unit(AbstractStage):
+class UnitLayer(AbstractStage):
     r"""f(z) = a/mu W^T s(W z + c) + (1 - a) z, the unit layer of [xie2021, eq. (5)].
 
-    By [xie2021, Theorem 1] f = prox of a convex function if |W|^2 L_s <= mu. With D = diag(s'(W z + c)) its Jacobian
-    a/mu W^T D W + (1 - a) I is symmetric and lies between (1 - a) I and (a |W|^2 L_s/mu + 1 - a) I.
+    By [xie2021, Theorem 1] f = prox of a convex function if |W|^2 L_s <= mu. With D = diag(s'(W z +
+    c)) its Jacobian a/mu W^T D W + (1 - a) I is symmetric and lies between (1 - a) I and (a |W|^2
+    L_s/mu + 1 - a) I.
 
     Args:
         operator: W.
@@ -67,7 +123,7 @@ class Unit(AbstractStage):
     """
 
     def __init__(
-        self, operator: AbstractOperator, c: Tensor, activation: AbstractActivation, *, scale: float = 1.0, keep: float = 0.0
+        self, operator: AbstractLinearMap, c: Tensor, activation: AbstractActivation, *, scale: float = 1.0, keep: float = 0.0
     ) -> None:
         self.operator, self.c, self.activation, self.scale, self.keep = operator, c, activation, scale, keep
 
@@ -102,26 +158,27 @@ class Unit(AbstractStage):
         # the Jacobian is symmetric
         return Tangent(value if self.keep == 0.0 else value.add_(z, alpha=self.keep), product, product)
 
-    def take(self, rows: Tensor) -> Unit:
-        return Unit(self.operator, self.c[rows], self.activation, scale=self.scale, keep=self.keep)
+    def take(self, rows: Tensor) -> UnitLayer:
+        return UnitLayer(self.operator, self.c[rows], self.activation, scale=self.scale, keep=self.keep)
 
     def inputs(self) -> tuple[Tensor, ...]:
         return self.operator.tensor, self.c
 
-    def with_inputs(self, *inputs: Tensor) -> Unit:
+    def with_inputs(self, *inputs: Tensor) -> UnitLayer:
         tensor, c = inputs
-        return Unit(self.operator.with_tensor(tensor), c, self.activation, scale=self.scale, keep=self.keep)
+        return UnitLayer(self.operator.with_tensor(tensor), c, self.activation, scale=self.scale, keep=self.keep)
 
-    def without_skip(self) -> Unit:
+    def without_skip(self) -> UnitLayer:
         """W^T s(W z + c)/mu: the same with a = 1."""
-        return Unit(self.operator, self.c, self.activation, scale=self.scale / (1 - self.keep))
+        return UnitLayer(self.operator, self.c, self.activation, scale=self.scale / (1 - self.keep))
 
-    def detach(self) -> Unit:
+    def detach(self) -> UnitLayer:
         """The same without a graph."""
         return self.with_inputs(self.operator.tensor.detach(), self.c.detach())
 
     def sensitivity(self, q: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(s, h) with s = a/mu s(W z + c) and h = a/mu D W q: <q, f(z)> has the gradients s q^T + h z^T in W and h in c."""
+        """(s, h) with s = a/mu s(W z + c) and h = a/mu D W q: <q, f(z)> has the gradients s q^T + h
+        z^T in W and h in c."""
         s = self.activation.apply_(self.operator.apply(z).add_(self.c))
         h = self.operator.apply(q)
         slope = self.activation.slope(s)
@@ -135,3 +192,90 @@ class Unit(AbstractStage):
         in_W = self.operator.cotangent(s, q).add_(self.operator.cotangent(h, z))
         before = self.operator.transpose(h)
         return before if self.keep == 0.0 else before.add_(q, alpha=self.keep), (in_W, h)
+
+
+class AbstractPrior(AbstractStage):
+    """A last stage that expresses a preference: T_R o T in the place of T [xie2021, Section 4.1]."""
+
+    regularizer: AbstractRegularizer
+
+    def linearize(self, z: Tensor) -> Tangent:
+        jacobian = Jacobian(lambda rows: self(rows.reshape(z.shape)).flatten(1), z.flatten(1))
+        return Tangent(
+            jacobian.value.reshape(z.shape),
+            lambda u: jacobian.mv(u.flatten(1)).reshape(u.shape),
+            lambda u: jacobian.rmv(u.flatten(1)).reshape(u.shape),
+        )
+
+    @property
+    @abc.abstractmethod
+    def is_nonexpansive(self) -> bool:
+        """Whether the stage is proved to be 1-Lipschitz, so that it takes nothing from the
+        contraction of the others."""
+
+
+@dataclass(frozen=True)
+class ProxStep(AbstractPrior):
+    r"""z -> prox_R(z), for a regularizer whose prox is known.
+
+    The equilibrium of prox_R o prox_phi does not minimise phi + R, as [xie2021, Section 4.1] reads,
+    but, jointly with z_1, phi(z_1) + R(z) + |z_1 - z|^2/2: R is a new block, tied to the others by
+    the distance.
+    """
+
+    regularizer: AbstractRegularizer
+
+    def __post_init__(self) -> None:
+        _check_regularizer("ProxStep", self.regularizer)
+        if not self.regularizer.has_prox:
+            self.regularizer.prox(torch.zeros(1, 1))  # raises, and says what to use
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.regularizer.prox(z)
+
+    @property
+    def is_nonexpansive(self) -> bool:
+        return self.regularizer.is_convex
+
+
+@dataclass(frozen=True)
+class GradientStep(AbstractPrior):
+    r"""z -> z - step_size grad R(z), for a regularizer whose prox is hard.
+
+    Non-expansive if R is convex with an L_z-Lipschitz gradient and step_size <= 2/L_z; otherwise
+    nothing proves that an equilibrium exists, and the status of the solve is all there is.
+    """
+
+    regularizer: AbstractRegularizer
+    step_size: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_regularizer("GradientStep", self.regularizer)
+        check_interval("GradientStep", "step_size", self.step_size, low=0.0, closed="neither")
+        if not self.regularizer.has_gradient:
+            self.regularizer.gradient(torch.zeros(1, 1))
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z - self.step_size * self.regularizer.gradient(z)
+
+    @property
+    def is_nonexpansive(self) -> bool:
+        smoothness = self.regularizer.smoothness()
+        return self.regularizer.is_convex and smoothness is not None and self.step_size * smoothness <= 2
+
+
+def as_prior(prior: object, owner: str) -> AbstractPrior | None:
+    """The stage of a `prior` argument: a stage, a regularizer (its prox step), or None."""
+    if prior is None or isinstance(prior, AbstractPrior):
+        return prior
+    if isinstance(prior, AbstractRegularizer):
+        return ProxStep(prior)
+    raise InvalidType(
+        f"The 'prior' parameter of {owner} must be a regularizer such as convex.L1(0.1), a ProxStep or GradientStep, or None; "
+        f"got {prior!r}."
+    )
+
+
+def _check_regularizer(owner: str, regularizer: object) -> None:
+    if not isinstance(regularizer, AbstractRegularizer):
+        raise InvalidType(f"{owner} needs a regularizer such as convex.L1(0.1); got {regularizer!r}.")

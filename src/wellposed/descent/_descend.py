@@ -25,7 +25,7 @@ from wellposed.errors import (
     WellposedError,
     did_you_mean,
 )
-from wellposed.nn import AbstractNetwork
+from wellposed.nn.families import is_theory_network
 from wellposed.solve import check_positive_integer, user_level
 
 __all__ = ["descend"]
@@ -187,7 +187,7 @@ def _certified(objective: AbstractObjective, step_size: str) -> Any:
         raise InvalidArgument(
             f"step_size must be 'certified', a number, or a number for each parameter by name; got {step_size!r}.{hint}"
         )
-    if not isinstance(objective.model, AbstractNetwork):
+    if not is_theory_network(objective.model):
         raise InvalidType(
             f"step_size='certified' needs a network that the certificate knows, such as wp.GaussianDEQ; "
             f"{type(objective.model).__name__} is none. Give step_size a number."

@@ -15,6 +15,7 @@ from wellposed.descent._warm_start import WarmStart
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import ImplicitGradient
 from wellposed.nn import AbstractNetwork, EquilibriumLayer, Linearised
+from wellposed.nn.families import is_theory_network
 from wellposed.solve import Solution
 from wellposed.status import Status
 
@@ -140,7 +141,7 @@ def objective_of(model: Any, X: Any, y: Any, *, warm_start: bool, extrapolate: b
     if not trained_parameters(model):
         raise InvalidArgument(f"{type(model).__name__} has no parameter with requires_grad=True, so there is nothing to train.")
     _check_data(X, y)
-    if isinstance(model, AbstractNetwork) and isinstance(model.layer.gradient, ImplicitGradient):
+    if is_theory_network(model) and isinstance(model.layer.gradient, ImplicitGradient):
         if y.dtype not in (torch.float32, torch.float64):
             raise InvalidType(f"y must be float32 or float64, as the parameters; got {y.dtype}.")
         return ClosedForm(model, X, y, warm_start=warm_start, extrapolate=extrapolate)

@@ -1,23 +1,26 @@
 r"""Angles between samples, and the angles that ReLU makes of them, without loss of digits.
 
-Every kernel of a wide ReLU network is a function of norms and of angles. With `v(t) = sin t - t cos t` and
-`phi = pi - theta`, for unit vectors at the angle theta,
+Every kernel of a wide ReLU network is a function of norms and of angles. With `v(t) = sin t - t cos
+t` and `phi = pi - theta`, for unit vectors at the angle theta,
 
     2 E[relu(u) relu(v)]   = Q(cos theta) = v(phi) / pi                                                    (1)
     2 E[relu'(u) relu'(v)] = phi / pi                                                                      (2)
 
-[ling2022, eq. 11]. The angle is never taken from its cosine: arccos turns one rounding near 1 into 1e-8, and (2) shows it.
-Instead `theta = 2 atan2(|a - b|, |a + b|)` for the unit vectors a, b [kahan2006], right to a few eps at every angle (those
-of a and b; a small theta or phi has a relative error of a few eps over itself), and theta and phi are kept side by side,
-because the small one of them is lost in the other.
+[ling2022, eq. 11]. The angle is never taken from its cosine: arccos turns one rounding near 1 into
+1e-8, and (2) shows it. Instead `theta = 2 atan2(|a - b|, |a + b|)` for the unit vectors a, b
+[kahan2006], right to a few eps at every angle (those of a and b; a small theta or phi has a
+relative error of a few eps over itself), and theta and phi are kept side by side, because the small
+one of them is lost in the other.
 
-At the equilibrium of a recurrent layer the angle theta solves `c = s Q(c) + (1 - s) cos theta_0`, c = cos theta
-[ling2022, eq. 14]. Since `1 - Q(cos theta) = (1 - cos theta) - v(theta)/pi`, with `r = s/(1 - s)` this reads
+At the equilibrium of a recurrent layer the angle theta solves `c = s Q(c) + (1 - s) cos theta_0`, c
+= cos theta [ling2022, eq. 14]. Since `1 - Q(cos theta) = (1 - cos theta) - v(theta)/pi`, with `r =
+s/(1 - s)` this reads
 
     d + r v(theta)/pi = d_0,        d = 1 - cos theta = 2 sin^2(theta/2)                                     (3)
 
-whose terms are all positive: no cancellation. The left side is increasing and convex in d, with derivative `1 + r theta/pi`, so
-Newton's method from `d = d_0` descends monotonically to the root, for every s < 1.
+whose terms are all positive: no cancellation. The left side is increasing and convex in d, with
+derivative `1 + r theta/pi`, so Newton's method from `d = d_0` descends monotonically to the root,
+for every s < 1.
 """
 
 from __future__ import annotations
@@ -29,14 +32,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Angles", "angles", "equilibrium_angles", "sine_defect"]
-
 # v(t) = sum_k (-1)^(k+1) 2k/(2k+1)! t^(2k+1); the first term left out is below 1e-17 of the sum for |t| <= 1.
 _SERIES = [(-1.0) ** (k + 1) * 2 * k / math.factorial(2 * k + 1) for k in range(1, 10)]
 
 
 class Angles(NamedTuple):
-    """Norms (n, 1) and (1, n2) of two sets of samples, the angles theta (n, n2) between them, and phi = pi - theta.
+    """Norms (n, 1) and (1, n2) of two sets of samples, the angles theta (n, n2) between them, and
+    phi = pi - theta.
 
     A zero row has norm 0 and an angle that means nothing.
     """
@@ -48,7 +50,8 @@ class Angles(NamedTuple):
 
 
 def angles(X: Tensor, X2: Tensor) -> Angles:
-    """Norms and angles of the rows of X (n, d) and X2 (n2, d); differences are taken entry by entry, at O(n n2 d)."""
+    """Norms and angles of the rows of X (n, d) and X2 (n2, d); differences are taken entry by
+    entry, at O(n n2 d)."""
     norm, A = _normalized(X)
     norm2, B = (norm, A) if X2 is X else _normalized(X2)
     apart = torch.cdist(A, B, compute_mode="donot_use_mm_for_euclid_dist")
@@ -57,7 +60,8 @@ def angles(X: Tensor, X2: Tensor) -> Angles:
 
 
 def sine_defect(t: Tensor) -> Tensor:
-    """v(t) = sin t - t cos t for 0 <= t <= pi, to a few roundings of itself, also where it is about t^3/3."""
+    """v(t) = sin t - t cos t for 0 <= t <= pi, to a few roundings of itself, also where it is about
+    t^3/3."""
     square = t * t
     series = torch.full_like(t, _SERIES[-1])
     for coefficient in reversed(_SERIES[:-1]):
@@ -66,13 +70,15 @@ def sine_defect(t: Tensor) -> Tensor:
 
 
 def equilibrium_angles(between: Angles, weight_variance: float) -> Angles:
-    """The same norms with the angles (3) that the equilibrium makes; first derivatives by the implicit function theorem."""
+    """The same norms with the angles (3) that the equilibrium makes; first derivatives by the
+    implicit function theorem."""
     theta, phi = _EquilibriumAngle.apply(between.theta, between.phi, weight_variance)
     return between._replace(theta=theta, phi=phi)
 
 
 def _normalized(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms (n, 1) and rows of norm 1; a zero row stays 0. Scaled first, so that squares neither overflow nor vanish."""
+    """Norms (n, 1) and rows of norm 1; a zero row stays 0. Scaled first, so that squares neither
+    overflow nor vanish."""
     scale = X.detach().abs().amax(dim=1, keepdim=True)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     scaled = X / scale
@@ -81,7 +87,8 @@ def _normalized(X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _EquilibriumAngle(torch.autograd.Function):
-    """(3) for theta and phi, given those of the inputs. d theta/d theta_0 = sin theta_0/(sin theta (1 + r theta/pi))."""
+    """(3) for theta and phi, given those of the inputs. d theta/d theta_0 = sin theta_0/(sin theta
+    (1 + r theta/pi))."""
 
     @staticmethod
     def forward(ctx: Any, theta_0: Tensor, phi_0: Tensor, s: float) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
-"""The generic road: the kernel of any model, from blocks of rows of its Jacobian.
+"""The generic method: the kernel of any model, from blocks of rows of its Jacobian.
 
-K_ij = <df_i/dtheta, df_j/dtheta>. A gradient is taken sample by sample (a batch of one, so that the implicit adjoint of an
-equilibrium is solved for that sample only), and held as a row of a block; the whole (n c, p) Jacobian never exists unless
-it fits into the budget. Rows that do not fit are computed again, once for each held block before them.
+K_ij = <df_i/dtheta, df_j/dtheta>. A gradient is taken sample by sample (a batch of one, so that the
+implicit adjoint of an equilibrium is solved for that sample only), and held as a row of a block;
+the whole (n c, p) Jacobian never exists unless it fits into the budget. Rows that do not fit are
+computed again, once for each held block before them.
 """
 
 from __future__ import annotations
@@ -11,14 +12,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from wellposed.errors import InvalidArgument
-from wellposed.kernel._blocks import TOTAL, AbstractRoad, Block, Layout, slices
-from wellposed.kernel._inputs import trained_parameters
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._memory import KernelMemory, available_memory
-from wellposed.kernel._mixing import outputs_of
-
-__all__ = ["GenericRoad"]
+from wellposed.kernel._method import TOTAL, Block, KernelLayout, KernelMethod, slices, trained_parameters
 
 #: Bytes of Jacobian rows held at once, unless something else is asked for.
 DEFAULT_BUDGET = 2 * 1024**3
@@ -26,9 +24,16 @@ DEFAULT_BUDGET = 2 * 1024**3
 HELD_TO_STREAMED = 8
 #: Rows and columns of the products handed out.
 TILE = 512
+#: Samples whose graph is held at once.
+ROWS = 512
+#: Rows that are evaluated together and alone, to see whether the model treats every sample by itself.
+_COMPARED = 3
+# The equilibrium of a sample alone and in a batch agree to the tolerance of the solve, which the user may have set high.
+_VALUE_TOLERANCE = 1e-3
+_GRADIENT_TOLERANCE = 1e-6
 
 
-class GenericRoad(AbstractRoad):
+class GenericMethod(KernelMethod):
     """The kernel of any `nn.Module` that maps (n, ...) to (n,) or (n, c), row by row.
 
     Args:
@@ -56,7 +61,7 @@ class GenericRoad(AbstractRoad):
         if not self.trained:
             raise InvalidArgument("tangent_kernel: no parameter of the model requires a gradient, so there is no kernel.")
         self.parameters = tuple(self.trained)
-        output = outputs_of(model, X)
+        output = _outputs_of(model, X)
         self.vector_output = output.dim() == 1
         self.outputs = 1 if self.vector_output else output.shape[1]
         self.dtype, self.device = dtype or output.dtype, output.device
@@ -64,21 +69,17 @@ class GenericRoad(AbstractRoad):
         self._memory, self._block_size = memory, block_size
         self.advice = "Allow more with memory=, give a smaller block_size=, or use TangentKernel for products only."
 
-    def memory(self, layout: Layout) -> KernelMemory:
+    def memory(self, layout: KernelLayout) -> KernelMemory:
         held, streamed = self._split(layout)
         kernel = self.kernel_bytes(layout)
         in_memory, disk = (kernel, 0) if layout.in_memory else (0, kernel)
         tile = (min(TILE, self.size * self.outputs) * min(TILE, self.size2 * self.outputs)) * self.dtype.itemsize
         parts = len(self.parameters) if layout.by_parameter else 1
         return KernelMemory(
-            in_memory,
-            (held + streamed) * self._bytes_per_sample(),
-            (parts + 2) * tile,
-            2 * self._bytes_per_sample(),
-            disk,
+            in_memory, (held + streamed) * self._bytes_per_sample(), (parts + 2) * tile, 2 * self._bytes_per_sample(), disk
         )
 
-    def blocks(self, layout: Layout) -> Iterator[Block]:
+    def blocks(self, layout: KernelLayout) -> Iterator[Block]:
         held, streamed = self._split(layout)
         tile = max(1, TILE // self.outputs)
         H = torch.empty(held, self.outputs, self.columns, dtype=self.dtype, device=self.device)
@@ -125,18 +126,20 @@ class GenericRoad(AbstractRoad):
         return out[: X.shape[0]]
 
     def rounding_upper(self, trace: float) -> float:
-        """gamma_p/(1 - gamma_p) tr(K): an entry is off by at most gamma_p ||J_i|| ||J_j||, in all gamma_p ||J||_F^2.
+        """gamma_p/(1 - gamma_p) tr(K): an entry is off by at most gamma_p ||J_i|| ||J_j||, in all
+        gamma_p ||J||_F^2.
 
-        The exact trace ||J||_F^2 is at most the computed one over 1 - gamma_p. Underflow takes at most the least normal number
-        from each product of entries.
+        The exact trace ||J||_F^2 is at most the computed one over 1 - gamma_p. Underflow takes at
+        most the least normal number from each product of entries.
         """
         depth, unit = self.columns + 2, torch.finfo(self.dtype).eps / 2
         gamma = depth * unit / (1.0 - depth * unit)
         underflow = 2.0 * depth * torch.finfo(self.dtype).smallest_normal * self.size * self.outputs
         return gamma / (1.0 - gamma) * trace * (1.0 + 2.0**-20) + underflow
 
-    def _product(self, J: Tensor, J2: Tensor, rows: slice, columns: slice, top: int, left: int, layout: Layout) -> Block:
-        """J[rows] J2[columns]^T, by parameter and by output as asked; `top`, `left` say where the two blocks stand."""
+    def _product(self, J: Tensor, J2: Tensor, rows: slice, columns: slice, top: int, left: int, layout: KernelLayout) -> Block:
+        """J[rows] J2[columns]^T, by parameter and by output as asked; `top`, `left` say where the
+        two blocks stand."""
         A, B = J[rows], J2[columns]
         if layout.per_output:
             A, B, scale = A.transpose(0, 1), B.transpose(0, 1), 1
@@ -157,8 +160,9 @@ class GenericRoad(AbstractRoad):
     def _bytes_per_sample(self) -> int:
         return self.outputs * self.columns * self.dtype.itemsize
 
-    def _split(self, layout: Layout) -> tuple[int, int]:
-        """How many samples are held, and how many stream past at once (0 if nothing is left to stream)."""
+    def _split(self, layout: KernelLayout) -> tuple[int, int]:
+        """How many samples are held, and how many stream past at once (0 if nothing is left to
+        stream)."""
         per_sample = self._bytes_per_sample()
         if self._block_size is not None:
             held = self._block_size
@@ -176,3 +180,93 @@ class GenericRoad(AbstractRoad):
         if self.symmetric and held == self.size:
             return held, 0
         return held, max(1, min(held // HELD_TO_STREAMED, self.size))
+
+
+def transposed_jacobian_product(model: nn.Module, X: Tensor, parameters: list[nn.Parameter], v: Tensor) -> list[Tensor]:
+    """J^T v, one tensor per parameter, for v of length n c."""
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    outputs = v.shape[0] // X.shape[0]
+    for rows in slices(X.shape[0], ROWS):
+        with torch.enable_grad():
+            y = model(X[rows]).reshape(-1)
+        cotangent = v[rows.start * outputs : rows.stop * outputs].to(y.dtype)
+        if y.requires_grad:
+            for sum_, grad in zip(total, torch.autograd.grad(y, parameters, cotangent, allow_unused=True), strict=True):
+                if grad is not None:
+                    sum_ += grad
+    return total
+
+
+def jacobian_product(model: nn.Module, X: Tensor, parameters: list[nn.Parameter], direction: list[Tensor]) -> Tensor:
+    """J u, of length n c, as the derivative of w -> <J^T w, u>, which is linear in w."""
+    parts = []
+    for rows in slices(X.shape[0], ROWS):
+        with torch.enable_grad():
+            y = model(X[rows]).reshape(-1)
+            product = torch.zeros_like(y)
+            if y.requires_grad:
+                w = torch.zeros_like(y, requires_grad=True)
+                grads = torch.autograd.grad(y, parameters, w, create_graph=True, allow_unused=True)
+                used = [(grad, u) for grad, u in zip(grads, direction, strict=True) if grad is not None and grad.requires_grad]
+                if used:
+                    (product,) = torch.autograd.grad([grad for grad, _ in used], w, [u for _, u in used])
+        parts.append(product.detach())
+    return torch.cat(parts)
+
+
+def _outputs_of(model: nn.Module, X: Tensor) -> Tensor:
+    """The outputs of the first few rows, if they are those of a model that keeps samples apart."""
+    _refuse_batch_statistics(model)
+    rows = X[:_COMPARED].detach()
+    differentiable = rows.is_floating_point() and rows.shape[0] > 1
+    if differentiable:
+        rows = rows.clone().requires_grad_()
+    with torch.enable_grad():
+        together = _call(model, rows)
+        if rows.shape[0] > 1:
+            alone = torch.cat([_call(model, rows[i : i + 1]).detach() for i in range(rows.shape[0])])
+            scale = together.detach().abs().max()
+            if bool((alone - together.detach()).abs().max() > _VALUE_TOLERANCE * scale):
+                raise _mixing("a sample has another output alone than in a batch")
+        if differentiable and together.requires_grad:
+            (gradient,) = torch.autograd.grad(together[0].sum(), rows, allow_unused=True)
+            if gradient is not None:
+                gradient = gradient.abs()
+                if bool(gradient[1:].max() > _GRADIENT_TOLERANCE * gradient.max()):
+                    raise _mixing("the output of one sample depends on another sample")
+    return together.detach()
+
+
+def _call(model: nn.Module, rows: Tensor) -> Tensor:
+    try:
+        output = model(rows)
+    except (RuntimeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidArgument(
+            f"tangent_kernel: model(X) fails on rows of shape {tuple(rows.shape)} and dtype {rows.dtype}: {reason} "
+            "Give X the shape and dtype that the model takes."
+        ) from error
+    if not isinstance(output, Tensor):
+        raise InvalidType(f"tangent_kernel: model(X) must return a tensor, got {type(output).__name__}.")
+    if output.dim() not in (1, 2) or output.shape[0] != rows.shape[0] or output.numel() == 0:
+        raise InvalidArgument(
+            f"tangent_kernel: model(X) must be (n,) or (n, c); got {tuple(output.shape)} for n = {rows.shape[0]} samples. "
+            "Flatten the outputs of a sample into one dimension."
+        )
+    if not output.is_floating_point():
+        raise InvalidArgument(f"tangent_kernel: model(X) must be real and floating-point, got {output.dtype}.")
+    return output
+
+
+def _refuse_batch_statistics(model: nn.Module) -> None:
+    """Before any call: a call would change the running statistics of the model."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise _mixing(f"{type(module).__name__} {name!r} takes its statistics from the batch")
+
+
+def _mixing(reason: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"tangent_kernel: the model mixes samples or is random: {reason}. Its predictions have no gradients of their own; "
+        "call model.eval() first, or use a normalization within samples."
+    )

@@ -11,8 +11,6 @@ import torch
 
 from wellposed.errors import InvalidArgument
 
-__all__ = ["KernelMemory", "available_memory", "readable"]
-
 
 @dataclass(frozen=True)
 class KernelMemory:
@@ -20,9 +18,11 @@ class KernelMemory:
 
     Attributes:
         kernel: The result, where it lives in memory.
-        features: What is kept of every sample (closed form), or of a block of samples (rows of the Jacobian).
+        features: What is kept of every sample (closed form), or of a block of samples (rows of the
+            Jacobian).
         blocks: Buffers for blocks of the kernel.
-        work: What the network itself takes to compute features of one batch of rows; the roughest part of the estimate.
+        work: What the network itself takes to compute features of one batch of rows; the roughest
+            part of the estimate.
         disk: The result, where it lives in files.
     """
 
@@ -43,7 +43,8 @@ class KernelMemory:
         return f"{readable(self.total)} of memory ({parts}){disk}"
 
     def check(self, limit: int | None, device: torch.device, *, advice: str) -> None:
-        """Raise unless the estimate is within `limit`, or within what is available if there is no limit."""
+        """Raise unless the estimate is within `limit`, or within what is available if there is no
+        limit."""
         have = available_memory(device) if limit is None else limit
         if have is not None and self.total > have:
             source = "available" if limit is None else "allowed by memory="
@@ -67,7 +68,7 @@ def readable(size: int) -> str:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that could be allocated now without swapping; None where nothing tells."""
+    """Bytes that could be allocated now without swapping; None where it is not known."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     found = [size for size in (_of_the_machine(), _of_the_group()) if size is not None]

@@ -1,8 +1,9 @@
 """Where a kernel is written: a tensor in memory, or a memory-mapped .npy file.
 
-A file is written under a temporary name and renamed when it is complete and on the disk, so that an interrupted run leaves
-nothing that looks like a kernel. What a killed process left is removed by the next one that writes the same file. The space is
-reserved first: a full disk would otherwise kill the process in the middle of a page.
+A file is written under a temporary name and renamed when it is complete and on the disk, so that an
+interrupted run leaves nothing that looks like a kernel. What a killed process left is removed by
+the next one that writes the same file. The space is reserved first: a full disk would otherwise
+kill the process in the middle of a page.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from torch import Tensor
 
 from wellposed._io import Temporary, sweep
 from wellposed.errors import InvalidArgument, InvalidType
-
-__all__ = ["AbstractStorage", "FileStorage", "MemoryStorage", "check_target", "file_of_parameter", "write_block"]
 
 #: Of the names of files that are not complete.
 ENDING = "part"
@@ -140,11 +139,13 @@ def file_of_parameter(out: Path, parameter: str) -> Path:
 
 
 def write_block(target: Tensor, block: Tensor, rows: slice, columns: slice, *, symmetric: bool) -> int:
-    """Put a block in its place and, in a symmetric kernel, its transpose in the other; returns the entries written.
+    """Put a block in its place and, in a symmetric kernel, its transpose in the other; returns the
+    entries written.
 
     Args:
         target: (s, N, M) the kernel.
-        block: (s, r, c) with its place given by `rows` and `columns`; below the diagonal or on it if `symmetric`.
+        block: (s, r, c) with its place given by `rows` and `columns`; below the diagonal or on it
+            if `symmetric`.
     """
     if symmetric and rows == columns:
         # Rounding leaves products slightly asymmetric: the lower triangle decides.

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._angle import angles, equilibrium_angles, sine_defect
-from wellposed.kernel._covariance import Population, population
-from wellposed.kernel._hermite import Function
-from wellposed.kernel._samples import check_fraction, check_positive, check_samples, symmetric
+from wellposed.kernel._population import Function, Population, population
+from wellposed.kernel.wide_limits import check_fraction, check_positive, check_samples, symmetric
 from wellposed.nn.activations import ReLU
-
-__all__ = ["deq_ntk"]
-
-
-@overload
-def deq_ntk(
-    X: Tensor,
-    X2: Tensor | None = None,
-    *,
-    weight_variance: float,
-    input_variance: float = ...,
-    bias_variance: float = ...,
-    readout_variance: float = ...,
-    activation: Function = ...,
-    width: int | None = ...,
-    ntk_parametrization: bool = ...,
-    by_parameter: Literal[False] = ...,
-) -> Tensor: ...
-
-
-@overload
-def deq_ntk(
-    X: Tensor,
-    X2: Tensor | None = None,
-    *,
-    weight_variance: float,
-    input_variance: float = ...,
-    bias_variance: float = ...,
-    readout_variance: float = ...,
-    activation: Function = ...,
-    width: int | None = ...,
-    ntk_parametrization: bool = ...,
-    by_parameter: Literal[True],
-) -> dict[str, Tensor]: ...
 
 
 def deq_ntk(
@@ -62,16 +27,18 @@ def deq_ntk(
     width: int | None = None,
     ntk_parametrization: bool = False,
     by_parameter: bool = False,
-) -> Tensor | dict[str, Tensor]:
-    r"""The limit of `tangent_kernel(GaussianDEQ(d, m, weight_variance=s), X)/m` as the width m grows.
+) -> Any:
+    r"""The limit of `tangent_kernel(GaussianDEQ(d, m, weight_variance=s), X)/m` as the width m
+    grows.
 
     The network is y = a . z, z = f(W z + U x + b), with independent normal entries of variances
 
         W: 2 s/m,    U: 2 input_variance/d,    b: 2 bias_variance,    a: readout_variance/m                        (1)
 
-    for every activation (the 2 is ReLU's). The defaults are those of `GaussianDEQ` [ling2022, Assumption 1], which has no b.
-    At finite width H = G + (P P^T) o (G + X X^T), G = Z Z^T, with the masked adjoints p = D (a + W^T p). In the limit G/m is
-    K, the root of its own equation (`population_gram`), and with k_ij = E[f'(u_i) f'(u_j)] there the equation of p becomes
+    for every activation (the 2 is ReLU's). The defaults are those of `GaussianDEQ` [ling2022,
+    Assumption 1], which has no b. At finite width H = G + (P P^T) o (G + X X^T), G = Z Z^T, with
+    the masked adjoints p = D (a + W^T p). In the limit G/m is K, the root of its own equation
+    (`population_gram`), and with k_ij = E[f'(u_i) f'(u_j)] there the equation of p becomes
 
         Pi = k o (readout_variance + 2 s Pi),     so     Pi = readout_variance k/(1 - 2 s k)                            (2)
 
@@ -79,9 +46,10 @@ def deq_ntk(
 
         K (from a)  +  Pi o K (from W)  +  Pi o X X^T/m (from U)  +  Pi/m (from b)                                       (3)
 
-    whose last two vanish; `width=m` keeps them. ReLU has a closed form, k = (pi - theta)/(2 pi), for s < 1, and first
-    derivatives. Other activations are expanded in Hermite polynomials with coefficients from quadrature, in float64. They must
-    satisfy 2 s E[f'(u)^2] < 1. A kink at 0 is allowed; a warning says how much it may have cost nearly parallel samples.
+    whose last two vanish; `width=m` keeps them. ReLU has a closed form, k = (pi - theta)/(2 pi),
+    for s < 1, and first derivatives. Other activations are expanded in Hermite polynomials with
+    coefficients from quadrature, in float64. They must satisfy 2 s E[f'(u)^2] < 1. A kink at 0 is
+    allowed; a warning says how much it may have cost nearly parallel samples.
 
     Args:
         X: (n, d) samples, float32 or float64.
@@ -89,15 +57,19 @@ def deq_ntk(
         weight_variance: s in (1), at least 0.
         input_variance: Above 0.
         bias_variance: At least 0; with 0 the network has no b.
-        readout_variance: At least 0; with 0 only the read-out contributes, as for a network that starts at a = 0.
-        activation: f, one of `wp.nn`'s or any elementwise function of a tensor that autograd can differentiate.
+        readout_variance: At least 0; with 0 only the read-out contributes, as for a network that
+            starts at a = 0.
+        activation: f, one of `wp.nn`'s or any elementwise function of a tensor that autograd can
+            differentiate.
         width: Keep the terms of order 1/m for this m.
-        ntk_parametrization: The kernel of the network whose parameters are standard normal and multiplied by the roots of (1),
-            as in [feng2023]: readout_variance K + Pi o (2 s K + 2 input_variance X X^T/d + 2 bias_variance), not divided by m.
-        by_parameter: Return the parts of (3) as a dict with the keys "W", "U", "a" (and "b", if there is one).
+        ntk_parametrization: The kernel of the network whose parameters are standard normal and
+            multiplied by the roots of (1), as in [feng2023]: readout_variance K + Pi o (2 s K + 2
+            input_variance X X^T/d + 2 bias_variance), not divided by m.
+        by_parameter: Return the parts of (3) as a dict with the keys "W", "U", "a" (and "b", if
+            there is one).
 
     Returns:
-        (n, n2), or a dict of such.
+        (n, n2), or a dict of matrices.
     """
     X, X2 = check_samples(X, X2, "deq_ntk")
     check = {"input_variance": (input_variance, False), "bias_variance": (bias_variance, True)}
@@ -138,7 +110,8 @@ def _relu_population(X: Tensor, X2: Tensor, s: float, *, input_variance: float, 
 
 
 def _with_bias(X: Tensor, input_variance: float, bias_variance: float) -> Tensor:
-    """Rows whose products are d (input_variance x_i.x_j/d + bias_variance): a bias is one more input."""
+    """Rows whose products are d (input_variance x_i.x_j/d + bias_variance): a bias is one more
+    input."""
     X = math.sqrt(input_variance) * X
     if bias_variance == 0:
         return X

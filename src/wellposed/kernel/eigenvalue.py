@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed.kernel._blocks import TOTAL, AbstractRoad, Layout
-from wellposed.kernel._hadamard import ClosedRoad
-from wellposed.kernel._inputs import check_option
-from wellposed.kernel._lanczos import extreme_eigenvector
+from wellposed.kernel._closed_form import ClosedFormMethod
 from wellposed.kernel._memory import available_memory
+from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_option
 from wellposed.kernel._storage import write_block
-from wellposed.kernel._structural import structural_lower
-from wellposed.kernel.empirical import choose_road
+from wellposed.kernel.empirical import choose_method
 from wellposed.kernel.operator import TangentKernel
-from wellposed.linalg import least_eigenvalue_lower
+from wellposed.linalg import least_eigenvalue_lower, least_singular_value_lower
+from wellposed.linalg.directed import down
 from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_down, ldexp_up
 from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, shifted_factor
-
-__all__ = ["LeastEigenvalue", "least_eigenvalue"]
+from wellposed.nn.tangent import GramProduct
 
 METHODS = ("auto", "dense", "cholesky", "lanczos")
 #: Up to here a dense eigendecomposition takes a second or two.
 DENSE_SIZE = 1000
-#: Matrices of n^2 float64 that the Cholesky road holds at once: kernel, shifted copy, factor.
+#: Matrices of n^2 float64 that the Cholesky method holds at once: kernel, shifted copy, factor.
 CHOLESKY_MATRICES = 3
+#: Lanczos steps between two looks at the residual.
+_CHECK_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class LeastEigenvalue:
     """The least eigenvalue of a kernel.
 
     Attributes:
-        value: The approximation, a Rayleigh quotient (so not below the least eigenvalue, up to rounding) except for the dense
-            method, where it is the eigensolver's.
-        lower: Rigorous lower bound on the least eigenvalue; see `least_eigenvalue` for what it accounts for.
+        value: The approximation, a Rayleigh quotient (so not below the least eigenvalue, up to
+            rounding) except for the dense method, where it is the eigensolver's.
+        lower: Rigorous lower bound on the least eigenvalue; see `least_eigenvalue` for what it
+            accounts for.
         error: |K q - value q| for the unit vector q found: some eigenvalue is that near to `value`.
         method: "dense", "cholesky" or "lanczos".
     """
@@ -60,21 +61,24 @@ def least_eigenvalue(
     | "cholesky" | Lanczos on the inverse | Cholesky of K - c I, checked (`linalg.verified_cholesky`) | O(n^3), small |
     | "lanczos" | Lanczos on products K v | Schur's product theorem, from the features; else 0 | no n^2 memory |
 
-    "auto" takes the first whose size fits: dense up to n = 1000, Cholesky where three (n, n) matrices fit into the memory. The
-    bound for a matrix is by Cholesky where the value is by Lanczos.
+    "auto" takes the first whose size fits: dense up to n = 1000, Cholesky where three (n, n)
+    matrices fit into the memory. The bound for a matrix is by Cholesky where the value is by
+    Lanczos.
 
-    What the bound is about. For a *matrix* argument: the matrix as stored. For a *model*: the kernel that its features (closed
-    form) or gradients (generic), as computed, have in exact arithmetic. The products are made in float64 whatever the dtype of
-    the model, an upper bound of their rounding error is subtracted (sum_t |c_t| gamma_k ||a_t|| ||b_t||, see `rounding_upper`),
-    and the bound is at least 0, since that kernel is a Gram matrix. Not covered is how far the features are from those of the
-    exact equilibrium: that is up to the tolerance of the model's solves.
+    What the bound is about. For a *matrix* argument: the matrix as stored. For a *model*: the
+    kernel that its features (closed form) or gradients (generic), as computed, have in exact
+    arithmetic. The products are made in float64 whatever the dtype of the model, an upper bound of
+    their rounding error is subtracted (sum_t |c_t| gamma_k ||a_t|| ||b_t||, see `rounding_upper`),
+    and the bound is at least 0, since that kernel is a Gram matrix. Not covered is how far the
+    features are from those of the exact equilibrium: that is up to the tolerance of the model's
+    solves.
 
     Args:
         model: As in `tangent_kernel`; or an (n, n) kernel, symmetric up to rounding.
         X: (n, ...) inputs; None with a kernel.
         method: See above.
-        max_steps: Products that "lanczos" may take; as many vectors are held. If they do not suffice the error bar is large,
-            not wrong.
+        max_steps: Products that "lanczos" may take; as many vectors are held. If they do not
+            suffice the error bar is large, not wrong.
         memory: Bytes that "auto" may use; what is available if not given.
     """
     check_option(method, METHODS, "method", "least_eigenvalue")
@@ -86,17 +90,17 @@ def least_eigenvalue(
         return _of_matrix(K, method, max_steps, rounding=0.0, floor=-math.inf)
     if X is None:
         raise InvalidArgument("least_eigenvalue: X is missing. Give a model and X, or a kernel matrix alone.")
-    road = choose_road(model, X, dtype=torch.float64, function="least_eigenvalue")
-    method = _choose(method, road.size * road.outputs, memory, road.device)
+    chosen = choose_method(model, X, dtype=torch.float64, function="least_eigenvalue")
+    method = _choose(method, chosen.size * chosen.outputs, memory, chosen.device)
     if method == "lanczos":
-        kernel = TangentKernel.of_road(road)
+        kernel = TangentKernel.of_method(chosen)
         diagonal = kernel.diagonal()
         _check_finite(diagonal)
-        lower = structural_lower(road) if isinstance(road, ClosedRoad) else 0.0
+        lower = structural_lower(chosen) if isinstance(chosen, ClosedFormMethod) else 0.0
         return _of_operator(kernel, exponent_of(diagonal), lower, max_steps)
-    K = _dense(road).cpu()
+    K = _dense(chosen).cpu()
     _check_finite(K)
-    return _of_matrix(K, method, max_steps, rounding=road.rounding_upper(float(K.trace())), floor=0.0)
+    return _of_matrix(K, method, max_steps, rounding=chosen.rounding_upper(float(K.trace())), floor=0.0)
 
 
 def _choose(method: str, size: int, memory: int | None, device: torch.device) -> str:
@@ -130,11 +134,11 @@ def _check_finite(K: Tensor) -> None:
         raise InvalidArgument("least_eigenvalue: the kernel has NaN or infinite entries. Look for the step that produced them.")
 
 
-def _dense(road: AbstractRoad) -> Tensor:
-    layout = Layout()
-    K = torch.empty(road.shape(layout), dtype=road.dtype, device=road.device)
+def _dense(chosen: KernelMethod) -> Tensor:
+    layout = KernelLayout()
+    K = torch.empty(chosen.shape(layout), dtype=chosen.dtype, device=chosen.device)
     with torch.no_grad():
-        for block in road.blocks(layout):
+        for block in chosen.blocks(layout):
             write_block(K, block.parts[TOTAL], block.rows, block.columns, symmetric=True)
     return K[0]
 
@@ -191,7 +195,8 @@ def _smallest_by_inverse(S: Tensor) -> Tensor:
 
 
 def _of_operator(kernel: TangentKernel, exponent: int, lower: float, max_steps: int) -> LeastEigenvalue:
-    """`exponent`: of the largest entry, by which products are divided so that their squares stay in range."""
+    """`exponent`: of the largest entry, by which products are divided so that their squares stay in
+    range."""
 
     def product(v: Tensor) -> Tensor:
         return ldexp((kernel @ v.to(kernel.device)).cpu(), -exponent)
@@ -201,3 +206,94 @@ def _of_operator(kernel: TangentKernel, exponent: int, lower: float, max_steps: 
     value = float(q @ image)
     error = float(torch.linalg.vector_norm(image - value * q))
     return LeastEigenvalue(ldexp_up(value, exponent), lower, ldexp_up(error, exponent), "lanczos")
+
+
+def extreme_eigenvector(
+    product: Callable[[Tensor], Tensor], size: int, *, largest: bool, max_steps: int, rtol: float = 1e-10
+) -> Tensor:
+    """(n,) unit Ritz vector of the least (or largest) Ritz value, by Lanczos' method.
+
+    All vectors are kept and orthogonalized twice against each other, (steps, n) of memory: without
+    that a converged end of the spectrum comes back as copies. Stops at a residual below `rtol`
+    times the norm.
+
+    Args:
+        product: v -> A v for a symmetric float64 A, on the CPU. size: n.
+        largest: Which end. max_steps: Most products.
+        rtol: Relative to the largest |Ritz value|.
+    """
+    steps = min(max_steps, size)
+    Q = torch.empty(steps, size, dtype=torch.float64)
+    start = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # any; the same every time
+    Q[0] = start / start.norm()
+    T = torch.zeros(steps, steps, dtype=torch.float64)
+    k = 0
+    for k in range(steps):
+        w = product(Q[k])
+        T[k, k] = w @ Q[k]
+        for _ in range(2):
+            w = w - Q[: k + 1].mT @ (Q[: k + 1] @ w)
+        beta = float(w.norm())
+        done = k + 1 == steps
+        if done or k % _CHECK_EVERY == _CHECK_EVERY - 1 or beta == 0.0:
+            values, vectors = torch.linalg.eigh(T[: k + 1, : k + 1])
+            end = -1 if largest else 0
+            scale = float(values.abs().max())
+            if done or beta * abs(float(vectors[k, end])) <= rtol * scale or beta <= 2.0**-52 * scale:
+                q = Q[: k + 1].mT @ vectors[:, end]
+                return q / q.norm()
+        Q[k + 1] = w / beta
+        T[k, k + 1] = T[k + 1, k] = beta
+    raise AssertionError("the last step returns")
+
+
+def structural_lower(chosen: ClosedFormMethod) -> float:
+    r"""Lower bound on the least eigenvalue of the kernel of a batch with itself, from its features
+    alone; at least 0.
+
+    For positive semi-definite A and B, Schur's product theorem gives lambda_min(A o B) >= min_i
+    A_ii lambda_min(B), since A o (B - lambda_min(B) I) is positive semi-definite and A o I =
+    diag(A). A factor with equal names on both sides is F F^T, with least eigenvalue sigma_min(F)^2,
+    or 0 with more samples than columns. A parameter whose products are all of that kind, with
+    positive coefficients, adds the sum of its bounds; any other adds 0, since its part is a Gram
+    matrix.
+    """
+    features, _ = chosen.sides
+    known: dict[str, tuple[float, float]] = {}
+    total = 0.0
+    for terms in chosen.terms.values():
+        if all(term.coefficient > 0 and all(a == b for a, b in term.factors) for term in terms):
+            total += sum(_of_product(term, features, known) for term in terms)
+    return _at_least_0(total)
+
+
+def _of_product(term: GramProduct, features: Mapping[str, Tensor], known: dict[str, tuple[float, float]]) -> float:
+    names = [name for name, _ in term.factors]
+    for name in names:
+        if name not in known:
+            known[name] = (_least_square(features[name]), _least_gram_eigenvalue(features[name]))
+    # Each factor in turn is the one whose eigenvalue is used; the others give their least diagonal entry.
+    bounds = [
+        known[chosen][1] * math.prod(known[name][0] for j, name in enumerate(names) if j != i) for i, chosen in enumerate(names)
+    ]
+    return _at_least_0(term.coefficient * max(bounds))
+
+
+def _least_square(F: Tensor) -> float:
+    """Lower bound on min_i ||F_i||^2; the sum of k squares has relative error at most gamma_k."""
+    k = F.shape[1] + 2
+    squares = float(F.double().square().sum(dim=1).min())
+    return _at_least_0(
+        squares * (1.0 - 2.0 * k * torch.finfo(torch.float64).eps) - k * torch.finfo(torch.float64).smallest_normal
+    )
+
+
+def _least_gram_eigenvalue(F: Tensor) -> float:
+    """Lower bound on lambda_min(F F^T)."""
+    return _at_least_0(least_singular_value_lower(F) ** 2) if F.shape[0] <= F.shape[1] else 0.0
+
+
+def _at_least_0(value: float) -> float:
+    """A little less than a product of lower bounds, in spite of its rounding and of underflow;
+    finite, and at least 0."""
+    return max(0.0, down(value) - torch.finfo(torch.float64).smallest_normal)

@@ -13,16 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed.kernel._blocks import TOTAL, AbstractRoad, Layout
-from wellposed.kernel._features import has_closed_form
-from wellposed.kernel._generic import GenericRoad
-from wellposed.kernel._hadamard import ClosedRoad
-from wellposed.kernel._inputs import check_batches, check_model, check_option
+from wellposed.kernel._closed_form import ClosedFormMethod, has_closed_form
+from wellposed.kernel._generic import GenericMethod
 from wellposed.kernel._memory import KernelMemory
+from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_batches, check_model, check_option
 from wellposed.kernel._progress import progress_bar
 from wellposed.kernel._storage import AbstractStorage, FileStorage, MemoryStorage, check_target, file_of_parameter, write_block
-
-__all__ = ["choose_road", "kernel_memory", "tangent_kernel"]
 
 METHODS = ("auto", "closed", "generic")
 _LOG = logging.getLogger(__name__)
@@ -41,12 +37,13 @@ def tangent_kernel(
     progress: bool = False,
     per_output: bool = False,
 ) -> Any:
-    r"""K_ij = <df(x_i)/dtheta, df(x'_j)/dtheta>, exact for the model as it is, block by block.
+    r"""K_ij = <df(x_i)/dtheta, df(x'_j)/dtheta>, exact at the present parameters, block by block.
 
-    The closed road takes networks with `tangent_features`: sums of Hadamard products of Gram matrices, e.g. for
-    `GaussianDEQ` G + (P P^T) o (G + X X^T) [ling2022]; O(n^2 (m + d)) after the features, memory O(n m + n^2). The generic
-    road takes any model, by gradients of one sample after the other; O(n^2 p) for p parameters. Only parameters with
-    `requires_grad` count. Where X2 is None the result is exactly symmetric. Nothing here has a graph.
+    The closed form takes networks with `tangent_features`: sums of Hadamard products of Gram
+    matrices, e.g. for `GaussianDEQ` G + (P P^T) o (G + X X^T) [ling2022]; O(n^2 (m + d)) after the
+    features, memory O(n m + n^2). The generic method takes any model, by gradients of one sample
+    after the other; O(n^2 p) for p parameters. Only parameters with `requires_grad` count. Where X2
+    is None the result is exactly symmetric. Nothing here has a graph.
 
         >>> import torch, wellposed as wp
         >>> wp.kernel.tangent_kernel(torch.nn.Linear(3, 1, bias=False), torch.eye(3))
@@ -55,35 +52,41 @@ def tangent_kernel(
                 [0., 0., 1.]])
 
     Args:
-        model: Maps (n, ...) to (n,) or (n, c), each sample by itself; in the mode (train or eval) that it is in.
+        model: Maps (n, ...) to (n,) or (n, c), each sample by itself; in the mode (train or eval)
+            that it is in.
         X: (n, ...) inputs, the rows of the kernel.
         X2: (n2, ...) inputs, the columns; X if not given.
         by_parameter: Return a dict, parameter name -> its part; the parts sum up to the kernel.
         method: "closed", "generic", or "auto": closed where the model has `tangent_features`.
-        out: A `.npy` file to write into, block by block; the result is then its `numpy.memmap`. The file appears under its
-            name when it is complete. With `by_parameter`, `kernel.npy` stands for `kernel.W.npy` and so on.
-        block_size: Closed road: rows and columns of a block (512). Generic: samples whose gradients are held at once.
-        memory: Bytes that the work may take besides data and parameters; an estimate above raises, and so does one above
-            what is available if not given. The generic road holds as many gradients as it allows (else 2 GiB).
-        progress: Show the estimate and a progress bar on stderr. The estimate is logged in any case.
-        per_output: Return (c, n, n2), a kernel for each output, without the entries between outputs.
+        out: A `.npy` file to write into, block by block; the result is then its `numpy.memmap`. The
+            file appears under its name when it is complete. With `by_parameter`, `kernel.npy`
+            stands for `kernel.W.npy` and so on.
+        block_size: Closed form: rows and columns of a block (512). Generic: samples whose gradients
+            are held at once.
+        memory: Bytes that the work may take besides data and parameters; an estimate above raises,
+            and so does one above what is available if not given. The generic method holds as many
+            gradients as it allows (else 2 GiB).
+        progress: Show the estimate and a progress bar on stderr. The estimate is always logged.
+        per_output: Return (c, n, n2), a kernel for each output, without the entries between
+            outputs.
 
     Returns:
-        (n, n2) for a model with one output. For c outputs (n c, n2 c), where row i c + k is output k of sample i (the order
-        of `model(X).reshape(-1)`), or (c, n, n2) if `per_output`. dtype and device are those of the outputs.
+        (n, n2) for a model with one output. For c outputs (n c, n2 c), where row i c + k is output
+        k of sample i (the order of `model(X).reshape(-1)`), or (c, n, n2) if `per_output`. dtype
+        and device are those of the outputs.
     """
-    road = choose_road(model, X, X2, method=method, block_size=block_size, memory=memory, function="tangent_kernel")
-    path = check_target(out, road.dtype)
-    layout = Layout(by_parameter, per_output, in_memory=path is None)
-    estimate = road.memory(layout)
-    text = f"tangent kernel {road.size} x {road.size2}, {road.outputs} output(s), {road.dtype}: about {estimate}"
+    chosen = choose_method(model, X, X2, method=method, block_size=block_size, memory=memory, function="tangent_kernel")
+    path = check_target(out, chosen.dtype)
+    layout = KernelLayout(by_parameter, per_output, in_memory=path is None)
+    estimate = chosen.memory(layout)
+    text = f"tangent kernel {chosen.size} x {chosen.size2}, {chosen.outputs} output(s), {chosen.dtype}: about {estimate}"
     _LOG.info(text)
     if progress:
         print(text, file=sys.stderr, flush=True)
-    estimate.check(memory, road.device, advice=road.advice)
+    estimate.check(memory, chosen.device, advice=chosen.advice)
     if path is not None:
         estimate.check_disk(path.parent)
-    return _compute(road, layout, path, show=progress)
+    return _compute(chosen, layout, path, show=progress)
 
 
 def kernel_memory(
@@ -98,12 +101,13 @@ def kernel_memory(
     memory: int | None = None,
     per_output: bool = False,
 ) -> KernelMemory:
-    """What `tangent_kernel` with the same arguments would take, beyond data and parameters; computes a few rows only."""
-    road = choose_road(model, X, X2, method=method, block_size=block_size, memory=memory, function="kernel_memory")
-    return road.memory(Layout(by_parameter, per_output, in_memory=out is None))
+    """What `tangent_kernel` with the same arguments would take, beyond data and parameters;
+    computes a few rows only."""
+    chosen = choose_method(model, X, X2, method=method, block_size=block_size, memory=memory, function="kernel_memory")
+    return chosen.memory(KernelLayout(by_parameter, per_output, in_memory=out is None))
 
 
-def choose_road(
+def choose_method(
     model: nn.Module,
     X: Tensor,
     X2: Tensor | None = None,
@@ -113,8 +117,8 @@ def choose_road(
     memory: int | None = None,
     dtype: torch.dtype | None = None,
     function: str,
-) -> AbstractRoad:
-    """The road to the kernel, with its arguments checked; `function` is who asks."""
+) -> KernelMethod:
+    """The method for the kernel, with its arguments checked; `function` is who asks."""
     check_model(model, function)
     check_batches(X, X2, function)
     check_option(method, METHODS, "method", function)
@@ -127,27 +131,27 @@ def choose_road(
             f"{function}: {type(model).__name__} has no tangent_features, so no closed form. Use method='generic'."
         )
     if method == "generic" or not closed:
-        return GenericRoad(model, X, X2, memory=memory, block_size=block_size, dtype=dtype)
-    return ClosedRoad(model, X, X2, block_size=block_size, dtype=dtype)
+        return GenericMethod(model, X, X2, memory=memory, block_size=block_size, dtype=dtype)
+    return ClosedFormMethod(model, X, X2, block_size=block_size, dtype=dtype)
 
 
-def _compute(road: AbstractRoad, layout: Layout, path: Path | None, *, show: bool) -> Any:
-    names = road.parameters if layout.by_parameter else (TOTAL,)
-    shape = road.shape(layout)
+def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, show: bool) -> Any:
+    names = chosen.parameters if layout.by_parameter else (TOTAL,)
+    shape = chosen.shape(layout)
     public = shape if layout.per_output else shape[1:]
     storages: dict[str, AbstractStorage] = {}
     with contextlib.ExitStack() as stack, torch.no_grad():
         for name in names:
             if path is None:
-                storage: AbstractStorage = MemoryStorage(public, road.dtype, road.device)
+                storage: AbstractStorage = MemoryStorage(public, chosen.dtype, chosen.device)
             else:
-                storage = FileStorage(file_of_parameter(path, name) if name else path, public, road.dtype)
+                storage = FileStorage(file_of_parameter(path, name) if name else path, public, chosen.dtype)
             storages[name] = stack.enter_context(storage)
         targets = {name: storage.target.view(shape) for name, storage in storages.items()}
         with progress_bar("tangent kernel", shape[0] * shape[1] * shape[2] * len(names), show=show) as advance:
-            for block in road.blocks(layout):
+            for block in chosen.blocks(layout):
                 for name, part in block.parts.items():
-                    advance(write_block(targets[name], part, block.rows, block.columns, symmetric=road.symmetric))
+                    advance(write_block(targets[name], part, block.rows, block.columns, symmetric=chosen.symmetric))
         targets.clear()
     results = {name: storage.result for name, storage in storages.items()}
     return results if layout.by_parameter else results[TOTAL]

@@ -1,12 +1,14 @@
 r"""Training with a frozen kernel: gradient flow and gradient descent in closed form.
 
-If the tangent kernel H stays as it is, gradient flow on |f - y|^2/2 moves the predictions f on the training inputs by
-f' = -H (f - y), and on any other input x by f'(x) = -k(x) (f - y), k(x) being the kernel of x with the training inputs. Hence
+If the tangent kernel H does not change, gradient flow on |f - y|^2/2 moves the predictions f on the
+training inputs by f' = -H (f - y), and on any other input x by f'(x) = -k(x) (f - y), k(x) being
+the kernel of x with the training inputs. Hence
 
     f_t    = y + e^(-H t) (f_0 - y)                                                                             (1)
     f_t(x) = f_0(x) + k(x) H^(-1) (I - e^(-H t)) (y - f_0)                                                        (2)
 
-the kernel machine of [gao2023, Section 4]; k steps of gradient descent have (I - step_size H)^k for e^(-H t).
+the kernel machine of [gao2023, Section 4]; k steps of gradient descent have (I - step_size H)^k for
+e^(-H t).
 """
 
 from __future__ import annotations
@@ -20,24 +22,26 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType, WellposedWarning, did_you_mean
 
-__all__ = ["KernelMachine"]
-
 Times = float | Sequence[float] | Tensor
 Steps = int | Sequence[int] | Tensor
 
 
 class KernelMachine:
-    r"""Predictions of a model with the constant tangent kernel H, at any time, from one eigendecomposition.
+    r"""Predictions of a model with the constant tangent kernel H, at any time, from one
+    eigendecomposition.
 
-    Directions whose eigenvalue is at most `rtol` times the largest are noise: H^(-1) would blow them up. They are *frozen* at
-    every time: the residual keeps its part in them, and predictions get nothing from them, so that t = inf is regression with
-    the pseudo-inverse. `num_frozen` says how many; a warning says how much of the residual they hold.
+    Directions whose eigenvalue is at most `rtol` times the largest are noise: H^(-1) would blow
+    them up. They are *frozen* at every time: the residual keeps its part in them, and predictions
+    get nothing from them, so that t = inf is regression with the pseudo-inverse. `num_frozen` says
+    how many; a warning says how much of the residual they hold.
 
     Args:
-        H: (n, n) kernel matrix of the training inputs, symmetric and positive semi-definite up to rounding.
+        H: (n, n) kernel matrix of the training inputs, symmetric and positive semi-definite up to
+            rounding.
         y: (n,) or (n, outputs) targets.
         f0: Predictions at t = 0 on the training inputs, shaped as y; 0 if None.
-        rtol: Part of the largest eigenvalue up to which one counts as 0; n times the machine precision if None.
+        rtol: Part of the largest eigenvalue up to which one counts as 0; n times the machine
+            precision if None.
         on_failure: What a frozen direction calls for: "warn", "raise" or "ignore".
 
     Attributes:
@@ -101,13 +105,15 @@ class KernelMachine:
 
     @property
     def max_step_size(self) -> float:
-        """2/(largest eigenvalue): gradient descent with any step size below converges; inf if H = 0."""
+        """2/(largest eigenvalue): gradient descent with any step size below converges; inf if H =
+        0."""
         largest = float(self.eigenvalues[-1].detach())
         return 2 / largest if largest > 0 else math.inf
 
     @property
     def norm(self) -> Tensor:
-        """sqrt((y - f0)^T H^+ (y - f0)) per output: the norm of what is learnt, the B of [gao2023, Lemma 4.2]."""
+        """sqrt((y - f0)^T H^+ (y - f0)) per output: the norm of what is learnt, the B of [gao2023,
+        Lemma 4.2]."""
         inverse = torch.where(self._active, 1 / torch.where(self._active, self.eigenvalues, 1.0), 0.0)
         return (inverse[:, None] * self._residual**2).sum(dim=0).sqrt().reshape(self._y.shape[1:])
 
@@ -116,18 +122,21 @@ class KernelMachine:
 
         Args:
             t: One time or several, at least 0; `math.inf` is the end of training.
-            cross: (p, n) kernel between new inputs (rows) and the training inputs; None predicts on the training inputs.
+            cross: (p, n) kernel between new inputs (rows) and the training inputs; None predicts on
+                the training inputs.
             f0: (p,) or (p, outputs) predictions on the new inputs at t = 0; 0 if None.
 
         Returns:
-            Shaped as y, with p for n if `cross` is given; in front of it the number of times, if t is not a single number.
+            Shaped as y, with p for n if `cross` is given; in front of it the number of times, if t
+            is not a single number.
         """
         return self._predict(*self._flow(t), cross, f0)
 
     def predict_descent(
         self, num_steps: Steps, step_size: float, cross: Tensor | None = None, *, f0: Tensor | None = None
     ) -> Tensor:
-        """Predictions after steps of gradient descent; as `predict`. Diverges above `max_step_size`, as it should."""
+        """Predictions after steps of gradient descent; as `predict`. Diverges above
+        `max_step_size`, as it should."""
         return self._predict(*self._descent(num_steps, step_size), cross, f0)
 
     def loss(self, t: Times) -> Tensor:

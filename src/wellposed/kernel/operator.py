@@ -8,26 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.kernel._blocks import TOTAL, AbstractRoad, slices
-from wellposed.kernel._generic import GenericRoad
-from wellposed.kernel._hadamard import ClosedRoad, GramBlocks
-from wellposed.kernel._vjp import jacobian_product, transposed_jacobian_product
-from wellposed.kernel.empirical import choose_road
+from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks
+from wellposed.kernel._generic import GenericMethod, jacobian_product, transposed_jacobian_product
+from wellposed.kernel._method import TOTAL, KernelMethod, slices
+from wellposed.kernel.empirical import choose_method
 from wellposed.nn.tangent import GramProduct
-
-__all__ = ["TangentKernel"]
 
 
 class TangentKernel:
     r"""The tangent kernel as an operator: `TangentKernel(model, X) @ v` without the (n, n) matrix.
 
-    Closed form: (L1 R1^T o L2 R2^T) v = rowsum((L1 (R1^T diag(v) R2)) * L2), O(n k1 k2) per vector, no n^2; where forming
-    blocks of the kernel is cheaper (few samples, or many vectors at once) that is done, and each is dropped after use.
-    Any other model: J (J'^T v), one vector-Jacobian product and one Jacobian-vector product (as the derivative of
-    w -> J^T w, so that what can be differentiated twice can be used here).
+    Closed form: (L1 R1^T o L2 R2^T) v = rowsum((L1 (R1^T diag(v) R2)) * L2), O(n k1 k2) per vector,
+    no n^2; where forming blocks of the kernel is cheaper (few samples, or many vectors at once)
+    that is done, and each is dropped after use. Any other model: J (J'^T v), one vector-Jacobian
+    product and one Jacobian-vector product (as the derivative of w -> J^T w, so that what can be
+    differentiated twice can be used here).
 
-    The kernel is that of the model's parameters when the operator was made (closed form) or when it is used (generic):
-    make a new one after a training step.
+    The kernel is that of the model's parameters when the operator was made (closed form) or when it
+    is used (generic): make a new one after a training step.
 
     Args:
         model: As in `tangent_kernel`.
@@ -52,19 +50,19 @@ class TangentKernel:
         block_size: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._take(choose_road(model, X, X2, method=method, block_size=block_size, dtype=dtype, function="TangentKernel"))
+        self._take(choose_method(model, X, X2, method=method, block_size=block_size, dtype=dtype, function="TangentKernel"))
 
     @classmethod
-    def of_road(cls, road: AbstractRoad) -> TangentKernel:
-        """The operator of a road that was chosen already; its features are not computed again."""
+    def of_method(cls, chosen: KernelMethod) -> TangentKernel:
+        """The operator of a chosen that was chosen already; its features are not computed again."""
         kernel = cls.__new__(cls)
-        kernel._take(road)
+        kernel._take(chosen)
         return kernel
 
-    def _take(self, road: AbstractRoad) -> None:
-        self._road = road
-        self.shape = (road.size * road.outputs, road.size2 * road.outputs)
-        self.dtype, self.device = road.dtype, road.device
+    def _take(self, chosen: KernelMethod) -> None:
+        self._method = chosen
+        self.shape = (chosen.size * chosen.outputs, chosen.size2 * chosen.outputs)
+        self.dtype, self.device = chosen.dtype, chosen.device
 
     def __repr__(self) -> str:
         return f"TangentKernel(shape={self.shape}, dtype={self.dtype})"
@@ -79,20 +77,22 @@ class TangentKernel:
 
     def diagonal(self) -> Tensor:
         """(N,) the squared norms of the gradients; for the kernel of a batch with itself."""
-        if not self._road.symmetric:
+        if not self._method.symmetric:
             raise InvalidArgument("TangentKernel.diagonal: the kernel between two batches has none. Leave X2 out.")
         with torch.no_grad():
-            if isinstance(self._road, ClosedRoad):
-                left, right = self._road.sides
+            if isinstance(self._method, ClosedFormMethod):
+                left, right = self._method.sides
                 total = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
-                for term in _terms(self._road):
+                for term in _terms(self._method):
                     product = torch.full_like(total, term.coefficient)
                     for a, b in term.factors:
                         product *= torch.linalg.vecdot(left[a], right[b])
                     total += product
                 return total
-            assert isinstance(self._road, GenericRoad)
-            rows = [self._road.jacobian(self._road.X[i : i + 1]).square().sum(2).flatten() for i in range(self._road.size)]
+            assert isinstance(self._method, GenericMethod)
+            rows = [
+                self._method.jacobian(self._method.X[i : i + 1]).square().sum(2).flatten() for i in range(self._method.size)
+            ]
             return torch.cat(rows)
 
     def as_linear_operator(self) -> Any:
@@ -124,22 +124,22 @@ class TangentKernel:
         if v.dtype != self.dtype:
             raise InvalidArgument(f"TangentKernel: the vector must be {self.dtype}, got {v.dtype}. Use v.to({self.dtype}).")
         columns = v.detach().reshape(size, -1)
-        if isinstance(self._road, ClosedRoad):
+        if isinstance(self._method, ClosedFormMethod):
             with torch.no_grad():
-                result = _closed_product(self._road, columns, transposed)
+                result = _closed_product(self._method, columns, transposed)
         else:
-            assert isinstance(self._road, GenericRoad)
-            result = _generic_product(self._road, columns, transposed)
+            assert isinstance(self._method, GenericMethod)
+            result = _generic_product(self._method, columns, transposed)
         return result.reshape(-1) if v.dim() == 1 else result
 
 
-def _terms(road: ClosedRoad) -> list[GramProduct]:
-    return [term for terms in road.terms.values() for term in terms]
+def _terms(chosen: ClosedFormMethod) -> list[GramProduct]:
+    return [term for terms in chosen.terms.values() for term in terms]
 
 
-def _closed_product(road: ClosedRoad, v: Tensor, transposed: bool) -> Tensor:
-    left, right = road.sides
-    terms = _terms(road)
+def _closed_product(chosen: ClosedFormMethod, v: Tensor, transposed: bool) -> Tensor:
+    left, right = chosen.sides
+    terms = _terms(chosen)
     if transposed:
         # K_ji: the right features of the second batch come first.
         left, right = right, left
@@ -153,7 +153,7 @@ def _closed_product(road: ClosedRoad, v: Tensor, transposed: bool) -> Tensor:
         k = [widths[name] for name, _ in term.factors]
         structured += q * (n + n2) * (k[0] if len(k) == 1 else k[0] * k[1])
     if forming <= structured or any(len(term.factors) > 2 for term in terms):
-        return _product_by_blocks(road, {TOTAL: tuple(terms)}, (left, right), v)
+        return _product_by_blocks(chosen, {TOTAL: tuple(terms)}, (left, right), v)
     result = torch.zeros(n, q, dtype=v.dtype, device=v.device)
     for term in terms:
         (a, b), *rest = term.factors
@@ -168,22 +168,25 @@ def _closed_product(road: ClosedRoad, v: Tensor, transposed: bool) -> Tensor:
 
 
 def _product_by_blocks(
-    road: ClosedRoad, terms: dict[str, tuple[GramProduct, ...]], sides: tuple[dict[str, Tensor], dict[str, Tensor]], v: Tensor
+    chosen: ClosedFormMethod,
+    terms: dict[str, tuple[GramProduct, ...]],
+    sides: tuple[dict[str, Tensor], dict[str, Tensor]],
+    v: Tensor,
 ) -> Tensor:
     n, n2 = next(iter(sides[0].values())).shape[0], v.shape[0]
-    grams = GramBlocks(*sides, terms, block_size=road.block_size, symmetric=road.symmetric)
+    grams = GramBlocks(*sides, terms, block_size=chosen.block_size, symmetric=chosen.symmetric)
     result = torch.zeros(n, v.shape[1], dtype=v.dtype, device=v.device)
-    for rows in slices(n, road.block_size):
-        for columns in slices(n2, road.block_size):
+    for rows in slices(n, chosen.block_size):
+        for columns in slices(n2, chosen.block_size):
             result[rows].addmm_(grams.block(rows, columns, by_parameter=False)[TOTAL][0], v[columns])
     return result
 
 
-def _generic_product(road: GenericRoad, v: Tensor, transposed: bool) -> Tensor:
-    X, X2 = (road.X2, road.X) if transposed else (road.X, road.X2)
-    parameters = list(road.trained.values())
+def _generic_product(chosen: GenericMethod, v: Tensor, transposed: bool) -> Tensor:
+    X, X2 = (chosen.X2, chosen.X) if transposed else (chosen.X, chosen.X2)
+    parameters = list(chosen.trained.values())
     products = []
     for column in v.mT:
-        direction = transposed_jacobian_product(road.model, X2, parameters, column)
-        products.append(jacobian_product(road.model, X, parameters, direction).to(v.dtype))
+        direction = transposed_jacobian_product(chosen.model, X2, parameters, column)
+        products.append(jacobian_product(chosen.model, X, parameters, direction).to(v.dtype))
     return torch.stack(products, dim=1)

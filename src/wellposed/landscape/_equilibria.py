@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from wellposed._tree import Layout, map_leaves
 from wellposed.landscape._model import equilibrium_layers
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier, MonotoneDEQ
+from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier
+from wellposed.nn.families import is_theory_network
 from wellposed.nn.layer import DEFAULT_RTOL
 from wellposed.solve import Solution
 
@@ -133,7 +134,9 @@ def proved_unique(model: nn.Module) -> bool:
 
 
 def _owner_proves(module: nn.Module) -> bool:
-    if isinstance(module, (MonotoneDEQ, MonotoneClassifier)):
+    if isinstance(module, MonotoneClassifier):  # by type: it declares no theory
+        return True
+    if is_theory_network(module) and module.theory.margin is not None:
         return True
     bound = getattr(module, "contraction_upper", None)
     return callable(bound) and bound() < 1

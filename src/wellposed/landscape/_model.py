@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import IllPosed, InvalidArgument, InvalidType
-from wellposed.nn import AbstractContraction, EquilibriumLayer
+from wellposed.nn import EquilibriumLayer
+from wellposed.nn.families import may_be_ill_posed
 
 __all__ = ["check_rows", "equilibrium_layers", "move", "preserved", "strict", "trained", "without_proof"]
 
@@ -72,7 +73,7 @@ def strict(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def without_proof(model: nn.Module) -> Iterator[None]:
     """Inside, a network evaluates also where its own bound does not prove an equilibrium; raises `IllPosed` if none does so."""
-    policies = [(module, module.on_ill_posed) for module in model.modules() if isinstance(module, AbstractContraction)]
+    policies = [(module, module.on_ill_posed) for module in model.modules() if may_be_ill_posed(module)]
     if all(policy == "ignore" for _, policy in policies):
         raise IllPosed("The model refuses, and no network in it has a policy for that.")
     try:

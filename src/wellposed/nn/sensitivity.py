@@ -1,7 +1,9 @@
-r"""How much the features and the kernel of a network can change in a ball of parameters: what the radius certificate asks for.
+r"""How much the features and the kernel of a network can change in a ball of parameters: the input
+of the radius certificate.
 
-The ball has radius R in the norm |d readout|^2 + |d hidden|^2/h, where h is the speed of the hidden parameters relative to
-the read-out. So the read-out moves by at most R and the hidden parameters, together and in Frobenius norm, by sqrt(h) R.
+The ball has radius R in the norm |d readout|^2 + |d hidden|^2/h, where h is the speed of the hidden
+parameters relative to the read-out. So the read-out moves by at most R and the hidden parameters,
+together and in Frobenius norm, by sqrt(h) R.
 """
 
 from __future__ import annotations
@@ -9,8 +11,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-__all__ = ["AbstractSensitivity", "DescentBounds", "JacobianBounds"]
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class DescentBounds:
 
 @dataclass(frozen=True)
 class JacobianBounds:
-    """What holds everywhere in a ball for J, the Jacobian of the predictions in all parameters that are trained.
+    """What holds everywhere in a ball for J, the Jacobian of the predictions in all parameters that
+    are trained.
 
     Attributes:
         least: Lower bound of sigma_min(J) over its n rows.
         largest: Upper bound of |J|.
-        variation: Upper bound of |S - J|, where J is the Jacobian with which a step begins, and S a matrix with
-            f(end) - f(beginning) = S (end - beginning).
+        variation: Upper bound of |S - J|, where J is the Jacobian with which a step begins, and S a
+            matrix with f(end) - f(beginning) = S (end - beginning).
     """
 
     least: float
@@ -47,7 +48,8 @@ class JacobianBounds:
 
 
 class AbstractSensitivity(abc.ABC):
-    """A family's bounds in a ball around the present parameters. Values are one-sided: proofs rest on them.
+    """A family's bounds in a ball around the present parameters. Values are one-sided: proofs rest
+    on them.
 
     Attributes:
         residual: e, upper bound of |r|.
@@ -60,11 +62,9 @@ class AbstractSensitivity(abc.ABC):
     hidden: tuple[str, ...]
 
     def prepare(self, hidden: float) -> None:
-        """Makes what is valid while the hidden parameters move by at most `hidden`; beyond that nothing is known then.
-
-        `inf` goes back to what is valid everywhere.
-        """
-        return  # a family whose bounds hold everywhere has nothing to make
+        """Precompute bounds valid for a change of the hidden parameters of at most `hidden`; `inf`
+        is valid everywhere."""
+        return  # a family whose bounds hold everywhere has nothing to precompute
 
     @abc.abstractmethod
     def least(self, R: float, h: float) -> float:
@@ -75,13 +75,15 @@ class AbstractSensitivity(abc.ABC):
 
     @abc.abstractmethod
     def descent(self, radii: Mapping[str, float], h: float) -> DescentBounds | None:
-        """Bounds within the given radii, for hidden steps h times that of the read-out; None if nothing is known.
+        """Bounds within the given radii, for hidden steps h times that of the read-out; None if
+        nothing is known.
 
         All read-out parameters together move by at most the radius of each of them.
         """
 
     def jacobian(self, R: float, share: float) -> JacobianBounds | None:
-        """Bounds in the ball of radius R for descent with one step size, share/largest^2; None if nothing is known.
+        """Bounds in the ball of radius R for descent with one step size, share/largest^2; None if
+        nothing is known.
 
         Steps that begin with a residual of at most `residual` and end in the ball are covered.
         """

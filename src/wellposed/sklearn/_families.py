@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.convex import AbstractOptEq, OptEq
+from wellposed.convex import OptEq
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.nn import (
     AbstractContraction,
-    AbstractNetwork,
     DenseCell,
     EquilibriumLayer,
     GaussianDEQ,
@@ -23,6 +22,7 @@ from wellposed.nn import (
     SkipDEQ,
     Spectral,
 )
+from wellposed.nn.families import may_be_ill_posed, theory_of
 from wellposed.solve import PeacemanRachford
 
 __all__ = ["FAMILIES", "Headed", "build", "contracting"]
@@ -98,7 +98,7 @@ def build(
             module.on_failure = "ignore"  # the estimator counts failures and warns once
     probe = torch.zeros(1, shape[0], dtype=dtype)
     with torch.no_grad():
-        if outputs is None and isinstance(base, (AbstractNetwork, AbstractOptEq)):
+        if outputs is None and theory_of(base) is not None:
             return base
         features = _features(base, probe)
     if features.dim() != 2:
@@ -110,8 +110,8 @@ def build(
 
 def contracting(model: nn.Module) -> list[tuple[AbstractContraction, nn.Parameter]]:
     """The contractions among the networks, each with the parameter that its recurrent matrix is a multiple of."""
-    found = [module for module in model.modules() if isinstance(module, AbstractContraction)]
-    return [(network, network.W if isinstance(network, GaussianDEQ) else network.A) for network in found]  # type: ignore[misc]
+    found = [module for module in model.modules() if may_be_ill_posed(module) and module.theory.recurrent]
+    return [(network, getattr(network, network.theory.recurrent)) for network in found]
 
 
 def _base(

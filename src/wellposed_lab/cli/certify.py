@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from wellposed.certify import Certificate
-from wellposed.certify._any_model import certificate_of, has_certificate
+from wellposed.certify._dispatch import certify as certificate_of
+from wellposed.certify._dispatch import has_certificate
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import (
     ExitCode,

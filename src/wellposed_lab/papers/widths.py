@@ -19,7 +19,7 @@ from wellposed.descent import State, Stop, descend
 from wellposed.errors import DivergedWarning
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractContraction
-from wellposed.nn.families import NormBound
+from wellposed.nn.families import NormBound, may_be_ill_posed
 from wellposed_lab.papers.claims import ClaimFinding, decide, not_tested, spread
 from wellposed_lab.papers.datasets import samples, two_classes
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
@@ -204,7 +204,7 @@ class TrainingRecorder:
         assert state.at is not None
         solved = state.at.solution.converged & state.at.adjoint_solution.converged
         self.unsolved += int((~solved).sum())
-        assert isinstance(state.model, AbstractContraction)
+        assert may_be_ill_posed(state.model)
         # cheap while it is below 1, and sharp as soon as it would not be: so 1 or more is no fault of the bound
         self.norm_throughout = max(self.norm_throughout, self._bound(state.model.recurrent(), below=1.0))
         if state.step % self.every and state.step != self.last:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.kernel import tangent_kernel
-from wellposed.nn import AbstractNetwork
+from wellposed.nn.families import is_theory_network
 from wellposed_lab.report._charts import COLOURS, Lines, axes, line, plain
 from wellposed_lab.report._page import Figure, number, table, thinned
 from wellposed_lab.runs.checkpoint import newest
@@ -116,7 +116,7 @@ def _kernel_inputs(state: NetworkState, problem: Problem) -> Tensor | None:
     X, _ = problem.parts.train
     with torch.no_grad():
         outputs = problem.model(X[:1]).numel()
-    closed = isinstance(problem.model, AbstractNetwork)
+    closed = is_theory_network(problem.model)
     n = min(len(X), KERNEL_SAMPLES if closed else KERNEL_GRADIENTS // outputs)
     state.kernel_samples = (n, len(X))
     if n < 2:

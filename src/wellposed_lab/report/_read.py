@@ -11,7 +11,7 @@ from typing import Any
 
 from wellposed._reading import files_in, opened, parse_json, read_bytes
 from wellposed.certify import Certificate
-from wellposed.certify._recheck import as_recorded
+from wellposed.certify._recorded import as_recorded
 from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed_lab.runs.records import RECORD, ROWS, certificate_files
 

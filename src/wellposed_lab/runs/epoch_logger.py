@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wellposed._io import writing
-from wellposed.certify import Certificate
-from wellposed.certify._any_model import certificate_of, has_certificate
+from wellposed.certify import Certificate, certify
+from wellposed.certify._dispatch import has_certificate
 from wellposed.errors import RunError, how_to_install
 from wellposed_lab.runs.checkpoint import prune, save
 from wellposed_lab.runs.training_state import Checkpoint, Progress, capture
@@ -144,7 +144,7 @@ class EpochLogger:
         if not has_certificate(self.train_step.model) or not self.train_step.world.first:
             return {}
         X, y = self.parts.train
-        certificate = certificate_of(self.train_step.model, X, y, theorem=self.options.theorem)
+        certificate = certify(self.train_step.model, X, y, theorem=self.options.theorem)
         self.outcome.certificate = certificate
         if self.run is not None:
             self.run.add_certificate(epoch, certificate)

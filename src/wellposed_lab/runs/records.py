@@ -15,7 +15,7 @@ from typing import Any
 
 from wellposed._reading import files_in, read_bytes, read_object
 from wellposed.certify import Certificate, Verdict
-from wellposed.certify._recheck import as_recorded
+from wellposed.certify._recorded import as_recorded
 from wellposed.errors import InvalidArgument, RunError
 
 __all__ = [

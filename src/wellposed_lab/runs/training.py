@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wellposed.certify._any_model import check_theorem
+from wellposed.certify._dispatch import check_theorem
 from wellposed.errors import RunError, WellposedError
 from wellposed_lab.runs.checkpoint import load, newest, tidy
 from wellposed_lab.runs.epoch_logger import STOPS, Listener, RunOutcome
@@ -67,7 +67,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, listener: Li
         problem = prepare(config)
         check_patience(config, problem.parts)
         if config.run.certify_every:
-            check_theorem(problem.model, *problem.parts.train, theorem=config.run.theorem)
+            check_theorem(config.run.theorem, problem.model, *problem.parts.train)
         config = _with_threads(config, problem, world.size, available)
         torch.set_num_threads(int(config.run.threads))
         seed_everything(config.run.seed)  # again: imports in `prepare` may draw, in the first run of a process only

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from equilibria import F64, normal
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn.families import _norm_bound
-from wellposed.nn.families._norm_bound import NormBound
+from wellposed.nn.families import _contraction
+from wellposed.nn.families._contraction import NormBound
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def count(monkeypatch):
         calls.append(V.clone())
         return spectral_norm_upper(V)
 
-    monkeypatch.setattr(_norm_bound, "spectral_norm_upper", counted)
+    monkeypatch.setattr(_contraction, "spectral_norm_upper", counted)
     return calls
 
 

@@ -12,7 +12,7 @@ import torch
 import wellposed as wp
 from equilibria import F64, normal
 from networks import CONTRACTIONS, FAMILIES, inputs, tensors_of
-from wellposed.nn.families import _norm_bound
+from wellposed.nn.families import _contraction
 
 every_contraction = pytest.mark.parametrize("name", CONTRACTIONS)
 METHODS = ["__call__", "equilibrium", "solve", "linearise", "tangent_features", "least_preactivation"]
@@ -79,7 +79,7 @@ def test_a_warning_points_at_the_line_of_the_caller(name, method):
 @every_contraction
 def test_ignore_says_and_computes_nothing(name, monkeypatch):
     network = expanding(name, on_ill_posed="ignore")
-    monkeypatch.setattr(_norm_bound, "spectral_norm_upper", None)  # calling it would fail
+    monkeypatch.setattr(_contraction, "spectral_norm_upper", None)  # calling it would fail
     network(inputs())
     network.linearise(inputs())
 
@@ -121,7 +121,7 @@ def test_decomposed_only_when_needed(name, monkeypatch):
         calls.append(1)
         return wp.linalg.spectral_norm_upper(V)
 
-    monkeypatch.setattr(_norm_bound, "spectral_norm_upper", counted)
+    monkeypatch.setattr(_contraction, "spectral_norm_upper", counted)
     network, X = FAMILIES[name](), inputs()
     parameter = recurrent_parameter(network)
     parameter.data.mul_(0.5 / true_norm(name, network))

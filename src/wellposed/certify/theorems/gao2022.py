@@ -1,4 +1,5 @@
-"""Theorems 3.1 and 3.2 of [gao2022] on `SkipDEQ`: reported, never certified, because their constants are not stated."""
+"""Theorems 3.1 and 3.2 of [gao2022] on `SkipDEQ`: reported, never certified, because their
+constants are not stated."""
 
 from __future__ import annotations
 
@@ -8,62 +9,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
-from wellposed.certify._directed import down, up, vector_norm_upper
-from wellposed.certify._family import check_family
-from wellposed.certify._finish import in_range
-from wellposed.certify._gate import changed
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._report import gram_bounds, has_signs, parallel, report, unit_norm
-from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.certify.certificate import Certificate, Hypothesis, in_range
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.theorems._conditions import errors_of, gram_bounds, has_signs, measured_for, parallel, report, unit_norm
 from wellposed.kernel import relu_gram, tangent_kernel
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import SkipDEQ
-
-__all__ = ["gao2022"]
-
-DYNAMICS = ("flow", "descent")
+from wellposed.linalg.directed import down, up, vector_norm_upper
 
 
 def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Certificate:
-    r"""[gao2022, Theorem 3.1] (flow) or [gao2022, Theorem 3.2] (descent) for a `SkipDEQ`, as a report.
+    r"""[gao2022, Theorem 3.1] (flow) or [gao2022, Theorem 3.2] (descent) for a `SkipDEQ`, as a
+    report.
 
-    With lambda_0 = lambda_min(G_inf), G_inf = E[relu(X w) relu(X w)^T], the theorems promise |r(t)|^2 <= exp(-lambda_0 t)
-    |r_0|^2 and |r_k|^2 <= (1 - step lambda_0/2)^k |r_0|^2 with high probability for m = Omega(n^2/lambda_0^2 log(n/delta)), 0
-    < gamma < min(1/2, 1/(4 c)), where |A|, |W| <= c sqrt(m), and steps O(lambda_0/n^2). No constant is stated, so nothing can
-    be CERTIFIED. What can be measured is.
+    With lambda_0 = lambda_min(G_inf), G_inf = E[relu(X w) relu(X w)^T], the theorems promise
+    |r(t)|^2 <= exp(-lambda_0 t) |r_0|^2 and |r_k|^2 <= (1 - step lambda_0/2)^k |r_0|^2 with high
+    probability for m = Omega(n^2/lambda_0^2 log(n/delta)), 0 < gamma < min(1/2, 1/(4 c)), where
+    |A|, |W| <= c sqrt(m), and steps O(lambda_0/n^2). No constant is stated, so nothing can be
+    CERTIFIED. What can be measured is.
 
     What stands in the way of more:
 
-    - Lemma 3.5 keeps |u(t)| <= 16 c sqrt(n) |r_0|/lambda_0, but |u(0)| = sqrt(m), and the width that its own proof needs is
-      8 |X|^2/lambda_0 >= 16 times the largest for which that is true at t = 0. Repaired with |u|, |v| <= 2 sqrt(m) it asks for
-      m >= 192^2 c^2 n |X|_F^4 |r_0|^2/lambda_0^4, so n^4/lambda_0^4 as in [gao2023].
-    - Lemma 3.4 takes relu to be 1-Lipschitz in the operator norm, which is false; |X|_F replaces |X|.
-    - For descent, the cross term (43) is of order c^2 n at every width, against lambda_0/2: the printed proof does not close.
+    - Lemma 3.5 keeps |u(t)| <= 16 c sqrt(n) |r_0|/lambda_0, but |u(0)| = sqrt(m), and the width
+      that its own proof needs is 8 |X|^2/lambda_0 >= 16 times the largest for which that is true at
+      t = 0. Repaired with |u|, |v| <= 2 sqrt(m) it asks for m >= 192^2 c^2 n |X|_F^4
+      |r_0|^2/lambda_0^4, so n^4/lambda_0^4 as in [gao2023].
+    - Lemma 3.4 takes relu to be 1-Lipschitz in the operator norm, which is false; |X|_F replaces
+      |X|.
+    - For descent, the cross term (43) is of order c^2 n at every width, against lambda_0/2: the
+      printed proof does not close.
 
     Args:
         model: A `SkipDEQ`.
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
     """
-    check_family("gao2022", model, SkipDEQ)
-    if dynamics not in DYNAMICS:
-        hint = did_you_mean(str(dynamics), DYNAMICS)
-        raise InvalidArgument(f"gao2022: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
-    X, y = check_data(model, X, y)
-    at = changed(model) or measure(model, X, y)
-    if isinstance(at, str):
-        return Certificate("gao2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
-    return in_range("gao2022", dynamics, lambda: _reported(at, X, dynamics))
+    point = measured_for("gao2022", "SkipDEQ", model, X, y, dynamics=dynamics)
+    if isinstance(point, Certificate):
+        return point
+    return in_range("gao2022", dynamics, lambda: _reported(point, X.detach().double().cpu(), dynamics))
 
 
-def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
+def _reported(point: Measurement, X: Tensor, dynamics: str) -> Certificate:
     """The report; X as it was given."""
-    twin: Any = at.model
+    twin: Any = point.model
     n, m = X.shape[0], twin.width
-    lower, upper = at.unit.around(gram_bounds(relu_gram(at.X)), 2)
-    G_lower, G_upper = at.unit.around(gram_bounds(at.C @ at.C.t()), 2)
-    residual, X_norm, X_norm_F = (at.unit.upper(size) for size in (at.residual, at.X_norm, at.X_norm_F))
+    lower, upper = point.unit.around(gram_bounds(relu_gram(point.X)), 2)
+    G_lower, G_upper = point.unit.around(gram_bounds(point.C @ point.C.t()), 2)
+    residual, X_norm, X_norm_F = (point.unit.upper(size) for size in (point.residual, point.X_norm, point.X_norm_F))
     A, W = spectral_norm_upper(twin.A.detach()) / math.sqrt(m), spectral_norm_upper(twin.W.detach()) / math.sqrt(m)
     c = max(A, W)
     inverse = 1 / lower if lower > 0 else math.inf
@@ -130,9 +122,8 @@ def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
             " The cross term (43) of the descent is of order c^2 n at every width, so the printed proof needs lambda_0 of that "
             "order; it comes from a positive semidefinite part of the kernel, which in truth helps."
         )
-        parts = tangent_kernel(twin, at.X, by_parameter=True)
+        parts = tangent_kernel(twin, point.X, by_parameter=True)
         rest = sum(parts[name] for name in ("A", "W") if name in parts)
         largest = float(torch.linalg.eigvalsh(rest)[-1]) if isinstance(rest, Tensor) else 0.0
-        measured["lambda_max of that part"] = at.unit.exact(largest, 2)
-    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
-    return report("gao2022", dynamics, hypotheses, measured, errors, note)
+        measured["lambda_max of that part"] = point.unit.exact(largest, 2)
+    return report("gao2022", dynamics, hypotheses, measured, errors_of(point), note)

@@ -1,4 +1,5 @@
-"""Theorem 1 of [ling2022]: gradient descent on `GaussianDEQ` converges if the read-out is small and the features large."""
+"""Theorem 1 of [ling2022]: gradient descent on `GaussianDEQ` converges if the read-out is small and
+the features large."""
 
 from __future__ import annotations
 
@@ -8,20 +9,20 @@ from typing import Any
 
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate, Verdict
-from wellposed.certify._directed import down, up, vector_norm_lower, vector_norm_upper
-from wellposed.certify._family import check_family
-from wellposed.certify._finish import finish, in_range
-from wellposed.certify._gate import changed, trained_otherwise
-from wellposed.certify._least import Condition, Radii, Theorem, root_rate
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
-from wellposed.certify._units import Unit
+from wellposed.certify.certificate import Certificate, Verdict, finish, in_range
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.theorems._conditions import Condition, Radii, Theorem, errors_of, measured_for, root_rate
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import GaussianDEQ
-
-__all__ = ["ling2022"]
+from wellposed.linalg.directed import (
+    DataUnit,
+    down,
+    least_singular_value_upper,
+    spectral_norm_lower,
+    up,
+    vector_norm_lower,
+    vector_norm_upper,
+)
 
 PRINTED, SUPPORTED = 4.0, 8.0
 #: The step must be strictly below its bound.
@@ -29,7 +30,7 @@ _BELOW = 0.999
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _Norms:
     """|W|, |U|, |a|, |X|_F, |r|, lambda_0 = lambda_min(Z Z^T), and the constant of (9)."""
 
     W: float
@@ -41,7 +42,8 @@ class _Numbers:
     constant: float
 
     def factors(self, radii: Radii) -> tuple[float, float, float]:
-        """c_w, c_u, c_a: gradients are at most c |X|_F |r| within the radii; infinite where contraction ends."""
+        """c_w, c_u, c_a: gradients are at most c |X|_F |r| within the radii; infinite where
+        contraction ends."""
         W, U, a = self.W + radii["W"], self.U + radii["U"], self.a + radii["a"]
         if W >= 1:
             return math.inf, math.inf, math.inf
@@ -60,74 +62,74 @@ class _Numbers:
 def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -> Certificate:
     r"""[ling2022, Theorem 1] at the present parameters of a `GaussianDEQ`.
 
-    With radii d_W, d_U, d_a, rho = |.| + d and c_w = rho_u rho_a/(1 - rho_w)^2, c_u = rho_a/(1 - rho_w), c_a = rho_u/(1 -
-    rho_w), C = (c_w^2 + c_u^2)|X|_F^2, E = C + c_a^2 |X|_F^2 and lambda_0 = lambda_min(Z Z^T), Condition 1 is
+    With radii d_W, d_U, d_a, rho = |.| + d and c_w = rho_u rho_a/(1 - rho_w)^2, c_u = rho_a/(1 -
+    rho_w), c_a = rho_u/(1 - rho_w), C = (c_w^2 + c_u^2)|X|_F^2, E = C + c_a^2 |X|_F^2 and lambda_0
+    = lambda_min(Z Z^T), Condition 1 is
 
         (7)  lambda_0 >= 4 |X|_F |r| max(c_w/d_W, c_u/d_U, c_a/d_a)
         (8)  lambda_0^(3/2) >= 4 (2 + sqrt 2) C |r|/rho_a
         (9)  lambda_0 >= 8 C
 
-    and licenses steps eta < min(2/lambda_0, 2 C/E^2): the radii are never left, so |W| < 1 throughout, lambda_min(Z Z^T)
-    stays above lambda_0/2, and |r_k|^2 <= (1 - eta lambda_0/2)^k |r_0|^2. The paper's rate is that of the loss;
-    `Certificate.rate` is its square root, the rate of |r|.
+    and licenses steps eta < min(2/lambda_0, 2 C/E^2): the radii are never left, so |W| < 1
+    throughout, lambda_min(Z Z^T) stays above lambda_0/2, and |r_k|^2 <= (1 - eta lambda_0/2)^k
+    |r_0|^2. The paper's rate is that of the loss; `Certificate.rate` is its square root, the rate
+    of |r|.
 
-    *Proof.* Within the radii the gradients are at most c |X|_F |r|, and eta sum_k |r_k| <= 4 |r_0|/lambda_0: that is (7). The
-    features then move by at most 4 C |r_0|/(rho_a lambda_0), and (8) keeps sigma_min(Z) above sqrt(lambda_0/2). In a step,
-    r_next = r - eta Z Z^T r + (Z_next - Z) a_next, the last term at most eta C |r| and the whole change at most eta E |r|, so
+    *Proof.* Within the radii the gradients are at most c |X|_F |r|, and eta sum_k |r_k| <= 4
+    |r_0|/lambda_0: that is (7). The features then move by at most 4 C |r_0|/(rho_a lambda_0), and
+    (8) keeps sigma_min(Z) above sqrt(lambda_0/2). In a step, r_next = r - eta Z Z^T r + (Z_next -
+    Z) a_next, the last term at most eta C |r| and the whole change at most eta E |r|, so
 
         |r_next|^2 <= (1 - eta lambda_0 + 2 eta C + eta^2 E^2) |r|^2
 
-    which is at most 1 - eta lambda_0/2 if eta E^2 <= lambda_0/2 - 2 C; with lambda_0 >= c C it suffices that eta <= (c/2 - 2)
-    C/E^2.
+    which is at most 1 - eta lambda_0/2 if eta E^2 <= lambda_0/2 - 2 C; with lambda_0 >= c C it
+    suffices that eta <= (c/2 - 2) C/E^2.
 
-    Two departures. The paper prints 4 for the constant c of (9), which leaves no step where it holds with equality; 8 is what
-    its own step bound needs. And it has one radius for all parameters; ours are separate, and the least that satisfy (7).
+    Two departures. The paper prints 4 for the constant c of (9), which leaves no step where it
+    holds with equality; 8 is what its own step bound needs. And it has one radius for all
+    parameters; ours are separate, and the least that satisfy (7).
 
     Args:
         model: A `GaussianDEQ`.
         X: (n, d). y: (n,).
         constant: c, above 4. A larger one is harder to satisfy and licenses larger steps.
     """
-    check_family("ling2022", model, GaussianDEQ)
     if not constant > PRINTED or not math.isfinite(constant):
         raise InvalidArgument(
             f"ling2022: constant must be above 4, got {constant!r}. With the printed 4 the proof only shows that the loss does "
             "not grow; 8 supports the printed step size."
         )
-    X, y = check_data(model, X, y)
-    if note := changed(model) or trained_otherwise(model, ("W", "U", "a")):
-        return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=note)
-    at = measure(model, X, y)
-    if isinstance(at, str):
-        return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=at)
+    point = measured_for("ling2022", "GaussianDEQ", model, X, y, dynamics="descent", trains=("W", "U", "a"))
+    if isinstance(point, Certificate):
+        return point
 
     def make() -> Certificate:
-        harmful, helpful = _numbers(at, constant)
-        judgement = _theorem(constant, at.unit).judge(harmful, helpful)
-        return _certificate(at, harmful, judgement.radii, judgement.hypotheses, judgement.verdict)
+        harmful, helpful = _numbers(point, constant)
+        judgement = _theorem(constant, point.unit).judge(harmful, helpful)
+        return _certificate(point, harmful, judgement.radii, judgement.hypotheses, judgement.verdict)
 
     return in_range("ling2022", "descent", make)
 
 
-def _numbers(at: Measurement, constant: float) -> tuple[_Numbers, _Numbers]:
-    W, U, a = (getattr(at.model, name).detach() for name in ("W", "U", "a"))
-    wide = at.Z.shape[0] <= at.Z.shape[1]
-    upper = up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0
-    a_upper, least = vector_norm_upper(a), max(0.0, down(at.Z_least**2))
-    harmful = _Numbers(at.contraction, spectral_norm_upper(U), a_upper, at.X_norm_F, at.residual, least, constant)
-    helpful = _Numbers(
+def _numbers(point: Measurement, constant: float) -> tuple[_Norms, _Norms]:
+    W, U, a = (getattr(point.model, name).detach() for name in ("W", "U", "a"))
+    wide = point.Z.shape[0] <= point.Z.shape[1]
+    upper = up(least_singular_value_upper(point.Z) + point.z_error_F) if wide else 0.0
+    a_upper, least = vector_norm_upper(a), max(0.0, down(point.Z_least**2))
+    harmful = _Norms(point.contraction, spectral_norm_upper(U), a_upper, point.X_norm_F, point.residual, least, constant)
+    helpful = _Norms(
         spectral_norm_lower(W),
         spectral_norm_lower(U),
         vector_norm_lower(a),
-        vector_norm_lower(at.X),
-        max(0.0, down(vector_norm_lower(at.r) - at.r_error)),
+        vector_norm_lower(point.X),
+        max(0.0, down(vector_norm_lower(point.r) - point.r_error)),
         up(upper**2),
         constant,
     )
     return harmful, helpful
 
 
-def _need(numbers: _Numbers, radii: Radii) -> Radii | None:
+def _need(numbers: _Norms, radii: Radii) -> Radii | None:
     """What (7) asks of the radii."""
     if numbers.W + radii["W"] >= 1 or numbers.least <= 0:
         return None
@@ -135,34 +137,34 @@ def _need(numbers: _Numbers, radii: Radii) -> Radii | None:
     return {name: path * factor for name, factor in zip(("W", "U", "a"), numbers.factors(radii), strict=True)}
 
 
-def _scale(numbers: _Numbers) -> Radii:
+def _scale(numbers: _Norms) -> Radii:
     return {"W": max(0.0, 1 - numbers.W), "U": numbers.U, "a": max(numbers.a, 1.0)}
 
 
-def _seven(numbers: _Numbers, radii: Radii) -> float:
+def _seven(numbers: _Norms, radii: Radii) -> float:
     sides = zip(numbers.factors(radii), (radii["W"], radii["U"], radii["a"]), strict=True)
     return 4 * numbers.X * numbers.r * max(0.0 if factor == 0 else factor / max(radius, 1e-300) for factor, radius in sides)
 
 
-def _theorem(constant: float, unit: Unit) -> Theorem[_Numbers]:
+def _theorem(constant: float, unit: DataUnit) -> Theorem[_Norms]:
     return Theorem(
         _need,
         _scale,
-        Condition("the radii are never left", "[ling2022, (7)]", lambda at: at.least, _seven, power=2),
+        Condition("the radii are never left", "[ling2022, (7)]", lambda point: point.least, _seven, power=2),
         (
             Condition(
                 "lambda_min stays above half",
                 "[ling2022, (8)]",
-                lambda at: at.least**1.5,
+                lambda point: point.least**1.5,
                 # C/rho_a written without the division: rho_a may be 0
-                lambda at, radii: 4 * (2 + math.sqrt(2)) * _eight(at, radii) * at.X**2 * at.r,
+                lambda point, radii: 4 * (2 + math.sqrt(2)) * _eight(point, radii) * point.X**2 * point.r,
                 power=3,
             ),
             Condition(
                 "the features move slowly",
                 f"[ling2022, (9)] with {constant:g}",
-                lambda at: at.least,
-                lambda at, radii: at.constant * at.C(radii),
+                lambda point: point.least,
+                lambda point, radii: point.constant * point.C(radii),
                 power=2,
             ),
         ),
@@ -170,31 +172,31 @@ def _theorem(constant: float, unit: Unit) -> Theorem[_Numbers]:
     )
 
 
-def _eight(at: _Numbers, radii: Radii) -> float:
+def _eight(point: _Norms, radii: Radii) -> float:
     """(c_w^2 + c_u^2)/rho_a."""
-    W, U, a = at.W + radii["W"], at.U + radii["U"], at.a + radii["a"]
+    W, U, a = point.W + radii["W"], point.U + radii["U"], point.a + radii["a"]
     return math.inf if W >= 1 else a * (U**2 / (1 - W) ** 4 + 1 / (1 - W) ** 2)
 
 
-def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: Any, verdict: Verdict) -> Certificate:
-    n = at.X.shape[0]
+def _certificate(point: Measurement, numbers: _Norms, radii: Radii, hypotheses: Any, verdict: Verdict) -> Certificate:
+    n = point.X.shape[0]
     C, E = up(numbers.C(radii)), up(numbers.E(radii))
     limit = max(0.0, (1 - numbers.W) / math.sqrt(numbers.constant * n))
     measured = {
-        "lambda_0": at.unit.lower(numbers.least, 2),
+        "lambda_0": point.unit.lower(numbers.least, 2),
         "|W|": numbers.W,
         "|U|": numbers.U,
         "|a|": numbers.a,
-        "|X|_F": at.unit.upper(numbers.X),
-        "|r|": at.unit.upper(numbers.r),
+        "|X|_F": point.unit.upper(numbers.X),
+        "|r|": point.unit.upper(numbers.r),
         "|a| that (9) allows at most": limit,
         "lambda_0/(4 C), the printed (9)": numbers.least / (PRINTED * C) if C > 0 else math.inf,
     }
-    errors = {"|Z - Z*|_F": at.unit.upper(at.z_error_F), "|r - r*|": at.unit.upper(at.r_error)}
+    errors = errors_of(point)
     bound = down(min(2 / numbers.least, (numbers.constant / 2 - 2) * C / E**2)) if numbers.least > 0 and E > 0 else 0.0
-    fitted = not bool(at.r.any())
+    fitted = not bool(point.r.any())
     if verdict is Verdict.CERTIFIED and bound > 0 and not fitted:
-        step, limit_of_steps = _BELOW * bound, at.unit.exact(bound, -2)
+        step, limit_of_steps = _BELOW * bound, point.unit.exact(bound, -2)
         return finish(
             "ling2022",
             verdict,
@@ -220,7 +222,7 @@ def _certificate(at: Measurement, numbers: _Numbers, radii: Radii, hypotheses: A
     return Certificate("ling2022", verdict, hypotheses, "descent", licenses=(), measured=measured, errors=errors, note=note)
 
 
-def _why_not(numbers: _Numbers, limit: float, n: int) -> str:
+def _why_not(numbers: _Norms, limit: float, n: int) -> str:
     if numbers.least <= 0:
         return "lambda_min(Z Z^T) is not known to be positive: take more units than samples, and no two samples alike."
     if numbers.a > limit:

@@ -8,29 +8,27 @@ from typing import Any
 
 from torch import Tensor
 
-from wellposed.certify._certificate import Certificate, Verdict
-from wellposed.certify._directed import down, up, vector_norm_lower, vector_norm_upper
-from wellposed.certify._family import check_family
-from wellposed.certify._finish import finish, in_range
-from wellposed.certify._gate import changed, trained_otherwise
-from wellposed.certify._least import Condition, Judgement, Radii, Theorem, root_rate
-from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
-from wellposed.certify._units import Unit
-from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.certify.certificate import Certificate, Verdict, finish, in_range
+from wellposed.certify.measurement import Measurement
+from wellposed.certify.theorems._conditions import Condition, Judgement, Radii, Theorem, errors_of, measured_for, root_rate
 from wellposed.linalg import spectral_norm_upper
-from wellposed.nn import MonotoneDEQ
+from wellposed.linalg.directed import (
+    DataUnit,
+    down,
+    least_singular_value_upper,
+    spectral_norm_lower,
+    up,
+    vector_norm_lower,
+    vector_norm_upper,
+)
 
-__all__ = ["nguyen2022"]
-
-DYNAMICS = ("flow", "descent")
 _NAMES = ("A", "B", "U", "u")
 #: The step must be strictly below its bound.
 _BELOW = 0.999
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _MonotoneNorms:
     """|A|, |U|, |u|, the margin m, |X|_F, |r|, and l0 = sigma_min(Z), not its square."""
 
     A: float
@@ -66,10 +64,11 @@ class _Numbers:
 
 
 def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -> Certificate:
-    r"""[nguyen2022, Theorem 3.3.1] (flow) or [nguyen2022, Theorem 3.3.5] (descent, corrected), at the present parameters.
+    r"""[nguyen2022, Theorem 3.3.1] (flow) or [nguyen2022, Theorem 3.3.5] (descent, corrected), at
+    the present parameters.
 
-    With radii R, l = |.| + R, margin m, l0 = sigma_min(Z) (*not* the lambda_0 of [ling2022], which is its square), the flow
-    needs
+    With radii R, l = |.| + R, margin m, l0 = sigma_min(Z) (*not* the lambda_0 of [ling2022], which
+    is its square), the flow needs
 
         (3.8)  l0^2 >= 4 |X|_F |r| max{2 l_U l_u l_A/(m^2 R_A), 2 l_U l_u/(m^2 R_B), l_u/(m R_U), l_U/(m R_u)}
         (3.9)  l0^3 >= 8 |X|_F^2 |r| (l_u/m^2) [1 + 4 (l_A^2 + 1) l_U^2/m^2]
@@ -80,44 +79,39 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
         (3.17')  (3.9) with 16 for 8
         (3.18')  l0^2 >= 20 C_p,    C_p = |X|_F^2 [l_u^2/m^2 + 4 l_U^2 l_u^2 (l_A^2 + 1)/m^4]
 
-    and licenses eta < 4/l0^2, eta <= 2 l0^2/(25 C_11^2) with C_11 = C_p + |X|_F^2 l_U^2/m^2: |r_k|^2 <= (1 - eta l0^2/4)^k
-    |r_0|^2. In both cases the radii are never left, and sigma_min(Z) stays above l0/2; the equilibrium is unique wherever the
-    parameters go.
+    and licenses eta < 4/l0^2, eta <= 2 l0^2/(25 C_11^2) with C_11 = C_p + |X|_F^2 l_U^2/m^2:
+    |r_k|^2 <= (1 - eta l0^2/4)^k |r_0|^2. In both cases the radii are never left, and sigma_min(Z)
+    stays above l0/2; the equilibrium is unique wherever the parameters go.
 
-    *Proof of the descent.* Gradients within the radii are at most |X|_F |r| times 2 l_U l_u l_A/m^2, 2 l_U l_u/m^2, l_u/m,
-    l_U/m, because |Z|_F <= |X|_F l_U/m and the masked adjoints are at most l_u/m; and eta sum_k |r_k| <= 8 |r_0|/l0^2: that
-    is (3.16). As |A'^T A' - A^T A| <= 2 l_A |A' - A|, the features move by at most (8 |r_0|/l0^2) |X|_F^2 times the bracket
-    of (3.17'), so sigma_min(Z) >= l0/2. In a step |r_next|^2 <= (1 - eta l0^2/2 + 2 eta C_p + eta^2 C_11^2) |r|^2, and 2 C_p
-    + eta C_11^2 <= l0^2/10 + 2 l0^2/25 < l0^2/4.
+    *Proof of the descent.* Gradients within the radii are at most |X|_F |r| times 2 l_U l_u
+    l_A/m^2, 2 l_U l_u/m^2, l_u/m, l_U/m, because |Z|_F <= |X|_F l_U/m and the masked adjoints are
+    at most l_u/m; and eta sum_k |r_k| <= 8 |r_0|/l0^2: that is (3.16). As |A'^T A' - A^T A| <= 2
+    l_A |A' - A|, the features move by at most (8 |r_0|/l0^2) |X|_F^2 times the bracket of (3.17'),
+    so sigma_min(Z) >= l0/2. In a step |r_next|^2 <= (1 - eta l0^2/2 + 2 eta C_p + eta^2 C_11^2)
+    |r|^2, and 2 C_p + eta C_11^2 <= l0^2/10 + 2 l0^2/25 < l0^2/4.
 
-    Departures: the thesis prints (3.17) and (3.18) without their powers of m, (3.17) with half its factor, and (3.18) with a
-    further term l_U^2 with which, once the powers of m are back, it can never hold; its step bound misses lambda_max(Z Z^T),
-    and the literal theorem is false (`findings/test_nguyen2022.py` runs into infinity). "Width O(N)" means width >= N.
+    Departures: the thesis prints (3.17) and (3.18) without their powers of m, (3.17) with half its
+    factor, and (3.18) with a further term l_U^2 with which, once the powers of m are back, it can
+    never hold; its step bound misses lambda_max(Z Z^T), and the literal theorem is false
+    (`findings/test_nguyen2022.py` runs into infinity). "Width O(N)" means width >= N.
 
     Args:
         model: A `MonotoneDEQ`.
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
     """
-    check_family("nguyen2022", model, MonotoneDEQ)
-    if dynamics not in DYNAMICS:
-        hint = did_you_mean(str(dynamics), DYNAMICS)
-        raise InvalidArgument(f"nguyen2022: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
-    X, y = check_data(model, X, y)
-    if note := changed(model) or trained_otherwise(model, _NAMES):
-        return Certificate("nguyen2022", Verdict.UNDECIDED, dynamics=dynamics, note=note)
-    at = measure(model, X, y)
-    if isinstance(at, str):
-        return Certificate("nguyen2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
-    return in_range("nguyen2022", dynamics, lambda: _certificate(at, dynamics))
+    point = measured_for("nguyen2022", "MonotoneDEQ", model, X, y, dynamics=dynamics, trains=_NAMES)
+    if isinstance(point, Certificate):
+        return point
+    return in_range("nguyen2022", dynamics, lambda: _certificate(point, dynamics))
 
 
-def _certificate(at: Measurement, dynamics: str) -> Certificate:
-    harmful, helpful = _numbers(at)
-    unit = at.unit
+def _certificate(point: Measurement, dynamics: str) -> Certificate:
+    harmful, helpful = _numbers(point)
+    unit = point.unit
     judgement = (_flow(unit) if dynamics == "flow" else _descent(unit)).judge(harmful, helpful)
     licensed = _license(dynamics, harmful, judgement, unit) if judgement.verdict is Verdict.CERTIFIED else {}
-    limit = down(harmful.margin / math.sqrt(80 * at.X.shape[0] * (harmful.A**2 + 1)))
+    limit = down(harmful.margin / math.sqrt(80 * point.X.shape[0] * (harmful.A**2 + 1)))
     return finish(
         "nguyen2022",
         judgement.verdict,
@@ -133,50 +127,56 @@ def _certificate(at: Measurement, dynamics: str) -> Certificate:
             "margin": harmful.margin,
             "|u| that (3.18') allows at most": limit,
         },
-        errors={"|Z - Z*|_F": unit.upper(at.z_error_F), "|r - r*|": unit.upper(at.r_error)},
+        errors=errors_of(point),
         note=_note(dynamics, harmful, judgement.verdict, limit),
         **licensed,
     )
 
 
-def _numbers(at: Measurement) -> tuple[_Numbers, _Numbers]:
-    A, U, u = (getattr(at.model, name).detach() for name in ("A", "U", "u"))
-    assert isinstance(at.model, MonotoneDEQ)  # `check_family` has seen to it
-    margin = at.model.margin
-    wide = at.Z.shape[0] <= at.Z.shape[1]
-    harmful = _Numbers(
-        spectral_norm_upper(A), spectral_norm_upper(U), vector_norm_upper(u), margin, at.X_norm_F, at.residual, at.Z_least
+def _numbers(point: Measurement) -> tuple[_MonotoneNorms, _MonotoneNorms]:
+    A, U, u = (getattr(point.model, name).detach() for name in ("A", "U", "u"))
+    margin = point.model.theory.margin
+    assert margin is not None
+    wide = point.Z.shape[0] <= point.Z.shape[1]
+    harmful = _MonotoneNorms(
+        spectral_norm_upper(A),
+        spectral_norm_upper(U),
+        vector_norm_upper(u),
+        margin,
+        point.X_norm_F,
+        point.residual,
+        point.Z_least,
     )
-    helpful = _Numbers(
+    helpful = _MonotoneNorms(
         spectral_norm_lower(A),
         spectral_norm_lower(U),
         vector_norm_lower(u),
         margin,
-        vector_norm_lower(at.X),
-        max(0.0, down(vector_norm_lower(at.r) - at.r_error)),
-        up(least_singular_value_upper(at.Z) + at.z_error_F) if wide else 0.0,
+        vector_norm_lower(point.X),
+        max(0.0, down(vector_norm_lower(point.r) - point.r_error)),
+        up(least_singular_value_upper(point.Z) + point.z_error_F) if wide else 0.0,
     )
     return harmful, helpful
 
 
-def _scale(numbers: _Numbers) -> Radii:
+def _scale(numbers: _MonotoneNorms) -> Radii:
     return {"A": max(numbers.A, 1.0), "B": 1.0, "U": max(numbers.U, 1.0), "u": max(numbers.u, 1.0)}
 
 
-def _radii_condition(equation: str, factor: float) -> Condition[_Numbers]:
-    def bound(at: _Numbers, radii: Radii) -> float:
-        sides = [0.0 if g == 0 else g / max(radii[name], 1e-300) for name, g in at.gradients(radii).items()]
-        return factor * at.X * at.r * max(sides)
+def _radii_condition(equation: str, factor: float) -> Condition[_MonotoneNorms]:
+    def bound(point: _MonotoneNorms, radii: Radii) -> float:
+        sides = [0.0 if g == 0 else g / max(radii[name], 1e-300) for name, g in point.gradients(radii).items()]
+        return factor * point.X * point.r * max(sides)
 
-    return Condition("the radii are never left", equation, lambda at: at.least**2, bound, power=2)
+    return Condition("the radii are never left", equation, lambda point: point.least**2, bound, power=2)
 
 
-def _feature_condition(equation: str, factor: float) -> Condition[_Numbers]:
+def _feature_condition(equation: str, factor: float) -> Condition[_MonotoneNorms]:
     return Condition(
         "sigma_min(Z) stays above half",
         equation,
-        lambda at: at.least**3,
-        lambda at, radii: factor * at.X**2 * at.r * at.bracket(radii),
+        lambda point: point.least**3,
+        lambda point, radii: factor * point.X**2 * point.r * point.bracket(radii),
         power=3,
     )
 
@@ -184,32 +184,32 @@ def _feature_condition(equation: str, factor: float) -> Condition[_Numbers]:
 def _path(factor: float) -> Any:
     """What (3.8) or (3.16) asks of the radii."""
 
-    def need(at: _Numbers, radii: Radii) -> Radii | None:
-        if at.least <= 0:
+    def need(point: _MonotoneNorms, radii: Radii) -> Radii | None:
+        if point.least <= 0:
             return None
-        return {name: factor * at.X * at.r * g / at.least**2 for name, g in at.gradients(radii).items()}
+        return {name: factor * point.X * point.r * g / point.least**2 for name, g in point.gradients(radii).items()}
 
     return need
 
 
-def _flow(unit: Unit) -> Theorem[_Numbers]:
+def _flow(unit: DataUnit) -> Theorem[_MonotoneNorms]:
     feature = _feature_condition("[nguyen2022, (3.9)]", 8.0)
     return Theorem(_path(4.0), _scale, _radii_condition("[nguyen2022, (3.8)]", 4.0), (feature,), unit)
 
 
-def _descent(unit: Unit) -> Theorem[_Numbers]:
+def _descent(unit: DataUnit) -> Theorem[_MonotoneNorms]:
     feature = _feature_condition("[nguyen2022, (3.17)] corrected", 16.0)
-    slow = Condition[_Numbers](
+    slow = Condition[_MonotoneNorms](
         "the features move slowly",
         "[nguyen2022, (3.18)] corrected",
-        lambda at: at.least**2,
-        lambda at, radii: 20 * at.C_p(radii),
+        lambda point: point.least**2,
+        lambda point, radii: 20 * point.C_p(radii),
         power=2,
     )
     return Theorem(_path(8.0), _scale, _radii_condition("[nguyen2022, (3.16)]", 8.0), (feature, slow), unit)
 
 
-def _license(dynamics: str, numbers: _Numbers, judgement: Judgement, unit: Unit) -> dict[str, Any]:
+def _license(dynamics: str, numbers: _MonotoneNorms, judgement: Judgement, unit: DataUnit) -> dict[str, Any]:
     radii = judgement.radii
     stays = "No parameter leaves its radius and sigma_min(Z) stays above half; the equilibrium is unique for all parameters."
     if dynamics == "flow":
@@ -230,7 +230,7 @@ def _license(dynamics: str, numbers: _Numbers, judgement: Judgement, unit: Unit)
     }
 
 
-def _note(dynamics: str, numbers: _Numbers, verdict: Verdict, limit: float) -> str:
+def _note(dynamics: str, numbers: _MonotoneNorms, verdict: Verdict, limit: float) -> str:
     if verdict is Verdict.CERTIFIED:
         return "" if dynamics == "flow" else f"The step size given is {_BELOW:g} of its bound."
     if numbers.least <= 0:

@@ -15,7 +15,7 @@ from wellposed.linalg.rounding import round_up, row_norms_upper
 from wellposed.nn.activations import Identity, LeakyReLU, ReLU, SoftThreshold
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions.weight_tying import WeightTiedCell
-from wellposed.nn.families import AbstractNetwork, MonotoneDEQ
+from wellposed.nn.families import AbstractNetwork, is_theory_network
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.maps.affine import OperatorMap
 from wellposed.solve import check_interval, check_positive_integer
@@ -84,7 +84,7 @@ class UnrolledNetwork(nn.Module):
     def forward(self, X: Tensor) -> Tensor:
         """What the network returns, with z_k for z*: (n,) predictions, or (n, m) states of an `EquilibriumLayer`."""
         z = self.equilibrium(X)
-        if not isinstance(self.network, AbstractNetwork):
+        if not is_theory_network(self.network):
             return z
         with torch.autocast(X.device.type, enabled=False):
             return self.network.readout(z, self.network.injection(X))
@@ -118,10 +118,10 @@ class UnrolledNetwork(nn.Module):
             return round_up((first * power + rounding) / (1 - q) * (1 + 2.0**-50), z.dtype)
 
     def _run(self, X: Tensor, z0: Tensor | None, steps: int) -> Tensor:
-        if isinstance(self.network, AbstractNetwork):
+        if is_theory_network(self.network):
             self.network._check(X)
         with torch.autocast(X.device.type, enabled=False):
-            x = self.network.injection(X) if isinstance(self.network, AbstractNetwork) else X
+            x = self.network.injection(X) if is_theory_network(self.network) else X
             cell = _cell_of(self.network)
             shape = cell.state_shape(x)
             f = cell.bind(x)
@@ -150,7 +150,7 @@ class UnrolledNetwork(nn.Module):
 
 def _cell_of(network: AbstractNetwork | EquilibriumLayer) -> AbstractCell:
     """The cell that is iterated, if its map is dense."""
-    if isinstance(network, AbstractNetwork):
+    if is_theory_network(network):
         return network.layer.cell  # type: ignore[return-value]
     if isinstance(network, EquilibriumLayer) and isinstance(network.cell, (DenseCell, WeightTiedCell)):
         return network.cell
@@ -162,7 +162,7 @@ def _cell_of(network: AbstractNetwork | EquilibriumLayer) -> AbstractCell:
 
 def _recurrent(network: AbstractNetwork | EquilibriumLayer) -> Tensor:
     """(m, m) the matrix that multiplies z, lifted as the solve lifts it."""
-    cell: Any = network if isinstance(network, AbstractNetwork) else network.cell
+    cell: Any = network if is_theory_network(network) else network.cell
     W: Tensor = cell.recurrent()
     return W.float() if W.dtype in LOW_PRECISION else W
 
@@ -172,7 +172,7 @@ def _certified_step(network: AbstractNetwork | EquilibriumLayer) -> float:
     with torch.no_grad():
         W = _recurrent(network)
         norm = spectral_norm_upper(W)
-        if norm < 1 and not isinstance(network, MonotoneDEQ):
+        if norm < 1 and not (is_theory_network(network) and network.theory.margin is not None):
             return 1.0
         F = torch.eye(W.shape[0], dtype=torch.float64, device=W.device) - W.double()
         m, L = least_eigenvalue_lower((F + F.t()) / 2), spectral_norm_upper(F)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -13,21 +13,18 @@ from torch import Tensor, nn
 
 from wellposed._eager import eager
 from wellposed._tree import LOW_PRECISION
-from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, did_you_mean
+from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient
+from wellposed.linalg.directed import ROUNDING, up, vector_norm_upper
 from wellposed.nn.activations import ReLU
 from wellposed.nn.cell import AbstractCell
-from wellposed.nn.families._norm_bound import NormBound
+from wellposed.nn.families.theory import Theory
 from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.maps.affine import OperatorMap
 from wellposed.nn.maps.dense import DenseMap
-from wellposed.nn.tangent import GramProduct, TangentFeatures
-from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active, user_level
+from wellposed.nn.tangent import TangentFeatures
+from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active
 from wellposed.status import Status
-
-__all__ = ["AbstractContraction", "AbstractNetwork"]
-
-ILL_POSED_POLICIES = ("raise", "warn", "ignore")
 
 
 class AbstractNetwork(nn.Module, abc.ABC):
@@ -41,9 +38,12 @@ class AbstractNetwork(nn.Module, abc.ABC):
         solver, gradient, on_failure, rtol, max_steps: As in `EquilibriumLayer`.
 
     Attributes:
-        layer: The `EquilibriumLayer` that solves; its input is c. `layer.last_solution` and `layer.last_adjoint` tell how
-            the last solves went.
+        layer: The `EquilibriumLayer` that solves; its input is c. `layer.last_solution` and
+            `layer.last_adjoint` describe the last solves.
     """
+
+    #: What happens where nothing proves that there is exactly one equilibrium.
+    on_ill_posed: str = "raise"
 
     def __init__(
         self,
@@ -81,15 +81,43 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def _tangent(self, X: Tensor, C: Tensor, Z: Tensor, P: Tensor) -> TangentFeatures:
-        """The closed form of the kernel, given injections, equilibria and masked adjoints, all in rows."""
+        """The closed form of the kernel, given injections, equilibria and masked adjoints, all in
+        rows."""
+
+    @property
+    def theory(self) -> Theory:
+        """What the theorems may use: declared by each family; by default nothing."""
+        return Theory()
+
+    def recurrent_error(self) -> float:
+        """Upper bound of the rounding of `recurrent()`, in float64 and in the spectral norm.
+
+        0 for a parameter itself, and enough for a parameter times a few numbers; for a method
+        `recurrent` from outside of the library, for sums and one product of parameters. A family
+        that computes more than that overrides it.
+        """
+        R = self.recurrent().detach()
+        if any(R.data_ptr() == parameter.data_ptr() for parameter in self.parameters()):
+            return 0.0
+        size = vector_norm_upper(R)
+        if is_ours(type(self).recurrent):
+            return up(5 * ROUNDING * size)
+        total = sum(vector_norm_upper(tensor) for tensor in (*self.parameters(), *self.buffers()))
+        return up(2 * (len(R) + 8) * ROUNDING * (size + total * total + 2 * total + math.sqrt(len(R))))
+
+    def input_matrix(self) -> Tensor:
+        """(m, d) the U of `Theory`."""
+        U: Tensor = getattr(self, self.theory.injected)
+        return U
 
     def bind(self, C: Tensor) -> OperatorMap:
-        """The map z -> relu(R z + c) for injections (n, m), with a graph to them and to the parameters."""
+        """The map z -> relu(R z + c) for injections (n, m), with a graph to them and to the
+        parameters."""
         R = self.recurrent()
         return DenseMap(R.float(), C.float(), ReLU()) if C.dtype in LOW_PRECISION else DenseMap(R, C, ReLU())
 
     def check_well_posed(self) -> None:
-        """Applies the network's policy if nothing proves that it has exactly one equilibrium."""
+        """Applies `on_ill_posed` if nothing proves that there is exactly one equilibrium."""
 
     def readout(self, Z: Tensor, C: Tensor) -> Tensor:
         """(n, m), (n, m) -> (n,) predictions from equilibria and injections."""
@@ -114,7 +142,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
             return self._equilibrium(self.injection(X), z0)
 
     def solve(self, X: Tensor, z0: Tensor | None = None, *, record: bool = False) -> Solution:
-        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`."""
+        """The equilibrium without a graph, with all that is known about it; see
+        `EquilibriumLayer.solve`."""
         self._check(X)
         self._apply_policy()
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
@@ -128,7 +157,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         Args:
             X: (n, d) inputs.
             z0, p0: (n, m) where the two solves begin; zeros if not given.
-            injection: (n, m) `self.injection(X)` at the present parameters, if it is at hand.
+            injection: (n, m) `self.injection(X)` at the present parameters, if available.
         """
         self._check(X)
         self._apply_policy()
@@ -137,41 +166,44 @@ class AbstractNetwork(nn.Module, abc.ABC):
             return self.layer.linearise(C, self.readout_weight(), z0=z0, u0=p0)
 
     def tangent_features(self, X: Tensor) -> TangentFeatures:
-        """What the tangent kernel is made of: see `TangentFeatures`. Parameters that do not require a gradient have no part."""
-        at = self.linearise(X)
+        """What the tangent kernel is made of: see `TangentFeatures`. Parameters that do not require
+        a gradient have no part."""
+        point = self.linearise(X)
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
-            C = self.injection(X).to(at.value.dtype)  # low precision is lifted, as in the solve
-            tangent = self._tangent(X.to(C.dtype), C, at.value, at.adjoint)
+            C = self.injection(X).to(point.value.dtype)  # low precision is lifted, as in the solve
+            tangent = self._tangent(X.to(C.dtype), C, point.value, point.adjoint)
         trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         return TangentFeatures(tangent.features, {name: part for name, part in tangent.terms.items() if name in trained})
 
-    def gradients(self, X: Tensor, at: Linearised, r: Tensor, *, injection: Tensor | None = None) -> dict[str, Tensor]:
-        r"""The gradient of sum_i r_i y_i by the closed form: with r = y_hat - y, that of the loss |y_hat - y|^2/2.
+    def gradients(self, X: Tensor, point: Linearised, r: Tensor, *, injection: Tensor | None = None) -> dict[str, Tensor]:
+        r"""The gradient of sum_i r_i y_i by the closed form: with r = y_hat - y, that of the loss
+        |y_hat - y|^2/2.
 
         Costs no solve: P diag(r) is the adjoint for the cotangent r_i v of every sample.
 
         Args:
-            X: (n, d) the inputs of `at`.
-            at: From `linearise(X)`, at the present parameters.
+            X: (n, d) the inputs of `point`.
+            point: From `linearise(X)`, at the present parameters.
             r: (n,).
-            injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if it is at hand.
+            injection: (n, m) `self.injection(X)` at the present parameters and with its graph, if
+                available.
         """
         self._check(X)
-        if not isinstance(r, Tensor) or r.shape != at.value.shape[:1] or r.shape != X.shape[:1]:
+        if not isinstance(r, Tensor) or r.shape != point.value.shape[:1] or r.shape != X.shape[:1]:
             seen = tuple(r.shape) if isinstance(r, Tensor) else type(r).__name__
             raise InvalidArgument(
                 f"gradients needs one r for each sample, of shape ({X.shape[0]},), and the linearisation of the same X; got r "
-                f"of shape {seen} and a linearisation of {at.value.shape[0]} samples."
+                f"of shape {seen} and a linearisation of {point.value.shape[0]} samples."
             )
         trained = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
         if not trained:
             return {}
         with torch.enable_grad(), torch.autocast(X.device.type, enabled=False):
             R, C = self.recurrent(), self.injection(X) if injection is None else injection
-            prediction = self.readout(at.value.to(C.dtype), C)
+            prediction = self.readout(point.value.to(C.dtype), C)
             r = r.detach()  # a residual usually comes with the graph of its predictions
-            adjoint = at.adjoint * r.unsqueeze(1)
-            outputs = [(R, adjoint.t() @ at.value), (C, adjoint), (prediction, r)]
+            adjoint = point.adjoint * r.unsqueeze(1)
+            outputs = [(R, adjoint.t() @ point.value), (C, adjoint), (prediction, r)]
             followed = [(output, cotangent.to(output.dtype)) for output, cotangent in outputs if output.requires_grad]
             grads = torch.autograd.grad(
                 [output for output, _ in followed],
@@ -185,11 +217,12 @@ class AbstractNetwork(nn.Module, abc.ABC):
         }
 
     def least_preactivation(self, X: Tensor) -> Tensor:
-        """(n,) the least |pre-activation| over the units of each sample: where it is 0 there is no derivative."""
-        at = self.linearise(X)
+        """(n,) the least |pre-activation| over the units of each sample: where it is 0 there is no
+        derivative."""
+        point = self.linearise(X)
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
-            C, R = self.injection(X).to(at.value.dtype), self.recurrent().to(at.value.dtype)
-            preactivation = torch.addmm(C, at.value, R.t())
+            C, R = self.injection(X).to(point.value.dtype), self.recurrent().to(point.value.dtype)
+            preactivation = torch.addmm(C, point.value, R.t())
             return preactivation.abs().amin(dim=1)
 
     def _equilibrium(self, C: Tensor, z0: Tensor | None) -> Tensor:
@@ -198,7 +231,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     @eager
     def _without_lost(self, z: Tensor) -> Tensor:
-        """NaN where there is no equilibrium because a number was not finite: the start, 0, would pass for a prediction."""
+        """NaN where there is no equilibrium because a number was not finite: the start, 0, would
+        pass for a prediction."""
         solution = self.layer.last_solution
         if solution is None:
             return z
@@ -207,7 +241,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
 
     @eager
     def _apply_policy(self) -> None:
-        if not transforms_active():  # torch.func transforms hide values, so nothing can be decided by them
+        # the check needs concrete values, which torch.func transforms hide
+        if self.on_ill_posed != "ignore" and not transforms_active():
             self.check_well_posed()
 
     def _check(self, X: Any) -> None:
@@ -224,61 +259,9 @@ class AbstractNetwork(nn.Module, abc.ABC):
         return f"{self.in_features}, {self.width}"
 
 
-class AbstractContraction(AbstractNetwork):
-    """A network that is well-posed because |R| < 1, and knows a rigorous upper bound of |R|.
-
-    Args:
-        in_features, width: d, m.
-        on_ill_posed: What happens when the bound reaches 1, where nothing proves any more that an equilibrium exists: "raise"
-            (`IllPosed`), "warn" (`IllPosedWarning`) or "ignore".
-        options: As in `AbstractNetwork`.
-    """
-
-    def __init__(self, in_features: int, width: int, *, on_ill_posed: str = "raise", **options: Any) -> None:
-        super().__init__(in_features, width, **options)
-        if on_ill_posed not in ILL_POSED_POLICIES:
-            hint = did_you_mean(str(on_ill_posed), ILL_POSED_POLICIES)
-            raise InvalidArgument(f"on_ill_posed must be 'raise', 'warn' or 'ignore'; got {on_ill_posed!r}.{hint}")
-        self.on_ill_posed = on_ill_posed
-        self._norm_bound = NormBound()
-
-    @abc.abstractmethod
-    def _remedy(self) -> str:
-        """What to change when the network is no contraction; completes a message."""
-
-    def contraction_upper(self) -> float:
-        """A rigorous upper bound of the contraction factor |R|, sharp to about 1e-11; one singular value decomposition."""
-        with torch.no_grad():
-            return self._norm_bound(self.recurrent(), below=0.0)
-
-    def check_well_posed(self) -> None:
-        if self.on_ill_posed == "ignore":
-            return
-        with torch.no_grad():
-            R = self.recurrent()
-            finite = bool(torch.isfinite(R).all())
-            bound = self._norm_bound(R, below=1.0) if finite else math.inf
-        if bound < 1.0:
-            return
-        name = type(self).__name__
-        if finite:
-            text = (
-                f"{name}: the contraction factor is only known to be at most {bound:.6g}, not below 1, so nothing proves that "
-                f"an equilibrium exists and is unique. {self._remedy()}"
-                + (", or pass on_ill_posed='warn' to go on without proof." if self.on_ill_posed == "raise" else ".")
-            )
-        else:
-            text = (
-                f"{name}: the recurrent matrix has NaN or infinite entries, so there is no equilibrium. The training has "
-                "diverged before: go back to finite parameters and take a smaller step."
-            )
-        if self.on_ill_posed == "raise":
-            raise IllPosed(text)
-        warnings.warn(text, IllPosedWarning, stacklevel=user_level())
-
-
 class _Cell(AbstractCell):
-    """The map of a network for given injections. It holds no parameters: those have the names of the paper, on the network."""
+    """The map of a network for given injections. It holds no parameters: those have the names of
+    the paper, on the network."""
 
     def __init__(self, network: AbstractNetwork) -> None:
         super().__init__()
@@ -294,11 +277,20 @@ class _Cell(AbstractCell):
         return torch.relu(torch.addmm(x, z, self._network[0].recurrent().t()))
 
 
-def outer(left: str, right: str, coefficient: float = 1.0) -> tuple[GramProduct, ...]:
-    """The kernel part of a matrix whose gradient is l r^T: (L L^T) o (R R^T)."""
-    return (GramProduct(((left, left), (right, right)), coefficient),)
+def is_ours(function: Any) -> bool:
+    """Whether a function or method was written in the library."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "wellposed"
 
 
-def gram(feature: str) -> tuple[GramProduct, ...]:
-    """The kernel part of a vector whose gradient is the feature itself."""
-    return (GramProduct(((feature, feature),)),)
+def signs(
+    size: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(size,) of +1 and -1 with equal probability."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return torch.randint(0, 2, (size,), generator=generator, device=device).to(dtype) * 2 - 1

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.nn.families._network import AbstractContraction, gram, outer
-from wellposed.nn.tangent import TangentFeatures
+from wellposed.nn.families._contraction import AbstractContraction
+from wellposed.nn.families.theory import Theory
+from wellposed.nn.tangent import TangentFeatures, gram, outer
 from wellposed.solve import check_interval
-
-__all__ = ["GaussianDEQ"]
 
 
 class GaussianDEQ(AbstractContraction):
     r"""z = relu(W z + U x), y = a . z [ling2022, eq. (1)-(2)].
 
-    Starts from W_ij ~ N(0, 2 s/m), U_ij ~ N(0, 2/d), a_i ~ N(0, 1/m) with s = `weight_variance` (Assumption 1, which asks for
-    s < 1/8 and inputs of norm sqrt(d)); |W| is then about 2 sqrt(2 s). Well-posed while |W| < 1.
+    Starts from W_ij ~ N(0, 2 s/m), U_ij ~ N(0, 2/d), a_i ~ N(0, 1/m) with s = `weight_variance`
+    (Assumption 1, which asks for s < 1/8 and inputs of norm sqrt(d)); |W| is then about 2 sqrt(2
+    s). Well-posed while |W| < 1.
 
     Tangent kernel, with p_i = D_i (I - W^T D_i)^(-1) a:  H = G + (P P^T) o (G + X X^T),  G = Z Z^T.
 
@@ -34,8 +34,8 @@ class GaussianDEQ(AbstractContraction):
         weight_variance: s, at least 0.
         generator: Of the initialization.
         device, dtype: Of the parameters.
-        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`; `on_ill_posed` as in
-            `AbstractContraction`.
+        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`;
+            `on_ill_posed` as in `AbstractContraction`.
 
     Attributes:
         W: (m, m). U: (m, d). a: (m,).
@@ -59,6 +59,10 @@ class GaussianDEQ(AbstractContraction):
         self.W = nn.Parameter(torch.randn(width, width, **draw) * math.sqrt(2 * weight_variance / width))
         self.U = nn.Parameter(torch.randn(width, in_features, **draw) * math.sqrt(2 / in_features))
         self.a = nn.Parameter(torch.randn(width, **draw) / math.sqrt(width))
+
+    @property
+    def theory(self) -> Theory:
+        return Theory("W", "U", ("a",), homogeneous=True, theorem="ling2022", options=("weight_variance",))
 
     def recurrent(self) -> Tensor:
         return self.W

@@ -9,30 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed.nn.families._network import AbstractContraction, outer
-from wellposed.nn.families._random import signs
-from wellposed.nn.tangent import TangentFeatures
+from wellposed.nn.families._contraction import AbstractContraction
+from wellposed.nn.families._network import signs
+from wellposed.nn.families.theory import Theory
+from wellposed.nn.tangent import TangentFeatures, outer
 from wellposed.solve import check_interval
 
-__all__ = ["ImplicitOnlyDEQ"]
-
 INITS = ("gaussian", "half_normal", "diagonal")
-#: How often a Gaussian A is drawn again before we say that gamma0 is too large.
+#: How often a Gaussian A is drawn before gamma0 is reported to be too large.
 _DRAWS = 20
 
 
 class ImplicitOnlyDEQ(AbstractContraction):
-    r"""z = relu(gamma A^T z + phi), phi = relu(W^T x), y = b . z/sqrt(m), gamma = gamma0/sqrt(m) [gao2023, eq. (1)-(3)].
+    r"""z = relu(gamma A^T z + phi), phi = relu(W^T x), y = b . z/sqrt(m), gamma = gamma0/sqrt(m)
+    [gao2023, eq. (1)-(3)].
 
-    Only A is a parameter; W and b are buffers, W_ij ~ N(0, 1) and b_i = +-1. In rows, Z = relu(gamma Z A + Phi).
+    Only A is a parameter; W and b are buffers, W_ij ~ N(0, 1) and b_i = +-1. In rows, Z =
+    relu(gamma Z A + Phi).
 
     `init` chooses A(0):
 
-    - "gaussian": A_ij ~ N(0, 1), drawn anew until gamma |A| < 1. |A| is about 2 sqrt(m) (the paper says without loss of
-      generality 1), so gamma0 must be below 1/2, and below 1/3 if A may move by sqrt(m) in training.
-    - "half_normal": A_ij = |N(0, 1)|/sqrt(m). The paper has no 1/sqrt(m); then gamma |A| = gamma0 sqrt(2m/pi), and there is no
-      equilibrium at all for m > pi/(2 gamma0^2). Scaled, gamma |A| tends to gamma0 sqrt(2/pi), every unit is active, and
-      Z = Phi (I - gamma A)^(-1) as the paper wants.
+    - "gaussian": A_ij ~ N(0, 1), drawn again until gamma |A| < 1. |A| is about 2 sqrt(m) (the paper
+      says without loss of generality 1), so gamma0 must be below 1/2, and below 1/3 if A may move
+      by sqrt(m) in training.
+    - "half_normal": A_ij = |N(0, 1)|/sqrt(m). The paper has no 1/sqrt(m); then gamma |A| = gamma0
+      sqrt(2m/pi), and there is no equilibrium at all for m > pi/(2 gamma0^2). Scaled, gamma |A|
+      tends to gamma0 sqrt(2/pi), every unit is active, and Z = Phi (I - gamma A)^(-1) as the paper
+      wants.
     - "diagonal": A = diag(N(0, 1)).
 
     Tangent kernel, with p_i = D_i (I - gamma A D_i)^(-1) b:  H = (gamma^2/m) (P P^T) o (Z Z^T).
@@ -44,8 +47,8 @@ class ImplicitOnlyDEQ(AbstractContraction):
         init: See above.
         generator: Of the initialization.
         device, dtype: Of the parameters.
-        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`; `on_ill_posed` as in
-            `AbstractContraction`.
+        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`;
+            `on_ill_posed` as in `AbstractContraction`.
 
     Attributes:
         A: (m, m), the only parameter. W: (d, m), b: (m,) buffers. gamma: gamma0/sqrt(m).
@@ -93,6 +96,24 @@ class ImplicitOnlyDEQ(AbstractContraction):
             f"in the last of {_DRAWS} draws, and must be below 1. Take gamma0 below 1/2 (1/3 leaves room for training), "
             "init='half_normal' or 'diagonal', or on_ill_posed='warn'."
         )
+
+    @property
+    def theory(self) -> Theory:
+        return Theory(
+            "A",
+            "W",
+            ("b",),
+            fixed=("W", "b"),
+            recurrent_scale=self.gamma,
+            readout_scale=1 / math.sqrt(self.width),
+            rectified=True,
+            homogeneous=True,
+            theorem="gao2023",
+            limit=("diagonal", self.gamma0) if self.init == "diagonal" else None,
+        )
+
+    def input_matrix(self) -> Tensor:
+        return self.W.t()
 
     def recurrent(self) -> Tensor:
         return self.A.t() * self.gamma

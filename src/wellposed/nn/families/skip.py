@@ -8,25 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.nn.families._network import AbstractContraction, gram, outer
-from wellposed.nn.families._random import signs
-from wellposed.nn.tangent import TangentFeatures
+from wellposed.nn.families._contraction import AbstractContraction
+from wellposed.nn.families._network import signs
+from wellposed.nn.families.theory import Theory
+from wellposed.nn.tangent import TangentFeatures, gram, outer
 from wellposed.solve import check_interval
-
-__all__ = ["SkipDEQ"]
 
 
 class SkipDEQ(AbstractContraction):
-    r"""phi = relu(W x)/sqrt(m), z = relu(gamma/sqrt(m) A z + phi), y = u . z + v . phi [gao2022, eq. (1)-(4)].
+    r"""phi = relu(W x)/sqrt(m), z = relu(gamma/sqrt(m) A z + phi), y = u . z + v . phi [gao2022,
+    eq. (1)-(4)].
 
-    Starts from A_ij, W_ij ~ N(0, 1) and u_i, v_i = +-1. Well-posed while gamma |A|/sqrt(m) < 1; |A| is about 2 sqrt(m) at the
-    start, so gamma must be below 1/2, and below 1/4 if |A| may double in training.
+    Starts from A_ij, W_ij ~ N(0, 1) and u_i, v_i = +-1. Well-posed while gamma |A|/sqrt(m) < 1; |A|
+    is about 2 sqrt(m) at the start, so gamma must be below 1/2, and below 1/4 if |A| may double in
+    training.
 
     Tangent kernel, with p_i = D_i (I - g A^T D_i)^(-1) u, g = gamma/sqrt(m), E the masks of W x:
 
         H = (gamma^2/m P P^T + 1 1^T) o Z Z^T + 1/m [E o (P + 1 v^T)] [E o (P + 1 v^T)]^T o X X^T + Phi Phi^T
 
-    ([gao2022, eq. (10)] lost the factor g in the gradient with respect to A; its appendix (27) has it).
+    ([gao2022, eq. (10)] lost the factor g in the gradient with respect to A; its appendix (27) has
+    it).
 
     Args:
         in_features: d.
@@ -34,8 +36,8 @@ class SkipDEQ(AbstractContraction):
         gamma: Positive.
         generator: Of the initialization.
         device, dtype: Of the parameters.
-        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`; `on_ill_posed` as in
-            `AbstractContraction`.
+        options: `solver`, `gradient`, `on_failure`, `rtol`, `max_steps` as in `EquilibriumLayer`;
+            `on_ill_posed` as in `AbstractContraction`.
 
     Attributes:
         A: (m, m). W: (m, d). u: (m,). v: (m,).
@@ -60,6 +62,21 @@ class SkipDEQ(AbstractContraction):
         self.W = nn.Parameter(torch.randn(width, in_features, **draw))
         self.u = nn.Parameter(signs(width, **draw))
         self.v = nn.Parameter(signs(width, **draw))
+
+    @property
+    def theory(self) -> Theory:
+        root = math.sqrt(self.width)
+        return Theory(
+            "A",
+            "W",
+            ("u", "v"),
+            recurrent_scale=self.gamma / root,
+            injection_scale=1 / root,
+            rectified=True,
+            homogeneous=True,
+            theorem="gao2022",
+            options=("gamma",),
+        )
 
     def recurrent(self) -> Tensor:
         return self.A * (self.gamma / math.sqrt(self.width))

@@ -1,25 +1,30 @@
-"""What a certificate is: a theorem, its hypotheses as numbers, a verdict, and what the verdict licenses."""
+"""What a certificate is: a theorem, its hypotheses as numbers, a verdict, and what the verdict
+licenses."""
 
 from __future__ import annotations
 
 import enum
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from wellposed._reading import parse_json
-from wellposed.certify._plain import RELATIONS, check_plain
-from wellposed.certify._range import license_fault
 from wellposed.errors import InvalidArgument
 
-__all__ = ["Certificate", "Hypothesis", "Verdict"]
+OUT_OF_RANGE = "The numbers leave the range of float64"
+RELATIONS = ("<", "<=", ">", ">=")
+
+
+#: The fields of a certificate that hold a number, or numbers by name.
+_NUMBERS = ("step_size", "rates", "rate", "radii", "measured", "errors")
 
 
 class Verdict(enum.Enum):
-    """CERTIFIED: every hypothesis holds, so the conclusion is proved. VIOLATED: a hypothesis is false, so this theorem says
-    nothing (training may still succeed: the theorems are sufficient, not necessary). UNDECIDED: not proved either way."""
+    """CERTIFIED: every hypothesis holds, so the conclusion is proved. VIOLATED: a hypothesis is
+    false, so this theorem says nothing (training may still succeed: the theorems are sufficient,
+    not necessary). UNDECIDED: not proved either way."""
 
     CERTIFIED = "certified"
     VIOLATED = "violated"
@@ -29,7 +34,7 @@ class Verdict(enum.Enum):
         return self.name
 
     def __bool__(self) -> bool:
-        raise TypeError("A verdict is no bare yes or no: compare it with Verdict.CERTIFIED.")
+        raise TypeError("A verdict is not a bare yes or no: compare it with Verdict.CERTIFIED.")
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ class Hypothesis:
     Attributes:
         name: What it says in words.
         equation: Where it comes from, e.g. "[ling2022, (7)]".
-        value: The left side, bounded from the side that can only harm; None if it could not be evaluated.
+        value: The left side, bounded from the side that can only harm; None if it could not be
+            evaluated.
         bound: The right side, bounded likewise; None if it could not be evaluated.
         relation: "<", "<=", ">" or ">=".
         holds: True, False, or None when nothing is decided.
@@ -62,9 +68,10 @@ class Hypothesis:
 
         Args:
             name, equation, note: As above.
-            value, relation, bound: The comparison. Both sides are already bounded from the harmful side.
-            refutes: Whether the comparison failing proves the hypothesis false (both sides exact up to rounding); if not,
-                it is left undecided.
+            value, relation, bound: The comparison. Both sides are already bounded from the harmful
+                side.
+            refutes: Whether the comparison failing proves the hypothesis false (both sides exact up
+                to rounding); if not, it is left undecided.
         """
         if relation not in RELATIONS:
             raise InvalidArgument(f"relation must be one of {', '.join(RELATIONS)}; got {relation!r}.")
@@ -85,18 +92,22 @@ class Hypothesis:
 class Certificate:
     """A theorem checked on numbers.
 
-    CERTIFIED has something behind it: steps are finite and positive, and the rate is strictly on the right side. Anything else
-    is refused with `InvalidArgument`.
+    CERTIFIED needs finite positive steps and a rate strictly on the right side, or raises
+    `InvalidArgument`.
 
     Attributes:
         theorem: Which one, e.g. "radius" or "ling2022".
         verdict: CERTIFIED, VIOLATED or UNDECIDED.
         hypotheses: Each with its two sides.
         dynamics: "flow", "descent" or "" (well-posedness alone).
-        step_size: What is licensed for descent: one number, or one by parameter; None if nothing is.
-        rates: Relative speeds by parameter at which the certified flow runs; None if none is certified.
-        rate: Descent: q with |r_k| <= q^k |r_0|. Flow: s with |r(t)| <= exp(-s t) |r_0|. None if nothing is licensed.
-        radii: By parameter (or "all"), how far it moves at most, in Frobenius norm; None if nothing is licensed.
+        step_size: What is licensed for descent: one number, or one by parameter; None if nothing
+            is.
+        rates: Relative speeds by parameter at which the certified flow runs; None if none is
+            certified.
+        rate: Descent: q with |r_k| <= q^k |r_0|. Flow: s with |r(t)| <= exp(-s t) |r_0|. None if
+            nothing is licensed.
+        radii: By parameter (or "all"), how far it moves at most, in Frobenius norm; None if nothing
+            is licensed.
         licenses: What is proved, in sentences.
         measured: The numbers that went in.
         errors: Numerical errors that were taken into account.
@@ -119,12 +130,12 @@ class Certificate:
     others: tuple[Certificate, ...] = ()
 
     def __post_init__(self) -> None:
-        fault = license_fault(self.dynamics, self.step_size, self.rates, self.rate, self.radii)
+        fault = _license_fault(self.dynamics, self.step_size, self.rates, self.rate, self.radii)
         if self.verdict is Verdict.CERTIFIED and fault:
             raise InvalidArgument(f"A certificate by {self.theorem!r} cannot be CERTIFIED: {fault}.")
 
     def __bool__(self) -> bool:
-        raise TypeError("A certificate is no bare yes or no: compare `certificate.verdict` with Verdict.CERTIFIED.")
+        raise TypeError("A certificate is not a bare yes or no: compare `certificate.verdict` with Verdict.CERTIFIED.")
 
     @property
     def certified(self) -> bool:
@@ -139,11 +150,8 @@ class Certificate:
             {**{item.name: _number_out(getattr(h, item.name)) for item in fields(h)}, "margin": _number_out(h.margin)}
             for h in self.hypotheses
         ]
-        for name in ("step_size", "rates", "radii", "measured", "errors"):
-            table = plain[name]
-            is_table = isinstance(table, Mapping)
-            plain[name] = {key: _number_out(number) for key, number in table.items()} if is_table else _number_out(table)
-        plain["rate"] = _number_out(self.rate)
+        for name in _NUMBERS:
+            plain[name] = _each_number(plain[name], _number_out)
         plain["licenses"] = list(self.licenses)
         plain["others"] = [other.to_dict() for other in self.others]
         return plain
@@ -151,24 +159,18 @@ class Certificate:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
         """The certificate that `to_dict` wrote; raises `InvalidArgument` for anything else."""
+        from wellposed.certify._recorded import check_plain
+
         check_plain(plain, {item.name for item in fields(cls)})
         values = dict(plain)
         values["verdict"] = Verdict(plain["verdict"])
+        sides = ("value", "bound")
         values["hypotheses"] = tuple(
-            Hypothesis(
-                **{
-                    key: _number_in(value) if key in ("value", "bound") else value
-                    for key, value in h.items()
-                    if key != "margin"
-                }
-            )
+            Hypothesis(**{key: _number_in(h[key]) if key in sides else h[key] for key in h if key != "margin"})
             for h in plain["hypotheses"]
         )
-        for name in ("step_size", "rates", "radii", "measured", "errors"):
-            table = plain[name]
-            is_table = isinstance(table, Mapping)
-            values[name] = {key: _number_in(number) for key, number in table.items()} if is_table else _number_in(table)
-        values["rate"] = _number_in(plain["rate"])
+        for name in _NUMBERS:
+            values[name] = _each_number(plain[name], _number_in)
         values["licenses"] = tuple(plain["licenses"])
         values["others"] = tuple(cls.from_dict(other) for other in plain["others"])
         return cls(**values)
@@ -179,7 +181,7 @@ class Certificate:
     @classmethod
     def from_json(cls, text: str) -> Certificate:
         """The certificate that `to_json` wrote; raises `InvalidArgument` for anything else."""
-        return cls.from_dict(parse_json(text, "This is no certificate: its text", error=InvalidArgument))
+        return cls.from_dict(parse_json(text, "This is not a certificate: its text", error=InvalidArgument))
 
     def _title(self) -> str:
         return f"{self.theorem}{f' ({self.dynamics})' if self.dynamics else ''}: {self.verdict}"
@@ -210,9 +212,13 @@ class Certificate:
 def _table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
     if not hypotheses:
         return []
+
+    def short(value: float | None) -> str:
+        return "?" if value is None else f"{value:.4g}"
+
     word = {True: "holds", False: "fails", None: "undecided"}
     rows = [("hypothesis", "source", "value", "", "bound", "")]
-    rows += [(h.name, h.equation, _short(h.value), h.relation, _short(h.bound), word[h.holds]) for h in hypotheses]
+    rows += [(h.name, h.equation, short(h.value), h.relation, short(h.bound), word[h.holds]) for h in hypotheses]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
@@ -222,8 +228,10 @@ def _table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
     return lines
 
 
-def _short(value: float | None) -> str:
-    return "?" if value is None else f"{value:.4g}"
+def _each_number(field_value: Any, convert: Callable[[Any], Any]) -> Any:
+    if isinstance(field_value, Mapping):
+        return {key: convert(number) for key, number in field_value.items()}
+    return convert(field_value)
 
 
 def _number_out(value: Any) -> Any:
@@ -232,3 +240,58 @@ def _number_out(value: Any) -> Any:
 
 def _number_in(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+def finish(theorem: str, verdict: Verdict, hypotheses: tuple[Hypothesis, ...], dynamics: str, **rest: Any) -> Certificate:
+    """The certificate; UNDECIDED where it would license numbers that float64 does not hold, which
+    its note names."""
+    licensed = [rest.get(name) for name in ("step_size", "rates", "rate", "radii")]
+    if verdict is Verdict.CERTIFIED and (fault := _license_fault(dynamics, *licensed)):
+        kept = {name: rest[name] for name in ("measured", "errors") if name in rest}
+        note = f"{OUT_OF_RANGE}: all hypotheses hold, but {fault}."
+        return Certificate(theorem, Verdict.UNDECIDED, hypotheses, dynamics, note=note, **kept)
+    return Certificate(theorem, verdict, hypotheses, dynamics, **rest)
+
+
+def in_range(theorem: str, dynamics: str, make: Callable[[], Certificate]) -> Certificate:
+    """What `make` returns, or UNDECIDED where its scalars overflow: Python's `**` and `/` raise
+    where IEEE has infinities."""
+    try:
+        return make()
+    except ArithmeticError:
+        note = f"{OUT_OF_RANGE} in the conditions of the theorem. Rescale the inputs, the labels or the parameters."
+        return Certificate(theorem, Verdict.UNDECIDED, dynamics=dynamics, note=note)
+
+
+def verdict_on(hypotheses: Sequence[Hypothesis]) -> Verdict:
+    """CERTIFIED if all hold, VIOLATED if one is false, else UNDECIDED."""
+    if any(h.holds is False for h in hypotheses):
+        return Verdict.VIOLATED
+    return Verdict.CERTIFIED if all(h.holds for h in hypotheses) else Verdict.UNDECIDED
+
+
+def _license_fault(dynamics: str, step_size: Any, rates: Any, rate: float | None, radii: Any) -> str:
+    """Which of the licensed numbers proves nothing, in words; empty if none.
+
+    Steps and relative rates are finite and positive, radii finite and not negative. A rate of
+    descent lies in [0, 1) and one of the flow is positive: q = 1 and s = 0 say that the residual
+    does not grow, not that it vanishes.
+    """
+    for name, table in (("step size", step_size), ("relative rate", rates)):
+        for key, number in _items(table):
+            if not 0 < number < math.inf:
+                return f"the {name}{key} would be {number:.3g}, not finite and positive: rescale the inputs and the labels"
+    for key, number in _items(radii):
+        if not 0 <= number < math.inf:
+            return f"the radius{key} would be {number:.3g}, not finite: rescale the inputs and the labels"
+    if rate is not None and dynamics == "descent" and not 0 <= rate < 1:
+        return f"the rate of descent would be {rate:.17g}: a step gains less than float64 resolves"
+    if rate is not None and dynamics == "flow" and not 0 < rate < math.inf:
+        return f"the rate of the flow would be {rate:.3g}, not finite and positive: rescale the inputs and the labels"
+    return ""
+
+
+def _items(table: float | Mapping[str, float] | None) -> list[tuple[str, float]]:
+    if table is None:
+        return []
+    return [(f" of {name}", number) for name, number in table.items()] if isinstance(table, Mapping) else [("", table)]

@@ -1,7 +1,8 @@
-"""The closed road: blocks of the kernel as sums of Hadamard products of Gram blocks.
+"""The closed form: blocks of the kernel as sums of Hadamard products of Gram blocks.
 
-Every Gram block is computed once and shared by all terms, into memory that the next block uses again; the products are
-accumulated in place. Beyond the features, (n, k) each, and the kernel, only blocks of `block_size` squared are held.
+Every Gram block is computed once and shared by all terms, into memory that the next block uses
+again; the products are accumulated in place. Beyond the features, (n, k) each, and the kernel, only
+blocks of `block_size` squared are held.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import InvalidArgument
-from wellposed.kernel._blocks import TOTAL, AbstractRoad, Block, Layout, slices
-from wellposed.kernel._features import features_of, is_view_of, rows_at_once
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._memory import KernelMemory
-from wellposed.nn.tangent import GramProduct
-
-__all__ = ["BLOCK_SIZE", "ClosedRoad", "GramBlocks"]
+from wellposed.kernel._method import TOTAL, Block, KernelLayout, KernelMethod, slices
+from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 BLOCK_SIZE = 512
 #: Buffers of the size of the widest feature that solving a batch of rows takes; measured on the networks of `wellposed.nn`.
 SOLVER_BUFFERS = 16
+#: Bytes of the widest feature of the rows that are solved at once: the solver holds several times as much.
+FEATURE_BYTES = 2 * 1024**2
+#: Fewer rows would not keep the processor busy.
+LEAST_ROWS = 64
 
 Terms = Mapping[str, tuple[GramProduct, ...]]
 
@@ -93,10 +95,11 @@ class GramBlocks:
         return len(pairs) + (len(terms) if by_parameter else 1) + (longest > 2)
 
 
-class ClosedRoad(AbstractRoad):
+class ClosedFormMethod(KernelMethod):
     """The kernel of a model that has `tangent_features`.
 
-    The features of the first rows are computed at once, to know the sizes; the rest when the first block is asked for.
+    The features of the first rows are computed at once, to know the sizes; the rest when the first
+    block is asked for.
 
     Args:
         model: With a method `tangent_features(X) -> TangentFeatures`.
@@ -140,7 +143,7 @@ class ClosedRoad(AbstractRoad):
             self._sides = (left, left if self.symmetric else self._collect(self._inputs[1], None))
         return self._sides
 
-    def memory(self, layout: Layout) -> KernelMemory:
+    def memory(self, layout: KernelLayout) -> KernelMemory:
         widths = [feature.shape[1] for feature in self._used.values()]
         samples = self.size if self.symmetric else self.size + self.size2
         itemsize = self.dtype.itemsize
@@ -153,7 +156,7 @@ class ClosedRoad(AbstractRoad):
         in_memory, disk = (kernel, 0) if layout.in_memory else (0, kernel)
         return KernelMemory(in_memory, itemsize * samples * sum(widths), blocks, work, disk)
 
-    def blocks(self, layout: Layout) -> Iterator[Block]:
+    def blocks(self, layout: KernelLayout) -> Iterator[Block]:
         left, right = self.sides
         grams = GramBlocks(left, right, self.terms, block_size=self.block_size, symmetric=self.symmetric)
         for rows in slices(self.size, self.block_size):
@@ -162,11 +165,13 @@ class ClosedRoad(AbstractRoad):
                     yield Block(rows, columns, grams.block(rows, columns, by_parameter=layout.by_parameter))
 
     def rounding_upper(self, trace: float) -> float:
-        """sum_t |c_t| gamma ||a_t|| ||b_t||, where a_t(i) = prod_k ||L_k(i)|| and b_t(j) = prod_k ||R_k(j)||.
+        """sum_t |c_t| gamma ||a_t|| ||b_t||, where a_t(i) = prod_k ||L_k(i)|| and b_t(j) = prod_k
+        ||R_k(j)||.
 
-        An inner product of k terms has error at most gamma_k |L_i| |R_j| [higham2002, (3.5)], which Cauchy-Schwarz bounds
-        by gamma_k ||L_i|| ||R_j||; products and sums add one rounding each to the index of gamma.
-        Underflow takes at most the least normal number from each product of entries, times the other factors.
+        An inner product of k terms has error at most gamma_k |L_i| |R_j| [higham2002, (3.5)], which
+        Cauchy-Schwarz bounds by gamma_k ||L_i|| ||R_j||; products and sums add one rounding each to
+        the index of gamma. Underflow takes at most the least normal number from each product of
+        entries, times the other factors.
         """
         left, right = self.sides
         unit = torch.finfo(self.dtype).eps / 2
@@ -216,3 +221,56 @@ class ClosedRoad(AbstractRoad):
 
 def _norm(A: Tensor) -> float:
     return float(torch.linalg.vector_norm(A.double()))
+
+
+def has_closed_form(model: nn.Module) -> bool:
+    return callable(getattr(model, "tangent_features", None))
+
+
+def rows_at_once(model: nn.Module, dtype: torch.dtype) -> int:
+    """How many rows to solve at once, before the width of the features is known: estimated from the
+    parameters."""
+    width = max((size for parameter in model.parameters() for size in parameter.shape), default=1)
+    return max(LEAST_ROWS, FEATURE_BYTES // (dtype.itemsize * width))
+
+
+def is_view_of(feature: Tensor, X: Tensor) -> bool:
+    same = feature.data_ptr() == X.data_ptr() and feature.dtype == X.dtype
+    return same and feature.shape[1:] == X.shape[1:] and feature.stride() == X.stride()
+
+
+def features_of(model: nn.Module, X: Tensor) -> TangentFeatures:
+    """The features of some rows, checked; for authors of networks, a mistake is named."""
+    name = type(model).__name__
+    if X.dim() != 2:
+        raise InvalidArgument(f"tangent_kernel: X must be (n, d) for {name}, samples as rows; got shape {tuple(X.shape)}.")
+    parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if parameter is not None and X.dtype != parameter.dtype:
+        raise InvalidArgument(
+            f"tangent_kernel: X must have the dtype of the parameters of {name}, {parameter.dtype}; got {X.dtype}. "
+            f"Use X.to({parameter.dtype})."
+        )
+    with torch.no_grad():
+        found = model.tangent_features(X)  # type: ignore[operator]
+    if not isinstance(found, TangentFeatures):
+        raise InvalidType(f"{name}.tangent_features must return TangentFeatures, got {type(found).__name__}.")
+    for products in found.terms.values():
+        for term in products:
+            for left, right in term.factors:
+                _check_pair(found.features, left, right, X.shape[0], name)
+    return found
+
+
+def _check_pair(features: Mapping[str, Tensor], left: str, right: str, rows: int, model: str) -> None:
+    for name in (left, right):
+        if name not in features:
+            raise InvalidArgument(f"{model}.tangent_features: a term names the feature {name!r}, which is not among them.")
+        if features[name].dim() != 2 or features[name].shape[0] != rows:
+            raise InvalidArgument(
+                f"{model}.tangent_features: feature {name!r} must be ({rows}, k), got {tuple(features[name].shape)}."
+            )
+    if features[left].shape[1] != features[right].shape[1]:
+        raise InvalidArgument(
+            f"{model}.tangent_features: {left!r} and {right!r} must have equal width to be multiplied; "
+            f"got {features[left].shape[1]} and {features[right].shape[1]}."
+        )

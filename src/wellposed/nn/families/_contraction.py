@@ -1,0 +1,146 @@
+"""Networks that are well-posed because |R| < 1, and the bound of |R| that is asked for while R
+moves a little."""
+
+from __future__ import annotations
+
+import abc
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed._tree import LOW_PRECISION
+from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, did_you_mean
+from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.scaling import ldexp_up, scaled
+from wellposed.nn.families._network import AbstractNetwork
+from wellposed.solve import user_level
+
+ILL_POSED_POLICIES = ("raise", "warn", "ignore")
+#: Covers the rounding of a difference, and of its norm summed in float64, for matrices of up to 2^30 entries.
+_SLACK = 1.0 + 2.0**-20
+
+
+class NormBound:
+    """Upper bounds of |V|: one decomposition of a reference V_0 now and then, one subtraction in
+    between.
+
+    |V| <= |V_0| + |V - V_0|_F. The matrices are compared entry by entry, so every change is seen.
+
+    Args:
+        upper: What bounds |V_0|; `spectral_norm_upper` if not given.
+
+    Attributes:
+        decompositions: How many references there have been.
+    """
+
+    #: The reference and its bound: one value, so that threads never see one of them without the other.
+    _known: tuple[Tensor, float] | None = None
+
+    def __init__(self, upper: Callable[[Tensor], float] | None = None) -> None:
+        self._upper, self.decompositions = upper, 0
+
+    @property
+    def bound(self) -> float:
+        """Upper bound of |V_0|; infinite without a reference."""
+        return math.inf if self._known is None else self._known[1]
+
+    def __call__(self, V: Tensor, below: float) -> float:
+        """An upper bound of |V|; a sharp one if a cheap one is not below `below`.
+
+        Args:
+            V: (m, k) finite.
+            below: What the bound is compared with; 0 always asks for the sharp one.
+        """
+        known = self._known
+        if known is not None:
+            W, bound = known
+            drift = _distance(V.detach(), W)
+            if drift == 0.0:
+                return bound
+            cheap = math.nextafter(bound + drift, math.inf)
+            if cheap < below:
+                return cheap
+        return self.renew(V)
+
+    def renew(self, V: Tensor) -> float:
+        """Makes V the reference (a copy, because V may be a tensor that training changes), and
+        bounds its norm."""
+        V = V.detach()
+        bound = (self._upper or spectral_norm_upper)(V)
+        self._known = V.clone(), bound
+        self.decompositions += 1
+        return bound
+
+    def drift(self, V: Tensor) -> float:
+        """Upper bound of |V - V_0|_F; infinite without a reference of this shape, dtype and device."""
+        known = self._known
+        return math.inf if known is None else _distance(V.detach(), known[0])
+
+
+def _distance(V: Tensor, W: Tensor) -> float:
+    """Upper bound of |V - W|_F; 0 only if they are equal, and infinite if they cannot be compared."""
+    if W.shape != V.shape or W.dtype != V.dtype or W.device != V.device:
+        return math.inf
+    if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
+        V, W = V.float(), W.float()
+    D, exponent = scaled((V - W).double())
+    norm = float(torch.linalg.vector_norm(D))
+    return ldexp_up(norm * _SLACK, exponent) if norm > 0 else 0.0
+
+
+class AbstractContraction(AbstractNetwork):
+    """A network that is well-posed because |R| < 1, and knows a rigorous upper bound of |R|.
+
+    Args:
+        in_features, width: d, m.
+        on_ill_posed: What happens when the bound reaches 1, where nothing proves any more that an
+            equilibrium exists: "raise" (`IllPosed`), "warn" (`IllPosedWarning`) or "ignore".
+        options: As in `AbstractNetwork`.
+    """
+
+    def __init__(self, in_features: int, width: int, *, on_ill_posed: str = "raise", **options: Any) -> None:
+        super().__init__(in_features, width, **options)
+        if on_ill_posed not in ILL_POSED_POLICIES:
+            hint = did_you_mean(str(on_ill_posed), ILL_POSED_POLICIES)
+            raise InvalidArgument(f"on_ill_posed must be 'raise', 'warn' or 'ignore'; got {on_ill_posed!r}.{hint}")
+        self.on_ill_posed = on_ill_posed
+        self._norm_bound = NormBound()
+
+    @abc.abstractmethod
+    def _remedy(self) -> str:
+        """What to change when |R| is not below 1; the second sentence of an error message."""
+
+    def contraction_upper(self) -> float:
+        """A rigorous upper bound of the contraction factor |R|, sharp to about 1e-11; one singular
+        value decomposition."""
+        with torch.no_grad():
+            return self._norm_bound(self.recurrent(), below=0.0)
+
+    def check_well_posed(self) -> None:
+        if self.on_ill_posed == "ignore":
+            return
+        with torch.no_grad():
+            R = self.recurrent()
+            finite = bool(torch.isfinite(R).all())
+            bound = self._norm_bound(R, below=1.0) if finite else math.inf
+        if bound < 1.0:
+            return
+        name = type(self).__name__
+        if finite:
+            text = (
+                f"{name}: the contraction factor is only known to be at most {bound:.6g}, not below 1, so nothing proves that "
+                f"an equilibrium exists and is unique. {self._remedy()}"
+                + (", or pass on_ill_posed='warn' to continue without proof." if self.on_ill_posed == "raise" else ".")
+            )
+        else:
+            text = (
+                f"{name}: the recurrent matrix has NaN or infinite entries, so there is no equilibrium. The training has "
+                "diverged: go back to finite parameters and take a smaller step."
+            )
+        if self.on_ill_posed == "raise":
+            raise IllPosed(text)
+        warnings.warn(text, IllPosedWarning, stacklevel=user_level())
