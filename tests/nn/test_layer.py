@@ -624,7 +624,7 @@ def test_a_row_that_is_not_finite_is_nan_and_costs_the_others_nothing(kind: str)
 
 def test_the_message_of_an_unrolled_layer_speaks_of_its_own_steps() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: 0.9 * torch.tanh(z) + x, gradient=wp.UnrolledGradient(3))
-    with pytest.warns(wp.NotConvergedWarning, match=r"after 4 steps\. Its depth is what UnrolledGradient\(steps=\.\.\.\) says"):
+    with pytest.warns(wp.NotConvergedWarning, match=r"after 4 steps\. UnrolledGradient\(steps=\.\.\.\) sets its depth"):
         layer(torch.ones(2, 3, dtype=torch.float64).requires_grad_())
 
 

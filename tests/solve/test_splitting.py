@@ -16,7 +16,7 @@ from problems import Problem, gaussian, norm, problem
 from wellposed import InvalidArgument, InvalidType, Status
 from wellposed.nn import DenseCell, Identity, ReLU, Tanh
 from wellposed.solve import AbstractSolver, AbstractSplitMap, Point, TunedStep
-from wellposed.solve._tuning import minimal_residual
+from wellposed.solve.tuned_step import minimal_residual
 
 DOUBLE = torch.float64
 every_splitting = pytest.mark.parametrize("solver", SPLITTING, ids=short)
@@ -351,7 +351,7 @@ def _norms(c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_step_sizes_of_reflections_are_found_between_two_bounds() -> None:
-    from wellposed.solve._tuning import _root
+    from wellposed.solve.tuned_step import _root
 
     assert _root({0.0: 2.0}) == 2.0 and _root({1.0: -2.0}) == -1.0  # all of one sign: as far as measured
     assert _root({0.0: 1.0, 2.0: -1.0}) == pytest.approx(1.0)

@@ -1,17 +1,23 @@
-"""Direct solves of a batch of dense systems."""
+"""Direct solves of a batch of dense systems, or of systems whose matrices are formed first."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.linalg.linear_solver import AbstractMeasuredSolver, LinearSystems
 
-__all__ = ["batched_solve", "batched_solve_ex"]
+__all__ = ["DenseSolve", "batched_solve", "batched_solve_ex", "inverse_of_positive"]
 
 # Up to here one batched call is right on every machine we know of, and 2 to 40 times faster than a loop (64
 # to 1000 matrices of size 2 to 64); above it the gain fades, and `batched_solve_ex` tells the danger.
 _LARGEST_BATCHED = 64
+# Size up to which LAPACK inverts a matrix whose symmetric part is positive definite.
+_LARGEST_LAPACK = 256
 
 
 def batched_solve(A: Tensor, B: Tensor) -> Tensor:
@@ -85,3 +91,73 @@ def _check(A: Tensor, B: Tensor) -> None:
             f"batched_solve: A and B must agree in dtype and device, got {A.dtype} on {A.device} and "
             f"{B.dtype} on {B.device}. Convert one with .to."
         )
+
+
+def inverse_of_positive(M: Tensor) -> Tensor:
+    r"""M^(-1) by blocks, for sym(M) positive definite:
+
+        [P Q]^(-1)   [P^(-1) + X S^(-1) Y   -X S^(-1)]
+        [R T]      = [          -S^(-1) Y      S^(-1)],     X = P^(-1) Q,  Y = R P^(-1),  S = T - R X
+
+    P and the Schur complement S have positive definite symmetric parts as well, so that no pivots are needed
+    [higham2002, Section 10.4], and nearly all of the 2 n^3 operations are products of large blocks: at 1000 units in four
+    fifths of the time of LAPACK's inverse.
+
+    Args:
+        M: (n, n) real; nothing checks that it is positive.
+    """
+    inverse = torch.empty_like(M)
+    _invert(M, inverse)
+    return inverse
+
+
+def _invert(M: Tensor, out: Tensor) -> None:
+    """Writes the inverse into `out`, block by block: nothing of its size is allocated but X, Y and S."""
+    n = M.shape[0]
+    if n <= _LARGEST_LAPACK:
+        out.copy_(torch.linalg.inv(M))
+        return
+    k = n // 2
+    R = M[k:, :k]
+    P, above, left, S = out[:k, :k], out[:k, k:], out[k:, :k], out[k:, k:]
+    _invert(M[:k, :k], P)
+    X, Y = P @ M[:k, k:], R @ P
+    _invert(torch.addmm(M[k:, k:], R, X, alpha=-1), S)
+    torch.addmm(left, S, Y, beta=0, alpha=-1, out=left)
+    torch.addmm(above, X, S, beta=0, alpha=-1, out=above)
+    P.addmm_(X, left, alpha=-1)
+
+
+@dataclass(frozen=True)
+class DenseSolve(AbstractMeasuredSolver):
+    """Form each `A_i` from its products with the unit vectors, and solve by LU: the reference for the others.
+
+    Costs `m` products, and one to measure the residual, whatever `max_steps` is; `2/3 m^3` operations and
+    `m^2` numbers per sample. For tests and for small `m`.
+
+    A singular matrix ends in `DIVERGED`, one with NaN or infinite entries in `NOT_FINITE`, and a solution
+    whose residual misses the tolerance (ill-conditioned, or a tolerance below rounding) in `MAX_STEPS`.
+    """
+
+    limited: ClassVar[bool] = False
+
+    def run(self, systems: LinearSystems) -> None:
+        if systems.settle():
+            A = _matrices(systems)
+            finite = torch.isfinite(A).all(dim=2).all(dim=1)
+            # LAPACK is not defined on NaN; the identity stands in, and the sample is marked.
+            identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+            d, info = batched_solve_ex(torch.where(finite[:, None, None], A, identity), systems.r)
+            systems.correct(d, ~finite)
+            systems.settle(diverged=info > 0, next_cost=2**62)
+
+
+def _matrices(systems: LinearSystems) -> Tensor:
+    """(batch, m, m), one product per column."""
+    batch, m = systems.b.shape
+    columns = systems.b.new_empty(m, batch, m)
+    for j in range(m):
+        unit = systems.b.new_zeros(batch, m)
+        unit[:, j] = 1.0
+        columns[j] = systems.product(unit, systems.running)
+    return columns.permute(1, 2, 0)

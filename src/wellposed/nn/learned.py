@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, NotConverged
-from wellposed.solve import AbstractMap, AbstractSolver, Point, Step, check_positive_integer, fixed_point
+from wellposed.solve import AbstractMap, AbstractSolver, Point, Step, fixed_point
 
 __all__ = ["AndersonWeights", "LearnedAnderson", "train_learned"]
 
@@ -42,11 +43,11 @@ class AndersonWeights(nn.Module):
         check_positive_integer("AndersonWeights", "hidden", hidden)
         self.memory = memory
         inputs = memory * (memory + 1)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.V = nn.Parameter(torch.empty(hidden, inputs, **made).normal_(0.0, inputs**-0.5, generator=generator))
-        self.c = nn.Parameter(torch.zeros(hidden, **made))
-        self.W = nn.Parameter(torch.zeros(memory + 1, hidden, **made))
-        self.b = nn.Parameter(torch.zeros(memory + 1, **made))
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.V = nn.Parameter(torch.empty(hidden, inputs, **factory_kwargs).normal_(0.0, inputs**-0.5, generator=generator))
+        self.c = nn.Parameter(torch.zeros(hidden, **factory_kwargs))
+        self.W = nn.Parameter(torch.zeros(memory + 1, hidden, **factory_kwargs))
+        self.b = nn.Parameter(torch.zeros(memory + 1, **factory_kwargs))
 
     def forward(self, G: Tensor, filled: int) -> tuple[Tensor, Tensor]:
         """(batch, m, features) residuals, newest first -> (batch, m) weights with sum 1, and (batch, 1) damping.

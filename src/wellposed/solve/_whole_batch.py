@@ -1,4 +1,4 @@
-"""A batch whose rows depend on each other, as one sample."""
+"""A map that is evaluated for all its rows only, and a batch that is one sample."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ import torch
 from torch import Tensor
 
 from wellposed.linalg.jacobian import AbstractJacobian
-from wellposed.solve._map import AbstractMap
+from wellposed.solve.map import AbstractMap, StandingRows
 
-__all__ = ["WholeBatch"]
+__all__ = ["Together", "WholeBatch"]
+
+
+class Together(AbstractMap):
+    """A map that is only evaluated for all its rows: those of finished samples stand still.
+
+    Args:
+        f: The map.
+        z: (batch, features) where it was evaluated last. fz: (batch, features) f there.
+    """
+
+    def __init__(self, f: AbstractMap, z: Tensor, fz: Tensor) -> None:
+        self.inner = f
+        self._seen = (z, fz)
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        value = self.inner(z)
+        self._seen = (z, value)
+        return value
+
+    def tracked(self, z: Tensor) -> Tensor:
+        return self.inner.tracked(z)
+
+    def take(self, rows: Tensor) -> AbstractMap:
+        return StandingRows(self, *self._seen, rows)
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        return self.inner.jacobian(z)
 
 
 class WholeBatch(AbstractMap):
-    """A map of a batch whose rows depend on each other, seen as a map of one row: the batch is one sample.
+    """A map of a batch whose rows depend on each other, as a map of one row: the batch is one sample.
 
     Args:
         f: The map.
@@ -52,19 +79,14 @@ class WholeBatch(AbstractMap):
 class _WholeJacobian(AbstractJacobian):
     """The Jacobian of a whole batch as that of one row."""
 
-    def __init__(self, inner: AbstractJacobian, at: Tensor) -> None:
-        self._inner, self._at = inner, at
+    def __init__(self, inner: AbstractJacobian, point: Tensor) -> None:
+        super().__init__(point)
+        self._inner = inner
         self.setup = inner.setup
 
     @property
-    def at(self) -> Tensor:
-        return self._at
-
-    @property
-    def value(self) -> Tensor:
-        """(1, features) f at the point."""
-        value: Tensor = self._inner.value  # type: ignore[attr-defined]  # of those that are recorded
-        return value.reshape(self._at.shape)
+    def value(self) -> Tensor | None:
+        return None if self._inner.value is None else self._inner.value.reshape(self.point.shape)
 
     def mv(self, u: Tensor) -> Tensor:
         return self._inner.mv(u.reshape(self._inner.shape)).reshape(u.shape)

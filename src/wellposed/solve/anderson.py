@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from wellposed.solve._map import AbstractMap
-from wellposed.solve.solver import AbstractSolver, Point, Step, check_interval, check_positive_integer
+from wellposed._checks import check_interval, check_positive_integer
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solver import AbstractSolver, Point, Step
 
 __all__ = ["Anderson"]
 
@@ -23,13 +24,15 @@ class Anderson(AbstractSolver):
         gamma = argmin |g - dG gamma|^2 + regularization |D gamma|^2,   D = column norms of dG       (1)
         z_next = f(z) - dF gamma - (1 - damping)(g - dG gamma)
 
-    (1) is solved through its scaled normal equations by Cholesky; scaling makes `regularization` independent of units, and
-    a system that is singular all the same gives a plain step. *Safeguard*: a point whose residual exceeds that of the
-    last accepted point is not accepted; the run goes back to the accepted point, takes the plain step from there, and
-    forgets its differences. So a run is never worse than its last accepted step. The same happens, at once, where f is not
-    finite: an extrapolation may leave the domain of f though plain steps do not.
+    (1) is solved through its scaled normal equations by Cholesky; scaling makes `regularization`
+    independent of units, and a singular system gives a plain step. *Safeguard*: a point whose residual
+    exceeds that of the last accepted point is not accepted; the run returns to the accepted point,
+    takes the plain step from there, and deletes its differences. So a run is never worse than its last
+    accepted step. The same happens, at once, where f is not finite: an extrapolation may leave the
+    domain of f though plain steps do not.
 
-    Costs one evaluation of f a step (two where the first was not finite), and memory for 2 `memory` states.
+    Costs one evaluation of f a step (two where the first was not finite), and memory for 2 `memory`
+    states.
 
     Args:
         memory: Number of differences kept.
@@ -59,8 +62,7 @@ class Anderson(AbstractSolver):
             "z": point.z,
             "f": point.fz,
             "r": point.r,
-            # the last point, accepted or not:
-            # the newest difference of g, and the last g: side by side, so that one product serves both
+            # of the last point, accepted or not: the newest difference of g and g, so that one product serves both
             "pair": torch.stack((torch.zeros_like(point.g), point.g), dim=1),
             "f_last": point.fz,
             # whether the last point was a plain step from an accepted point

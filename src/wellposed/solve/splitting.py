@@ -14,22 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_interval
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve import _adaptive as adaptive
-from wellposed.solve._map import AbstractMap
-from wellposed.solve._residual_schedule import JUDGED_AT
-from wellposed.solve._tuning import TunedStep, tune_reflection
-from wellposed.solve.solver import AbstractSolver, AbstractWatch, Point, Step, check_interval
+from wellposed.solve._samples import JUDGED_AT
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Step
+from wellposed.solve.tuned_step import TunedStep, adaptive_steps, begin_adaptive, tune_reflection
+from wellposed.status import Status
 
-__all__ = [
-    "AbstractSplitMap",
-    "AbstractSplitting",
-    "DouglasRachford",
-    "ForwardBackward",
-    "PeacemanRachford",
-    "TunedStep",
-]
-
+__all__ = ["AbstractSplitMap", "AbstractSplitting", "DouglasRachford", "ForwardBackward", "PeacemanRachford"]
 
 #: Residuals of x, in targets, from which on z is evaluated: those of z are mostly 0.4 to 0.9 of them, but below 0.3 for some W.
 NEAR = 4.0
@@ -133,7 +126,7 @@ class ForwardBackward(AbstractSplitting):
     def init(self, f: AbstractMap, point: Point) -> dict[str, Any]:
         split = _as_split(f, "ForwardBackward")
         if isinstance(self.step_size, TunedStep):
-            return adaptive.begin(split, point)
+            return begin_adaptive(split, point)
         if self.step_size is not None:
             return {"step_size": self.step_size}
         m, L = _certified(split, "ForwardBackward")
@@ -146,7 +139,7 @@ class ForwardBackward(AbstractSplitting):
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, "ForwardBackward")
         if isinstance(self.step_size, TunedStep):
-            return adaptive.step(state, split, point)
+            return adaptive_steps(state, split, point)
         a, z = state["step_size"], point.z
         affine = state.pop("affine", None)
         affine = split.affine_at_start(z) if affine is None else affine
@@ -196,8 +189,8 @@ class PeacemanRachford(AbstractSplitting):
     def skips(self) -> bool:
         return True
 
-    def stages(self) -> list[tuple[AbstractSolver, AbstractWatch | None]]:
-        return [(self, _WatchFloor()), (ForwardBackward(TunedStep()), None)]
+    def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
+        return [(self, _LeaveFloor()), (ForwardBackward(TunedStep()), None)]
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, type(self).__name__)
@@ -240,6 +233,14 @@ class PeacemanRachford(AbstractSplitting):
         """The next u; may overwrite `reflected`."""
         return torch.lerp(reflected, resolved, 2.0, out=reflected)  # 2x - u'
 
+    def advice(self, status: Status, rate: float) -> str:
+        if status is not Status.NOT_FINITE:
+            return super().advice(status, rate)
+        return (
+            "Check f and its input for NaN or overflow near this sample. If they are finite, the resolvent was not solved "
+            "(a large zero-padded convolution): take a smaller step_size, or ForwardBackward(TunedStep())."
+        )
+
 
 @dataclass(frozen=True)
 class DouglasRachford(PeacemanRachford):
@@ -254,13 +255,13 @@ class DouglasRachford(PeacemanRachford):
         return torch.lerp(u, torch.lerp(reflected, resolved, 2.0, out=reflected), 0.5)
 
 
-class _WatchFloor(AbstractWatch):
-    """Tells which samples no longer come nearer, within some roundings of their equilibrium."""
+class _LeaveFloor(AbstractSwitchingRule):
+    """Finds samples that no longer come nearer, within some roundings of their equilibrium."""
 
     def __init__(self) -> None:
-        self._r: dict[int, Tensor] = {}  # norms at the steps at which everybody is measured
+        self._r: dict[int, Tensor] = {}  # norms at the steps at which all are measured
 
-    def see(self, count: int, point: Point) -> Tensor | None:
+    def decide(self, count: int, point: Point) -> Tensor | None:
         if count not in JUDGED_AT:
             return None
         self._r[count] = point.r
