@@ -28,7 +28,7 @@ def check_positive_integer(owner: str, name: str, value: object) -> None:
 
 
 def check_interval(owner: str, name: str, value: object, *, low: float, high: float = math.inf, closed: str = "right") -> None:
-    """A real option of `owner` must lie in an interval; `closed` is "left", "right", "both" or "neither"."""
+    """A real option of `owner` must lie in an interval, `closed` on which sides."""
     left, right = closed in ("left", "both"), closed in ("right", "both") and high < math.inf
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     ok = ok and low <= value <= high and (left or value != low) and (right or value != high)  # type: ignore[operator]

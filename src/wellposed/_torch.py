@@ -54,7 +54,7 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def transforms_active() -> bool:
-    """Whether a transform of `torch.func`, or a level of forward-mode differentiation, is active."""
+    """Whether a transform of `torch.func`, or forward-mode differentiation, is active."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 

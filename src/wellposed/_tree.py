@@ -125,7 +125,7 @@ class Layout:
         return shaped[0] if self.structure.is_leaf() else self.structure.unflatten(shaped)
 
     def check(self, state: Any, batch: int) -> str | None:
-        """None if `state` fits this layout with `batch` samples; otherwise what was expected and seen."""
+        """None if `state` fits with `batch` samples; otherwise what was expected and seen."""
         try:
             parts = self.structure.flatten_up_to(state)
         except ValueError:

@@ -148,7 +148,7 @@ def test_forward_backward_without_margin_is_refused() -> None:
 @every_splitting
 def test_plain_functions_are_refused(solver: AbstractSolver) -> None:
     name = type(solver).__name__
-    pattern = rf"{name} needs a map that knows its resolvent and prox.*Use Auto\(\), Anderson\(\) or NewtonKrylov\(\)"
+    pattern = rf"{name} needs a map with a resolvent and a prox.*Use Auto\(\), Anderson\(\) or NewtonKrylov\(\)"
     with pytest.raises(InvalidType, match=pattern):
         wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(2, 1), solver)
 

@@ -1,4 +1,4 @@
-"""Derivatives of higher order: the adjoint as an equilibrium, and other tensors in the place of captured ones."""
+"""Derivatives of higher order: the adjoint as an equilibrium, and captured tensors replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Seen", "adjoint_map", "correction"]
 
 
 class Substitution(TorchFunctionMode):
-    """Inside, every function of torch gets other tensors in the place of given ones that have a graph."""
+    """Inside, every function of torch gets other tensors for given ones that have a graph."""
 
     def __init__(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Seen(Substitution):
 
 
 def adjoint_map(f: AbstractMap, z: Tensor, v: Tensor, u_star: Tensor) -> FunctionMap:
-    """u -> v + J^T u, the map whose equilibrium is the adjoint, as a function of v, z and the inputs of f."""
+    """u -> v + J^T u, whose equilibrium is the adjoint, of v, z and the inputs of f."""
     recorded: list[Tensor] = []  # f(z), z, and the other inputs of f
 
     def step(u: Tensor, v: Tensor, z: Tensor, *inputs: Tensor) -> Tensor:
@@ -64,8 +64,9 @@ def adjoint_map(f: AbstractMap, z: Tensor, v: Tensor, u_star: Tensor) -> Functio
 def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
     """What a second derivative needs beyond the graph of f(z*), which was recorded with z* held.
 
-    (df/dtheta)^T u with z free minus the same with z held: zero, but its derivative is not. The gates
-    stop the engine from passing through z, and through what f depends on, to what those depend on.
+    (df/dtheta)^T u with z free minus the same with z held: zero, but its derivative is not. The
+    gates stop the engine from passing through z, and through what f depends on, to what those
+    depend on.
     """
     count = len(f.inputs())
     gates = [_Gate() for _ in range(len(extras) + 1)]

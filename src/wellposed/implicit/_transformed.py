@@ -1,8 +1,8 @@
-"""Equilibria inside `torch.func` transforms, and their gradients: recorded steps at the equilibrium.
+"""Equilibria and their gradients inside `torch.func` transforms, by recorded steps.
 
-Under `vmap` a tensor stands for many at once, under `grad` and `jvp` it carries a derivative. The loop
-here uses operations that every transform supports: plain steps, finished samples held by `where`, and
-a stop when all samples of all levels are done, read from the concrete values.
+Under `vmap` a tensor stands for many at once, under `grad` and `jvp` it carries a derivative. The
+loop here uses operations that every transform supports: plain steps, finished samples held by
+`where`, and a stop when all samples of all levels are done, read from the concrete values.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def report(outcome: TransformedOutcome, options: SolveOptions) -> None:
 
 
 def with_tail(f: AbstractMap, outcome: TransformedOutcome, rtol: float) -> Tensor:
-    r"""z* followed by k recorded plain steps, whose derivatives of every kind are those of the equilibrium.
+    r"""z* and k recorded plain steps, whose derivatives are those of the equilibrium.
 
-    k recorded steps give sum_{i<k} J^i instead of (I - J)^-1: J^k (I - J)^-1 is missing. k is chosen so
-    that J^k is below the tolerance, with half as many steps again for second derivatives.
+    k recorded steps give sum_{i<k} J^i instead of (I - J)^-1: J^k (I - J)^-1 is missing. k is
+    chosen so that J^k is below the tolerance, with half as many steps again for second derivatives.
     """
     z = outcome.value.detach()
     for _ in range(_tail_length(f, z, rtol)):
@@ -114,11 +114,11 @@ def with_tail(f: AbstractMap, outcome: TransformedOutcome, rtol: float) -> Tenso
 
 
 def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
-    r"""The k at which |J^k| <= rtol, measured on J itself at z: a sample may have begun at its equilibrium.
+    r"""The k at which |J^k| <= rtol, measured on J at z: a start may be the equilibrium.
 
-    With w_1, ..., w_r Gaussian, |J^k| <= 10 sqrt(2/pi) max_i |J^k w_i| except with probability 10^-r
-    [halko2011, Lemma 4.1]. The vectors depend on z, so that none is orthogonal to the slow directions
-    of every map.
+    With w_1, ..., w_r Gaussian, |J^k| <= 10 sqrt(2/pi) max_i |J^k w_i| except with probability
+    10^-r [halko2011, Lemma 4.1]. The vectors depend on z, so that none is orthogonal to the slow
+    directions of every map.
     """
     if z.numel() == 0:
         return 1

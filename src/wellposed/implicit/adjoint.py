@@ -62,7 +62,7 @@ class AbstractPullback(abc.ABC):
         """The same for some of the rows."""
 
     def as_map(self, rhs: Tensor, v: Tensor) -> AbstractMap:
-        """u -> rhs + A u for a solver of fixed points, given rhs = rhs(v); a structured one may offer more."""
+        """u -> rhs + A u for a solver of fixed points, given rhs = rhs(v)."""
         return AdjointMap(self, rhs)
 
 
@@ -91,9 +91,10 @@ class JacobianPullback(AbstractPullback):
 
 
 class _StandingPullback(AbstractPullback):
-    """Some rows of a system whose products can only be formed for the whole batch; u = 0 in the other rows.
+    """Some rows of a system with products of the whole batch only; u = 0 in the other rows.
 
-    Their products are then 0 too, unless they depend on these rows: `RowsCoupled` is raised in that case.
+    Their products are then 0 too, unless they depend on these rows: `RowsCoupled` is raised in that
+    case.
     """
 
     def __init__(self, whole: JacobianPullback, batch: int, rows: Tensor) -> None:
@@ -131,7 +132,7 @@ class WholePullback(AbstractPullback):
 
 
 class AbstractStructuredMap(AbstractMap):
-    """A map with closed-form derivatives: it depends on given tensors, and has a formula for their cotangents.
+    """A map of given tensors, with formulas for their cotangents.
 
     A first derivative then needs no recorded evaluation of f. Higher derivatives use `tracked`.
     """
@@ -146,7 +147,7 @@ class AbstractStructuredMap(AbstractMap):
 
     @abc.abstractmethod
     def cotangents(self, u: Tensor, z: Tensor, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-        """The cotangent of each of `inputs`, given the solution u of the adjoint system at z; None if not needed."""
+        """The cotangent of each of `inputs`, given the adjoint u at z; None if not needed."""
 
 
 class AdjointMap(AbstractMap):
@@ -191,9 +192,9 @@ def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) ->
 
     They are the leaves that the graph reaches other than through `known`, and, in the place of the
     leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
-    any, f is evaluated a second time. Tensors that a custom `autograd.Function` or compiled code uses
-    are not seen: the leaves behind it are taken.) A known tensor that is a leaf is among them too,
-    since f may have captured something made of it.
+    any, f is evaluated a second time. Tensors that a custom `autograd.Function` or compiled code
+    uses are not seen: the leaves behind it are taken.) A known tensor that is a leaf is among them
+    too, since f may have captured something made of it.
     """
     since = sequence_number()
     fz = f(z)
@@ -209,7 +210,7 @@ def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) ->
 
 
 def _boundary(fz: Tensor, ends: set[Edge], since: int) -> tuple[list[Tensor], set[Edge]]:
-    """The leaves behind fz, and the edges to nodes older than `since`; the search stops there and at `ends`."""
+    """The leaves behind fz, and edges to nodes older than `since`; stops there and at `ends`."""
     leaves: dict[int, Tensor] = {}
     others: set[Edge] = set()
     expanded = set()
@@ -230,7 +231,7 @@ def _boundary(fz: Tensor, ends: set[Edge], since: int) -> tuple[list[Tensor], se
 
 
 def check_same_map(now: Tensor | None, fz: Tensor) -> None:
-    """Raises if f(z) is not what it was in the forward pass: backward must differentiate the same map."""
+    """Raises if f(z) has changed since the forward pass."""
     if now is None:
         return
     finite = torch.where(fz.isfinite(), fz, 0.0)  # the rest of a row with a NaN still counts
@@ -249,9 +250,9 @@ def solve_linear(
 ) -> Solution:
     """u = rhs + A u by a solver of linear systems.
 
-    Its own products hold 0 in the rows of finished samples. Unless rows are known to be independent and
-    the solver is one of this package, a product for the whole batch confirms the answer. If it does
-    not, or if samples failed and rows depend on each other, the solution has a note.
+    Its own products hold 0 in the rows of finished samples. Unless rows are known to be independent
+    and the solver is one of this package, a product for the whole batch confirms the answer. If it
+    does not, or if samples failed and rows depend on each other, the solution has a note.
     """
     linear = solver(lambda u: u - pullback.product(u), rhs, rtol=rtol, max_steps=max_steps)
     norm = torch.linalg.vector_norm(rhs, dim=1)

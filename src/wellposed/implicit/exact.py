@@ -46,20 +46,21 @@ class ImplicitGradient(AbstractGradient):
 
         (I - J)^T u = v                                                                (1)
 
-    and autograd carries u into all that f depends on. This is Theorem 1 of [bai2019], with I - J where
-    the paper writes -J_g (there g(z) = f(z) - z). The solution u of (1) is itself an equilibrium, of
-    u -> v + J^T u, and is differentiated in the same way: derivatives of every order exist.
+    and autograd carries u into all that f depends on. This is Theorem 1 of [bai2019], with I - J
+    where the paper writes -J_g (there g(z) = f(z) - z). The solution u of (1) is itself an
+    equilibrium, of u -> v + J^T u, and is differentiated in the same way: derivatives of every
+    order exist.
 
-    Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear solve;
-    memory does not depend on the number of steps. The linear solve has its own per-sample status
-    (`layer.last_adjoint`) and obeys the `on_failure` of the layer; where it meets NaN or infinity the
-    gradient is NaN, never zero.
+    Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear
+    solve; memory does not depend on the number of steps. The linear solve has its own per-sample
+    status (`layer.last_adjoint`) and obeys the `on_failure` of the layer; where it meets NaN or
+    infinity the gradient is NaN, never zero.
 
     Args:
         linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility;
             `Neumann` also needs the spectral radius of J below 1, which a monotone map does *not*
-            promise), or a solver of fixed points for u = v + J^T u. None takes `Auto()`, which begins
-            with plain (Neumann) steps and ends with GMRES if necessary. A splitting such as
+            promise), or a solver of fixed points for u = v + J^T u. None takes `Auto()`, which
+            begins with plain (Neumann) steps and ends with GMRES if necessary. A splitting such as
             `PeacemanRachford()` serves first derivatives of cells that have a resolvent, with the
             factorization of the forward solve; derivatives of higher order take `Auto()` then.
         rtol: Relative tolerance of (1); None takes that of the forward solve.
@@ -104,7 +105,8 @@ class ImplicitGradient(AbstractGradient):
             pullback: The system.
             v: (batch, features) the cotangent.
             forward: The options of the forward solve.
-            start: (batch, features) where a solver of fixed points begins; a linear solver begins at 0.
+            start: (batch, features) where a solver of fixed points begins; a linear solver begins
+                at 0.
         """
         options = self.options(forward)
         found = self._solve(pullback, v, options, start)
@@ -156,7 +158,7 @@ class _Adjoint:
         self.gradient, self.f, self.options, self.captured = gradient, f, options, captured
 
     def general(self) -> _Adjoint:
-        """The same for the general form (I - J)^T u = v, which a splitting cannot solve: `Auto` does."""
+        """The same for the general form (I - J)^T u = v, by `Auto` instead of a splitting."""
         if not isinstance(self.gradient.linear_solver, AbstractSplitting):
             return self
         return _Adjoint(replace(self.gradient, linear_solver=None), self.f, self.options, self.captured)
@@ -201,8 +203,8 @@ def _attach(
 class _Root(torch.autograd.Function):
     """f(z*) -> z*: the identity up to the residual, whose derivative is (I - J)^-1.
 
-    `extras` are the tensors that f depends on. First derivatives reach them through the graph of f(z*);
-    second ones need a correction.
+    `extras` are the tensors that f depends on. First derivatives reach them through the graph of
+    f(z*); second ones need a correction.
     """
 
     @staticmethod
@@ -272,7 +274,7 @@ def _check_batching(v: Tensor) -> None:
 
 
 def _safe_scale(v: Tensor) -> Tensor | None:
-    """(batch, 1) powers of two that bring rows to size 1, or None if no square can under- or overflow."""
+    """(batch, 1) powers of two that bring rows to size 1; None if no square can vanish."""
     if v.shape[1] == 0:
         return None
     largest = torch.linalg.vector_norm(v, ord=torch.inf, dim=1, keepdim=True)

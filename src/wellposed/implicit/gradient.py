@@ -30,4 +30,4 @@ class AbstractGradient(abc.ABC):
 
     @abc.abstractmethod
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
-        """The equilibrium with its derivatives inside `torch.func` transforms; see `_transformed.py`."""
+        """The equilibrium with its derivatives inside transforms; see `_transformed.py`."""

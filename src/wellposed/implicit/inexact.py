@@ -1,4 +1,4 @@
-"""Gradients by recorded steps: a few at the equilibrium (inexact), or all from the start (the reference)."""
+"""Gradients by recorded steps: a few at the equilibrium (inexact), or all from the start."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class PhantomGradient(_Tail):
 
         u = t sum_{i < steps} ((1 - t) I + t J^T)^i v
 
-    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. The value is
-    that of the steps, z <- (1 - t) z + t f(z), at the equilibrium up to its residual.
+    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. The
+    value is that of the steps, z <- (1 - t) z + t f(z), at the equilibrium up to its residual.
 
     Args:
         steps: Tracked steps; memory grows with them.
@@ -66,7 +66,8 @@ class PhantomGradient(_Tail):
 class JacobianFree(_Tail):
     r"""(I - J)^-T replaced by the identity: one tracked step, no linear solve, [fung2022].
 
-    *Inexact*: a descent direction under conditions on f that [fung2022] states, and cheapest of all.
+    *Inexact*: a descent direction under conditions on f that [fung2022] states, and cheapest of
+    all.
     """
 
     def _follow(self, f: AbstractMap, z: Tensor) -> Tensor:
@@ -75,11 +76,11 @@ class JacobianFree(_Tail):
 
 @dataclass(frozen=True)
 class UnrolledGradient(AbstractGradient):
-    """Runs `steps` plain steps z <- f(z) from the start with a graph, and differentiates through all of them.
+    """Takes `steps` plain steps z <- f(z) from the start, and differentiates through all of them.
 
-    The solver of the layer is not used: the value is that of the unrolled network, and its residual is
-    measured (one more evaluation, without a graph), so that the status shows a depth too small for the
-    tolerance. Memory grows with `steps`.
+    The solver of the layer is not used: the value is that of the unrolled network, and its residual
+    is measured (one more evaluation, without a graph), so that the status shows a depth too small
+    for the tolerance. Memory grows with `steps`.
 
     Args:
         steps: Depth.

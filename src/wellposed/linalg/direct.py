@@ -14,17 +14,17 @@ from wellposed.linalg.linear_solver import AbstractMeasuredSolver, LinearSystems
 __all__ = ["DenseSolve", "batched_solve", "batched_solve_ex", "inverse_of_positive"]
 
 # Up to here one batched call is right on every machine we know of, and 2 to 40 times faster than a loop (64
-# to 1000 matrices of size 2 to 64); above it the gain fades, and `batched_solve_ex` tells the danger.
+# to 1000 matrices of size 2 to 64); above it the gain fades, and `batched_solve_ex` names the danger.
 _LARGEST_BATCHED = 64
 # Size up to which LAPACK inverts a matrix whose symmetric part is positive definite.
 _LARGEST_LAPACK = 256
 
 
 def batched_solve(A: Tensor, B: Tensor) -> Tensor:
-    r"""Solve `A_i X_i = B_i` for each `i` by LU with partial pivoting; differentiable in both arguments.
+    r"""Solve `A_i X_i = B_i` by LU with partial pivoting; differentiable in both arguments.
 
-    Costs `2/3 k^3` operations per matrix. A matrix that is nearly singular, without an exactly zero pivot,
-    gives a large `X_i` without an error, as LAPACK does.
+    Costs `2/3 k^3` operations per matrix. A matrix that is nearly singular, without an exactly zero
+    pivot, gives a large `X_i` without an error, as LAPACK does.
 
     Args:
         A: (batch, k, k) matrices; batch may be 0.
@@ -34,7 +34,8 @@ def batched_solve(A: Tensor, B: Tensor) -> Tensor:
         `X`, shaped like `B`.
 
     Raises:
-        InvalidArgument: A matrix is singular (the message names the first), or shapes or dtypes do not fit.
+        InvalidArgument: A matrix is singular (the message names the first), or shapes or dtypes do
+            not fit.
     """
     X, info = batched_solve_ex(A, B)
     singular = torch.nonzero(info)
@@ -49,15 +50,16 @@ def batched_solve(A: Tensor, B: Tensor) -> Tensor:
 
 
 def batched_solve_ex(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """`batched_solve` without the error: `(X, info)`, `info` (batch,) positive where `A_i` is singular.
+    """`(X, info)` without an error: `info` (batch,) is positive where `A_i` is singular.
 
     `X_i` is meaningless where `info_i > 0`; the others are not affected.
 
-    On the CPU large matrices are solved one at a time. The batched LU of some builds (oneMKL 2024.2 under
-    torch 2.13, two threads or more, `k >= 160`, `batch >= 8`, and rows that pivoting really exchanges) prints
-    "Parameter 6 was incorrect on entry to SLASWP" and then fails, hangs or returns wrong numbers. No other
-    place of this package may call a batched LU (`torch.linalg.solve`, `inv`, `lu_factor` on three
-    dimensions), and `torch.vmap` over this function would bring it back.
+    On the CPU large matrices are solved one at a time. The batched LU of some builds (oneMKL 2024.2
+    under torch 2.13, two threads or more, `k >= 160`, `batch >= 8`, and rows that pivoting really
+    exchanges) prints "Parameter 6 was incorrect on entry to SLASWP" and then fails, hangs or
+    returns wrong numbers. No other place of this package may call a batched LU
+    (`torch.linalg.solve`, `inv`, `lu_factor` on three dimensions), and `torch.vmap` over this
+    function would bring it back.
     """
     _check(A, B)
     rhs = B.unsqueeze(-1) if B.ndim == 2 else B
@@ -97,11 +99,11 @@ def inverse_of_positive(M: Tensor) -> Tensor:
     r"""M^(-1) by blocks, for sym(M) positive definite:
 
         [P Q]^(-1)   [P^(-1) + X S^(-1) Y   -X S^(-1)]
-        [R T]      = [          -S^(-1) Y      S^(-1)],     X = P^(-1) Q,  Y = R P^(-1),  S = T - R X
+        [R T]      = [          -S^(-1) Y      S^(-1)],    X = P^(-1) Q,  Y = R P^(-1),  S = T - R X
 
-    P and the Schur complement S have positive definite symmetric parts as well, so that no pivots are needed
-    [higham2002, Section 10.4], and nearly all of the 2 n^3 operations are products of large blocks: at 1000 units in four
-    fifths of the time of LAPACK's inverse.
+    P and the Schur complement S have positive definite symmetric parts as well, so that no pivots
+    are needed [higham2002, Section 10.4], and nearly all of the 2 n^3 operations are products of
+    large blocks: at 1000 units in four fifths of the time of LAPACK's inverse.
 
     Args:
         M: (n, n) real; nothing checks that it is positive.
@@ -112,7 +114,7 @@ def inverse_of_positive(M: Tensor) -> Tensor:
 
 
 def _invert(M: Tensor, out: Tensor) -> None:
-    """Writes the inverse into `out`, block by block: nothing of its size is allocated but X, Y and S."""
+    """Writes the inverse into `out`, block by block; allocates only X, Y and S."""
     n = M.shape[0]
     if n <= _LARGEST_LAPACK:
         out.copy_(torch.linalg.inv(M))
@@ -130,13 +132,14 @@ def _invert(M: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True)
 class DenseSolve(AbstractMeasuredSolver):
-    """Form each `A_i` from its products with the unit vectors, and solve by LU: the reference for the others.
+    """Form each `A_i` by products with unit vectors, and solve by LU: the reference for the others.
 
-    Costs `m` products, and one to measure the residual, whatever `max_steps` is; `2/3 m^3` operations and
-    `m^2` numbers per sample. For tests and for small `m`.
+    Costs `m` products, and one to measure the residual, for every `max_steps`; `2/3 m^3`
+    operations and `m^2` numbers per sample. For tests and for small `m`.
 
-    A singular matrix ends in `DIVERGED`, one with NaN or infinite entries in `NOT_FINITE`, and a solution
-    whose residual misses the tolerance (ill-conditioned, or a tolerance below rounding) in `MAX_STEPS`.
+    A singular matrix ends in `DIVERGED`, one with NaN or infinite entries in `NOT_FINITE`, and a
+    solution whose residual misses the tolerance (ill-conditioned, or a tolerance below rounding) in
+    `MAX_STEPS`.
     """
 
     limited: ClassVar[bool] = False

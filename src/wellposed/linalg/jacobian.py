@@ -38,7 +38,7 @@ class AbstractJacobian(abc.ABC):
         """J^T u, row by row."""
 
     def dense(self) -> Tensor:
-        """(batch, features, features); costs one product per feature. For small problems and tests."""
+        """(batch, features, features), by one product per feature. For small problems and tests."""
         batch, features = self.shape
         rows = []
         for j in range(features):
@@ -66,10 +66,11 @@ class AbstractJacobian(abc.ABC):
 class Jacobian(AbstractJacobian):
     """The Jacobian of any differentiable row-wise function, by automatic differentiation.
 
-    `rmv` is a vector-Jacobian product on a graph of f that is recorded once: one backward pass through
-    f each. `mv` differentiates the linear function u -> J^T u with respect to u, so that a product
-    costs one backward pass too and f is not evaluated again (forward mode would evaluate f at each
-    product). At a kink (relu at 0) both use the element of the generalized Jacobian that autograd picks.
+    `rmv` is a vector-Jacobian product on a graph of f that is recorded once: one backward pass
+    through f each. `mv` differentiates the linear function u -> J^T u with respect to u, so that a
+    product costs one backward pass too and f is not evaluated again (forward mode would evaluate f
+    at each product). At a kink (relu at 0) both use the element of the generalized Jacobian that
+    autograd picks.
 
     Args:
         f: Row-wise function of (batch, features).

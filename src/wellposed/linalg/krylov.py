@@ -16,20 +16,21 @@ __all__ = ["GMRES", "BiCGStab", "Neumann"]
 
 @dataclass(frozen=True)
 class GMRES(AbstractMeasuredSolver):
-    r"""Restarted generalized minimal residuals, GMRES(restart) of [saad1986], on all samples at once.
+    r"""Restarted generalized minimal residuals [saad1986], on all samples at once.
 
-    After `k` steps from a residual `r`, the correction `d` minimises `||r - A d||` over the Krylov space
-    `span(r, A r, ..., A^(k-1) r)`. Needs only that `A` is invertible, and ends in at most `m` steps when
-    `restart >= m`; with a smaller `restart` it may stagnate (on a cyclic shift it never moves), which ends in
-    `MAX_STEPS`.
+    After `k` steps from a residual `r`, the correction `d` minimises `||r - A d||` over the Krylov
+    space `span(r, A r, ..., A^(k-1) r)`. Needs only that `A` is invertible, and ends in at most `m`
+    steps when `restart >= m`; with a smaller `restart` it may stagnate (on a cyclic shift it never
+    moves), which ends in `MAX_STEPS`.
 
-    Arnoldi's basis is made by classical Gram-Schmidt, twice, which keeps it orthogonal to working precision
-    [giraud2005] and is two batched products instead of `k` (modified Gram-Schmidt would be cheaper by half in
-    operations and slower by far in launches). The least-squares problem is updated by one Givens rotation per
-    step. At each restart the residual is measured by a product, and only a smaller one is accepted.
+    Arnoldi's basis is made by classical Gram-Schmidt, twice, which keeps it orthogonal to working
+    precision [giraud2005] and is two batched products instead of `k` (modified Gram-Schmidt would
+    be cheaper by half in operations and slower by far in launches). The least-squares problem is
+    updated by one Givens rotation per step. At each restart the residual is measured by a product,
+    and only a smaller one is accepted.
 
-    Costs per step: one product with `A` and four passes over the basis. Memory: `restart + 1` vectors per
-    sample.
+    Costs per step: one product with `A` and four passes over the basis. Memory: `restart + 1`
+    vectors per sample.
 
     Args:
         restart: Steps between restarts.
@@ -54,10 +55,10 @@ class GMRES(AbstractMeasuredSolver):
 def _arnoldi_cycle(systems: LinearSystems, V: Tensor) -> tuple[Tensor, Tensor]:
     """The steps between two restarts: a correction per sample, and where a product was not finite.
 
-    A sample leaves the cycle (`active` turns false) when its estimated residual meets the tolerance, its
-    Krylov space is exhausted, its budget is spent or a product is not finite. From then on its basis vectors
-    are zero and its columns of `R` are those of the identity, so that it neither changes nor disturbs the
-    others.
+    A sample leaves the cycle (`active` turns false) when its estimated residual meets the
+    tolerance, its Krylov space is exhausted, its budget is spent or a product is not finite. From
+    then on its basis vectors are zero and its columns of `R` are those of the identity, so that it
+    neither changes nor disturbs the others.
     """
     length = V.shape[1] - 1
     eps = torch.finfo(V.dtype).eps
@@ -103,9 +104,9 @@ def _arnoldi_cycle(systems: LinearSystems, V: Tensor) -> tuple[Tensor, Tensor]:
 class _GivensLeastSquares:
     """`min_y ||beta e_1 - H y||` for a batch of Hessenberg matrices, one column at a time.
 
-    `Q H = R` is triangular, `Q` a product of rotations kept as a matrix, so that a new column costs a fixed
-    number of batched operations rather than one per rotation. `g = beta Q e_1` is the rotated right-hand
-    side, and its entry after the last column is the residual.
+    `Q H = R` is triangular, `Q` a product of rotations kept as a matrix, so that a new column costs
+    a fixed number of batched operations rather than one per rotation. `g = beta Q e_1` is the
+    rotated right-hand side, and its entry after the last column is the residual.
     """
 
     def __init__(self, beta: Tensor, length: int) -> None:
@@ -117,9 +118,10 @@ class _GivensLeastSquares:
         self._g = beta.new_zeros(batch, length)
 
     def append(self, k: int, h: Tensor, rest: Tensor, size: Tensor, active: Tensor) -> Tensor:
-        """Add column `k`: entries `h` (batch, k + 1) and below them `rest` (batch,), for the active samples.
+        """Add column `k`: entries `h` (batch, k + 1) and below them `rest` (batch,).
 
-        A column that depends on those before it (the matrix is singular on the Krylov space) is left out.
+        A column that depends on those before it (the matrix is singular on the Krylov space) is
+        left out.
 
         Args:
             size: (batch,) norm of the column, the scale for "is zero".
@@ -157,13 +159,15 @@ class _GivensLeastSquares:
 class BiCGStab(AbstractMeasuredSolver):
     r"""Stabilized biconjugate gradients [vandervorst1992], on all samples at once.
 
-    Short recurrences: eight vectors per sample whatever the number of steps, where `GMRES` keeps its whole
-    basis. Two products per iteration. The residual does not fall monotonically and no theorem bounds the
-    steps; on matrices with large skew part (eigenvalues near the imaginary axis) it may stagnate.
+    Short recurrences: eight vectors per sample for any number of steps, where `GMRES` keeps
+    its whole basis. Two products per iteration. The residual does not fall monotonically and no
+    theorem bounds the steps; on matrices with large skew part (eigenvalues near the imaginary axis)
+    it may stagnate.
 
-    A breakdown, `(r~, r) ~ 0` or `omega = 0`, is met by starting again from the current point with `r~ = r`.
-    When the residual of the recurrence rises by `1 / sqrt(eps)` above the least one, half of its digits are
-    lost: the sample goes back to its best point, where the residual is measured anew.
+    A breakdown, `(r~, r) ~ 0` or `omega = 0`, is met by starting again from the current point with
+    `r~ = r`. When the residual of the recurrence rises by `1 / sqrt(eps)` above the least one, half
+    of its digits are lost: the sample goes back to its best point, where the residual is measured
+    anew.
     """
 
     def run(self, systems: LinearSystems) -> None:
@@ -173,11 +177,11 @@ class BiCGStab(AbstractMeasuredSolver):
 
 
 def _bicgstab_cycle(systems: LinearSystems) -> tuple[Tensor, Tensor]:
-    """Iterate each running sample until its recurrence says it is done; its correction, and where it broke.
+    """Iterate until the recurrence of each sample is done; its correction, and where it broke.
 
-    The letters are those of [vandervorst1992]; `d` is the correction to `systems.x`. A sample that left the
-    cycle has `alpha = omega = 0` and zero rows in `p`. If it broke, its rows of `r`, `s` and `d` may hold
-    NaN; they are its own, and `best_d` never takes them.
+    The letters are those of [vandervorst1992]; `d` is the correction to `systems.x`. A sample that
+    left the cycle has `alpha = omega = 0` and zero rows in `p`. If it broke, its rows of `r`, `s`
+    and `d` may hold NaN; they are its own, and `best_d` never takes them.
     """
     eps = torch.finfo(systems.b.dtype).eps
     active, broken = systems.running, torch.zeros_like(systems.running)
@@ -235,9 +239,10 @@ def _ratio(numerator: Tensor, denominator: Tensor, where: Tensor) -> Tensor:
 class Neumann(AbstractMeasuredSolver):
     r"""Neumann's series: `x <- x + (b - A x)`, which for `A = I - J` is `x <- J x + b`.
 
-    From zero, step `k` gives `x = b + J b + ... + J^(k-1) b`. Converges for every `b` if and only if the
-    spectral radius of `J = I - A` is below 1 ([saad2003], Chapter 4), at that rate; a large `||J||` lets the
-    residual grow first. Costs one product per step, which also measures the residual, and no memory.
+    From zero, step `k` gives `x = b + J b + ... + J^(k-1) b`. Converges for every `b` if and only
+    if the spectral radius of `J = I - A` is below 1 ([saad2003], Chapter 4), at that rate; a large
+    `||J||` lets the residual grow first. Costs one product per step, which also measures the
+    residual, and no memory.
 
     Args:
         growth_limit: A sample is `DIVERGED` when its residual exceeds its least one by this factor.

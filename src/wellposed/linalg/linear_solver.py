@@ -1,4 +1,4 @@
-"""What a linear solver is, what it returns, and the systems it works on: best points, residuals, budgets."""
+"""Linear solvers: the interface, the result, and systems with residuals and budgets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUNNING = -1
 _UNLIMITED = 2**62
 
 Matvec = Callable[[Tensor], Tensor]
-"""(batch, m) -> (batch, m), linear, row by row: row i of the result depends on row i of the argument only."""
+"""(batch, m) -> (batch, m), linear, row by row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +27,10 @@ class LinearSolution:
     """The answer of a linear solver to a batch of systems `A_i x_i = b_i`.
 
     Attributes:
-        value: (batch, m) best `x` found; always finite, and never with a larger residual than `x0` or zero.
-        residual: (batch,) `||b - A x|| / ||b||` measured at `value` by a product with `A`. 0 where `b` and
-            `x` are zero; `inf` where `b` is not finite.
-        num_steps: (batch,) int64, products with `A` in which the sample took part, measurements included.
+        value: (batch, m) best `x` found; finite, with no larger residual than `x0` or zero.
+        residual: (batch,) `||b - A x|| / ||b||` measured at `value` by a product with `A`. 0 where
+            `b` and `x` are zero; `inf` where `b` is not finite.
+        num_steps: (batch,) int64, products with `A` of the sample, measurements included.
         status: (batch,) how each sample ended.
     """
 
@@ -42,7 +42,7 @@ class LinearSolution:
     @property
     def converged(self) -> Tensor:
         """(batch,) bool: where the measured residual met the tolerance."""
-        return self.status == Status.CONVERGED
+        return self.status.codes == Status.CONVERGED
 
     def __repr__(self) -> str:
         if not len(self.status):
@@ -65,19 +65,19 @@ class AbstractLinearSolver(ABC):
         atol: float | Tensor = 0.0,
         max_steps: int | Tensor = 200,
     ) -> LinearSolution:
-        """Solve `A_i x_i = b_i` until `||b_i - A_i x_i|| <= max(rtol ||b_i||, atol)`, sample by sample.
+        """Solve `A_i x_i = b_i` until `||b_i - A_i x_i|| <= max(rtol ||b_i||, atol)`.
 
-        No graph is recorded, and no argument is changed. A failed solve sets the status and never raises.
+        No graph is recorded, and no argument is changed. A failed solve sets the status and never
+        raises.
 
         Args:
-            matvec: `(batch, m) -> (batch, m)`, the products `A_i v_i`. Rows of samples that are
-                done are passed too, mostly as zero, and ignored.
+            matvec: `(batch, m) -> (batch, m)`, the products `A_i v_i`. Rows that are done are
+                passed too, mostly as zero, and ignored.
             b: (batch, m) right-hand sides, float32 or float64.
             x0: (batch, m) first guess; zero if None, or where it is worse than zero.
             rtol: Tolerance relative to `||b_i||`; a number, or (batch,) one for each sample.
             atol: Absolute tolerance on `||b_i - A_i x_i||`; a number, or (batch,).
-            max_steps: Hard bound on the products in which a sample takes part, an integer >= 1; or (batch,),
-                where samples with 0 or less stay at zero.
+            max_steps: Bound on the products of a sample, an integer >= 1, or (batch,).
         """
 
     def advice(self, status: Status, rate: float) -> str:
@@ -85,8 +85,7 @@ class AbstractLinearSolver(ABC):
         if status is Status.NOT_FINITE:
             return "Check f and its input for NaN, overflow or division by zero near this sample."
         return (
-            "The map may not contract, or may have no fixed point: try Auto() or NewtonKrylov(), or constrain the cell, e.g. "
-            "with Spectral(bound=0.95)."
+            "I - J may be nearly singular: raise max_steps, try GMRES() or Auto(), or constrain the cell, e.g. with Spectral()."
         )
 
 
@@ -120,13 +119,12 @@ class AbstractMeasuredSolver(AbstractLinearSolver):
 class LinearSystems:
     """A batch of systems `A_i x_i = b_i` while a solver works on it.
 
-    Each sample has its best point `x`, the residual `r = b - A x` and its norm, *measured* by a product,
-    and the number of products it took part in. A solver proposes corrections; `correct` measures them
-    and keeps those that help, so a failure in a sample (NaN, breakdown, wrong estimates) costs products
-    and nothing else.
+    Each sample has its best point `x`, the residual `r = b - A x` and its norm, *measured* by a
+    product, and its number of products. A solver proposes corrections; `correct` measures them and
+    keeps those that help, so a failure in a sample costs products and nothing else.
 
-    Row i is divided by a power of two near `max |b_i|`. This changes no digit, and squares in norms do
-    not underflow: a cotangent of 1e-25 in float32 would otherwise be a zero right-hand side.
+    Row i is divided by a power of two near `max |b_i|`. This changes no digit, and squares in norms
+    do not underflow: a cotangent of 1e-25 in float32 would otherwise be a zero right-hand side.
 
     Attributes:
         b, x, r: (batch, m), scaled.
@@ -136,13 +134,7 @@ class LinearSystems:
     """
 
     def __init__(
-        self,
-        matvec: Matvec,
-        b: Tensor,
-        x0: Tensor | None,
-        rtol: float | Tensor,
-        atol: float | Tensor,
-        max_steps: int | Tensor,
+        self, matvec: Matvec, b: Tensor, x0: Tensor | None, rtol: float | Tensor, atol: float | Tensor, max_steps: int | Tensor
     ) -> None:
         self._matvec, self.max_steps = matvec, max_steps
         largest = _largest(b.detach())
@@ -179,14 +171,13 @@ class LinearSystems:
         return self.num_steps + products <= self.max_steps
 
     def correct(self, d: Tensor, broken: Tensor) -> bool:
-        """Measure the residual of the running samples at `x + d`, one product, and go there if it is smaller.
+        """Measure the residual at `x + d`, by one product, and go there if it is smaller.
 
         Args:
             d: (batch, m) proposed corrections.
             broken: (batch,) bool, samples in which a product gave NaN or infinity: they end here.
 
-        Returns:
-            Whether any sample is still running.
+        Returns whether any sample is still running.
         """
         usable = self.running & torch.isfinite(row_norm(d))
         x = torch.where(usable.unsqueeze(1), self.x + d, self.x)
@@ -196,7 +187,7 @@ class LinearSystems:
         return self.settle(not_finite=broken | ~torch.isfinite(norm))
 
     def keep_better(self, x: Tensor, norm: Tensor, r: Tensor | None = None) -> None:
-        """Go to `x` where the measured norm of its residual `r` is smaller; without `r`, ours goes stale."""
+        """Go to `x` where its measured residual is smaller; without `r`, ours is out of date."""
         better = self.running & (norm < self.norm)  # false for NaN
         rows = better.unsqueeze(1)
         self.x = torch.where(rows, x, self.x)
@@ -205,14 +196,13 @@ class LinearSystems:
         self.norm = torch.where(better, norm, self.norm)
 
     def settle(self, *, not_finite: Tensor | None = None, diverged: Tensor | None = None, next_cost: int = 2) -> bool:
-        """End the running samples that converged, else those in a mask of failures, else those out of budget.
+        """End the samples that converged, else those that failed, else those out of budget.
 
         Args:
             not_finite, diverged: (batch,) bool, samples that end with that status.
             next_cost: Products that the next step of the solver needs, with its measurement.
 
-        Returns:
-            Whether any sample is still running.
+        Returns whether any sample is still running.
         """
         self._end(self.norm <= self.tolerance, Status.CONVERGED)
         if not_finite is not None:
@@ -231,7 +221,7 @@ class LinearSystems:
         value = self.x * self._scale.unsqueeze(1)
         residual = torch.where(self._b_norm > 0.0, self.norm / self._b_norm, 0.0)
         residual = torch.where(self._finite_b, residual, torch.inf)
-        # A solution too large for the dtype: zero is the best value that can be returned.
+        # A solution too large for the dtype: zero is the best possible value.
         overflow = ~torch.isfinite(_largest(value))
         value = keep_rows(~overflow, value)
         residual = torch.where(overflow, 1.0, residual)
@@ -253,12 +243,7 @@ def _power_of_two_below(largest: Tensor) -> Tensor:
 
 
 def _check_arguments(
-    matvec: Matvec,
-    b: Tensor,
-    x0: Tensor | None,
-    rtol: float | Tensor,
-    atol: float | Tensor,
-    max_steps: int | Tensor,
+    matvec: Matvec, b: Tensor, x0: Tensor | None, rtol: float | Tensor, atol: float | Tensor, max_steps: int | Tensor
 ) -> None:
     if not callable(matvec):
         raise InvalidType(

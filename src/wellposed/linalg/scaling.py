@@ -19,7 +19,7 @@ def exponent_of(A: Tensor) -> int:
 
 
 def ldexp(A: Tensor, exponent: int) -> Tensor:
-    """`A * 2^exponent`: exact, but for entries that overflow, or that end below 2^-1022 and lose at most 2^-1074 each."""
+    """`A * 2^exponent`: exact, up to overflow and an error of 2^-1074 below 2^-1022."""
     while exponent:
         step = max(-_STEP, min(_STEP, exponent))
         A, exponent = A * 2.0**step, exponent - step
@@ -27,7 +27,7 @@ def ldexp(A: Tensor, exponent: int) -> Tensor:
 
 
 def scaled(A: Tensor) -> tuple[Tensor, int]:
-    """`A * 2^-e` with its largest entry in [1/2, 1), and `e`: nothing overflows, squares do not vanish."""
+    """`A * 2^-e` with its largest entry in [1/2, 1), and `e`."""
     e = exponent_of(A)
     return ldexp(A, -e), e
 
@@ -41,5 +41,5 @@ def ldexp_up(x: float, exponent: int) -> float:
 
 
 def ldexp_down(x: float, exponent: int) -> float:
-    """A lower bound of `x * 2^exponent`: the largest finite number where a positive one overflows."""
+    """A lower bound of `x * 2^exponent`: the largest number where a positive one overflows."""
     return -ldexp_up(-x, exponent)

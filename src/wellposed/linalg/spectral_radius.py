@@ -32,17 +32,20 @@ _TOLERANCE = 1e-10
 
 
 class SpectralRadiusEstimate(float):
-    r"""An estimate of a spectral radius: a float that knows how much of it rounding may have made.
+    r"""An estimate of a spectral radius: a float with a bound of its rounding error.
 
-    An eigenvalue of condition number k moves by up to `k ||E||` when the matrix changes by a small `E`. A nilpotent
-    shift of 200 units in a random basis has the radius 0, and floating point finds 0.8: there k is 1e14.
+    An eigenvalue of condition number k moves by up to `k ||E||` when the matrix changes by a small
+    `E`. A nilpotent shift of 200 units in a random basis has the radius 0, and floating point finds
+    0.8: there k is 1e14.
 
     Attributes:
-        condition: Of the eigenvalue: `1/|<y, x>|` with its unit left and right eigenvectors; 1 for normal matrices.
-            Of a function without a transpose only a lower bound of the condition number of its eigenvectors is known,
-            the largest `||A^k v||/(rho^k ||v||)` seen.
-        uncertainty: `condition` times the norm of what rounding and the stopping rule may have changed in A.
-        judged: Whether the transpose was known, so that the condition number is one and not a lower bound.
+        condition: Of the eigenvalue: `1/|<y, x>|` with its unit left and right eigenvectors; 1 for
+            normal matrices. Of a function without a transpose only a lower bound of the condition
+            number of its eigenvectors is known, the largest `||A^k v||/(rho^k ||v||)` seen.
+        uncertainty: `condition` times the norm of what rounding and the stopping rule may have
+            changed in A.
+        judged: Whether the transpose was known, so that the condition number is one and not a lower
+            bound.
     """
 
     condition: float
@@ -59,7 +62,7 @@ class SpectralRadiusEstimate(float):
 
     @property
     def reliable(self) -> bool | None:
-        """Whether the uncertainty is at most 0.001 of the value; None if nothing speaks against it and it was not judged."""
+        """Whether the uncertainty is at most 0.001 of the value; None if that was not judged."""
         if not self.uncertainty <= _RELIABLE * float(self):
             return False
         return True if self.judged else None
@@ -78,39 +81,42 @@ def spectral_radius_estimate(
     max_restarts: int = 300,
     transposed: Callable[[Tensor], Tensor] | None = None,
 ) -> SpectralRadiusEstimate:
-    r"""Estimate `rho(A) = max |lambda_i(A)|` by implicitly restarted Arnoldi (ARPACK [lehoucq1998]).
+    r"""Estimate `rho(A) = max |lambda_i(A)|` by restarted Arnoldi (ARPACK [lehoucq1998]).
 
-    An *estimate*: it proves nothing. Arnoldi may miss an eigenvalue whose eigenvector is nearly absent from
-    the start. Eigenvalues of a matrix far from normal move a lot under rounding: then the value says that it
-    is not `reliable`, as for a nilpotent shift. For a proof use
-    `spectral_norm_upper`, as `rho(A) <= ||A||`. Complex pairs are no trouble (power iteration would be: on
-    0.9 times a rotation it never settles): all eigenvalues of a real Hessenberg matrix are taken, with
-    modulus.
+    An *estimate*: it proves nothing. Arnoldi may miss an eigenvalue whose eigenvector is nearly
+    absent from the start. Eigenvalues of a matrix far from normal move a lot under rounding: then
+    the value says that it is not `reliable`, as for a nilpotent shift. For a proof use
+    `spectral_norm_upper`, as `rho(A) <= ||A||`. Complex pairs are found (power iteration would
+    be: on 0.9 times a rotation it never settles): all eigenvalues of a real Hessenberg matrix are
+    taken, with modulus.
 
-    Matrices up to size 512, and functions up to 128, have all their eigenvalues computed. When ARPACK does
-    not converge (many eigenvalues of nearly the largest modulus, as in a cyclic shift) the dense matrix is
-    used up to size 2000. Costs some dozens to some hundred products.
+    Matrices up to size 512, and functions up to 128, have all their eigenvalues computed. When
+    ARPACK does not converge (many eigenvalues of nearly the largest modulus, as in a cyclic shift)
+    the dense matrix is used up to size 2000. Costs some dozens to some hundred products.
 
     Args:
-        A: (n, n) real matrix, or a function mapping a flat (n,) tensor `v` to the flat (n,) tensor `A v`.
+        A: (n, n) real matrix, or a function mapping a flat (n,) tensor `v` to the flat (n,) tensor
+            `A v`.
         size: `n`; needed with a function, and not allowed with a matrix.
-        dtype: Of the tensors given to the function; its precision limits that of the estimate. Matrices are
-            converted to float64.
+        dtype: Of the tensors given to the function; its precision limits that of the estimate.
+            Matrices are converted to float64.
         device: Of the tensors given to the function.
-        generator: Draws the start vector. By default a new one with seed 0, so that equal calls give equal
-            results. The global random state is never touched.
+        generator: Draws the start vector. By default a new one with seed 0, so that equal calls
+            give equal results. The global random state is never touched.
         max_restarts: Restarts allowed to ARPACK.
-        transposed: With a function: `v -> A^T v`, by which the estimate is judged, at about twice the products.
+        transposed: With a function: `v -> A^T v`, by which the estimate is judged, at about twice
+            the products.
 
     Returns:
-        The estimate: a float with the attributes `condition`, `uncertainty`, `judged` and `reliable`.
+        The estimate: a float with the attributes `condition`, `uncertainty`, `judged` and
+        `reliable`.
 
     Raises:
         NotConverged: ARPACK failed and the matrix is too large to be treated as dense.
     """
     if isinstance(A, Tensor):
         if size is not None:
-            raise InvalidArgument("spectral_radius_estimate: size is for functions; a matrix knows its own. Drop it.")
+            raise InvalidArgument("spectral_radius_estimate: size is for functions; a matrix has its own. Omit it.")
         matrix = _checked_matrix(A)
         n = len(matrix)
         if n <= _DENSE_MATRIX:
@@ -171,7 +177,7 @@ def _arnoldi_radius(
 
 
 def _eigenvalue_condition(matrix: np.ndarray, value: complex, start: np.ndarray) -> float:
-    """1/|<y, x>| of the unit eigenvectors of an eigenvalue, by inverse iteration from one start for both."""
+    """1/|<y, x>| of the unit eigenvectors of an eigenvalue, by inverse iteration."""
     from scipy.linalg import LinAlgWarning, lu_factor, lu_solve  # here: SciPy takes longer to import than the library
 
     n = len(matrix)
@@ -203,7 +209,7 @@ def _growth(product: Product, start: np.ndarray, rho: float, steps: int) -> floa
 def _largest(
     product: Product, start: np.ndarray, tolerance: float, max_restarts: int, count: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Eigenvalues of largest modulus with unit eigenvectors as columns; None if ARPACK did not converge."""
+    """Largest eigenvalues with unit eigenvectors as columns; None if ARPACK did not converge."""
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs  # here: SciPy takes longer to import than the library
 
     n = len(start)

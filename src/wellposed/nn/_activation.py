@@ -1,4 +1,4 @@
-"""What an activation is: the proximal operator of a convex potential. The table is in `activations.py`."""
+"""What an activation is: the proximal operator of a convex potential."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _MOST_STEPS = 200
 
 
 class AbstractActivation(abc.ABC):
-    """An elementwise, non-decreasing, 1-Lipschitz function: the proximal operator of a convex potential. Stateless.
+    """A non-decreasing 1-Lipschitz function: the proximal operator of a convex potential.
 
-    The four abstract methods are enough for every solver and gradient; `potential`, `primitive` and `conjugate` serve those who
-    look at an equilibrium as a minimiser, and `slope_bounds` those who bound its sensitivity.
+    Stateless and elementwise. The abstract methods are enough for every solver and gradient;
+    `potential`, `primitive` and `conjugate` serve equilibria as minimisers, `slope_bounds` bounds
+    of their sensitivity.
     """
 
     @abc.abstractmethod
     def __call__(self, v: Tensor) -> Tensor:
         """The value, out of place."""
 
-    @abc.abstractmethod
     def apply_(self, v: Tensor) -> Tensor:
         """The value, in place."""
+        return v.copy_(self(v))
 
     @abc.abstractmethod
     def slope(self, y: Tensor) -> Tensor | None:
@@ -36,7 +37,7 @@ class AbstractActivation(abc.ABC):
 
     @abc.abstractmethod
     def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
-        """The proximal operator of `step_size` times the potential; at step_size 1 the activation itself.
+        """The proximal operator of `step_size` times the potential; for 1 the activation.
 
         Args:
             v: Any shape.
@@ -63,7 +64,7 @@ class AbstractActivation(abc.ABC):
         return torch.ones_like(v) if slope is None else slope
 
     def potential(self, y: Tensor) -> Tensor:
-        """p(y) elementwise, infinite outside the domain: s(v) minimises p(y) + (y - v)^2/2 over y."""
+        """p(y), infinite outside the domain: s(v) minimises p(y) + (y - v)^2/2 over y."""
         raise self._unknown("potential")
 
     def primitive(self, v: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ class AbstractActivation(abc.ABC):
 
     def _unknown(self, what: str) -> InvalidArgument:
         return InvalidArgument(
-            f"{type(self).__name__} does not tell its {what}. Implement {what}() in it, or use an activation of wellposed.nn."
+            f"{type(self).__name__} has no {what}. Implement {what}() in it, or use an activation of wellposed.nn."
         )
 
 
@@ -117,7 +118,7 @@ class SmoothActivation(AbstractActivation):
 
 
 def increasing_root(g: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor) -> Tensor:
-    """The w in [low, high] with g(w) = 0, elementwise, by Newton steps that never leave a bracket which only shrinks.
+    """The w in [low, high] with g(w) = 0, elementwise, by Newton steps in a shrinking bracket.
 
     Args:
         g: w -> (value, derivative) of a non-decreasing function with g(low) <= 0 <= g(high).

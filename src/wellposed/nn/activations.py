@@ -1,17 +1,21 @@
-r"""Activations as proximal operators: s = prox of a convex potential p, with what solvers, adjoints and objectives ask of it.
+r"""Activations as proximal operators: s = prox of a convex potential p.
 
-    activation        s(v)              p(y)                                        slopes     prox of a p at v
-    Identity          v                 0                                           {1}        v
-    ReLU              max(v, 0)         0 on y >= 0                                 [0, 1]     s(v)
-    LeakyReLU(b)      max(v, b v)       (1/b - 1) y^2/2 on y < 0, 0 on y >= 0       [b, 1]     v/(1 + a(1/b - 1)) if v < 0
-    SoftThreshold(t)  sgn(v)(|v| - t)+  t |y|                                       [0, 1]     soft threshold at a t
-    Tanh              tanh v            y artanh y + log(1 - y^2)/2 - y^2/2         [0, 1]     a scalar equation
-    Sigmoid           1/(1 + e^-v)      y log y + (1-y) log(1-y) - y^2/2            [0, 1/4]   a scalar equation
-    Softplus          log(1 + e^v)      Li_2(e^-y) - pi^2/6 on y >= 0               [0, 1]     a scalar equation
+    activation        s(v)              p(y)                                   slopes    prox of a p
+    Identity          v                 0                                      {1}       v
+    ReLU              max(v, 0)         0 on y >= 0                            [0, 1]    s(v)
+    LeakyReLU(b)      max(v, b v)       (1/b - 1) y^2/2 on y < 0, else 0       [b, 1]    by cases
+    SoftThreshold(t)  sgn(v)(|v| - t)+  t |y|                                  [0, 1]    with a t
+    Tanh              tanh v            y artanh y + log(1 - y^2)/2 - y^2/2    [0, 1]    by (1)
+    Sigmoid           1/(1 + e^-v)      y log y + (1-y) log(1-y) - y^2/2       [0, 1/4]  by (1)
+    Softplus          log(1 + e^v)      Li_2(e^-y) - pi^2/6 on y >= 0          [0, 1]    by (1)
 
-p is infinite outside the closed range of s and is fixed up to a constant. The scalar equation: y + a p'(y) = v, with y = s(w)
-and so p'(y) = w - y, reads (1 - a) s(w) + a w = v, whose left side increases in w ([winston2020] gives the potentials of
-ReLU, tanh, sigmoid and softplus in its Table 1).
+p is infinite outside the closed range of s and is fixed up to a constant. With y = s(w) and so
+p'(y) = w - y, the equation y + a p'(y) = v of the prox reads
+
+    (1 - a) s(w) + a w = v                                                                       (1)
+
+whose left side increases in w. [winston2020, Table 1] has the potentials of ReLU, tanh, sigmoid and
+softplus.
 """
 
 from __future__ import annotations
@@ -25,22 +29,12 @@ from torch import Tensor
 from wellposed._checks import check_interval
 from wellposed.nn._activation import AbstractActivation, SmoothActivation
 
-__all__ = [
-    "ACTIVATIONS",
-    "AbstractActivation",
-    "Identity",
-    "LeakyReLU",
-    "ReLU",
-    "Sigmoid",
-    "SoftThreshold",
-    "Softplus",
-    "Tanh",
-]
+__all__ = ["ACTIVATIONS", "AbstractActivation", "Identity", "LeakyReLU", "ReLU", "Sigmoid", "SoftThreshold", "Softplus", "Tanh"]
 
 
 @dataclass(frozen=True)
 class ReLU(AbstractActivation):
-    """max(v, 0): the projection onto v >= 0, whatever the step size. Its derivative at 0 is taken as 0, as in PyTorch."""
+    """max(v, 0): the projection onto v >= 0. Its derivative at 0 is taken as 0, as in PyTorch."""
 
     def __call__(self, v: Tensor) -> Tensor:
         return torch.relu(v)
@@ -112,7 +106,7 @@ class LeakyReLU(AbstractActivation):
 
 @dataclass(frozen=True)
 class SoftThreshold(AbstractActivation):
-    """sgn(v) max(|v| - t, 0): the proximal operator of t |y|, which makes equilibria sparse. Its derivative at |v| = t is 0.
+    """sgn(v) max(|v| - t, 0), for sparse equilibria. Its derivative at |v| = t is 0.
 
     Args:
         threshold: t, positive.
@@ -125,9 +119,6 @@ class SoftThreshold(AbstractActivation):
 
     def __call__(self, v: Tensor) -> Tensor:
         return torch.nn.functional.softshrink(v, self.threshold)
-
-    def apply_(self, v: Tensor) -> Tensor:
-        return v.copy_(self(v))
 
     def slope(self, y: Tensor) -> Tensor:
         return (y != 0).to(y.dtype)
@@ -237,9 +228,6 @@ class Softplus(SmoothActivation):
     def __call__(self, v: Tensor) -> Tensor:
         return torch.logaddexp(v, torch.zeros_like(v))
 
-    def apply_(self, v: Tensor) -> Tensor:
-        return v.copy_(self(v))
-
     def slope(self, y: Tensor) -> Tensor:
         return -torch.expm1(-y)
 
@@ -247,7 +235,7 @@ class Softplus(SmoothActivation):
         return -self(-w)  # without the cancellation of w - y, which a large step size would magnify
 
     def potential(self, y: Tensor) -> Tensor:
-        """Li_2(e^-y) - pi^2/6, by Euler's reflection Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) near y = 0."""
+        """Li_2(e^-y) - pi^2/6, near 0 by Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) (Euler)."""
         small = y.clamp(0, math.log(2))
         large = y.clamp(min=math.log(2))
         near = torch.xlogy(small, -torch.expm1(-small)) - _bernoulli_series(small)
@@ -299,12 +287,4 @@ def _indicator(y: Tensor, inside: Tensor) -> Tensor:
 
 
 #: One of each, with default parameters: the table at the top of this module.
-ACTIVATIONS: tuple[AbstractActivation, ...] = (
-    Identity(),
-    ReLU(),
-    LeakyReLU(),
-    SoftThreshold(),
-    Tanh(),
-    Sigmoid(),
-    Softplus(),
-)
+ACTIVATIONS = (Identity(), ReLU(), LeakyReLU(), SoftThreshold(), Tanh(), Sigmoid(), Softplus())

@@ -30,13 +30,14 @@ ABOUT_SHAPES = re.compile("shape|size|dimension|dtype|mat1|channels|type")
 class AbstractCell(nn.Module, abc.ABC):
     """A cell with structure: it prepares what depends on x alone once, and hands out a map of z.
 
-    An `EquilibriumLayer` takes any module or function of (z, x); a cell of this kind is faster, because the parts that do
-    not depend on z are made once per solve, products are done in place, and adjoints are known by formula.
+    An `EquilibriumLayer` takes any module or function of (z, x); a cell of this kind is faster,
+    because the parts that do not depend on z are made once per solve, products are done in place,
+    and adjoints are known by formula.
     """
 
     @abc.abstractmethod
     def bind(self, x: Tensor) -> AbstractMap:
-        """The map z -> f(z, x), with a graph to x and the parameters; low precision is lifted to float32."""
+        """The map z -> f(z, x), with a graph to x and the parameters; at least in float32."""
 
     @abc.abstractmethod
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
@@ -50,16 +51,16 @@ class AbstractCell(nn.Module, abc.ABC):
 class DenseCell(AbstractCell):
     r"""f(z, x) = s(W z + U x + b).
 
-    Starts from W_ij ~ N(0, 0.16/m) (so |W| is about 0.8: a contraction), U_ij ~ N(0, 2/d) and b = 0, the initialization
-    of [ling2022] with variance 0.08.
+    Starts from W_ij ~ N(0, 0.16/m) (so |W| is about 0.8: a contraction), U_ij ~ N(0, 2/d) and b =
+    0, the initialization of [ling2022] with variance 0.08.
 
     Args:
         in_features: d.
         width: m.
         activation: s; `ReLU()` if not given.
-        weight: Keeps the recurrent matrix well-posed: `Spectral(bound=0.95)` is applied to the parameter W at every solve;
-            `Monotone(margin=0.1)` makes W of parameters A and B instead, A_ij, B_ij ~ N(0, 1/(4m)) at the start. None uses
-            W as it is.
+        weight: Keeps the recurrent matrix well-posed: `Spectral(bound=0.95)` is applied to the
+            parameter W at every solve; `Monotone(margin=0.1)` makes W of parameters A and B
+            instead, A_ij, B_ij ~ N(0, 1/(4m)) at the start. None uses W unchanged.
         bias: Whether there is a b.
         generator: Of the initialization.
         device, dtype: Of the parameters.
@@ -174,8 +175,8 @@ def bind_function(
 class _BoundModule:
     """A module with its present parameters and buffers, in float32 if they are of low precision.
 
-    Backward evaluates the cell again, when others may be in their place: `torch.func.functional_call`
-    restores the module's own ones at the end of the forward pass.
+    Backward evaluates the cell again, when others may be in their place:
+    `torch.func.functional_call` restores the module's own ones at the end of the forward pass.
     """
 
     def __init__(self, cell: nn.Module) -> None:
@@ -223,7 +224,7 @@ def _check_norms(cell: nn.Module) -> None:
 def with_shape_hint(
     function: Callable[..., Any], state: Any, *, given: bool, state_shape: tuple[int, ...] | None
 ) -> Callable[..., Any]:
-    """The function; if its first call fails over shapes or dtypes, the error says where those of z came from."""
+    """The function; if its first call fails, the error says where the shape of z came from."""
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves(state))
     dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves(state)}))
     if given:

@@ -44,7 +44,7 @@ class SolverKwargs(TypedDict, total=False):
 
 
 def check_solver_kwargs(owner: str, options: Iterable[str]) -> None:
-    """Raises for an option that is not one of `SolverKwargs`, in the name of the network that got it."""
+    """Raises for an option of the network `owner` that is not one of `SolverKwargs`."""
     known = SolverKwargs.__annotations__
     for name in options:
         if name not in known:
@@ -61,7 +61,7 @@ class Linearised:
         f: The map (an `AbstractStructuredMap`), without a graph.
         value: (batch, features) z.
         image: (batch, features) f(z).
-        adjoint: (batch, features) the solution u of the adjoint system; for `DenseMap` the masked adjoint p.
+        adjoint: (batch, features) the solution of its adjoint system (for `DenseMap` masked).
         solution, adjoint_solution: Of the two solves.
     """
 
@@ -83,25 +83,22 @@ class EquilibriumLayer(nn.Module):
 
     Args:
         cell: `cell(z, x)`, a module or a function, row-wise, of the structure and shapes of z. An
-            `AbstractCell` such as `DenseCell` is solved with in-place products and closed-form adjoints.
+            `AbstractCell` such as `DenseCell` has in-place products and closed-form adjoints.
         solver: `Auto()` if not given.
         gradient: `ImplicitGradient()` if not given.
-        on_failure: "raise", "warn" or "ignore", for the equilibrium and the linear solve of backward.
-        rtol: Tolerance on |f(z) - z| / |f(z)| of every sample; None takes 1e-6 in float32 and 1e-12 in
-            float64.
+        on_failure: "raise", "warn" or "ignore", for the solves of forward and backward.
+        rtol: Tolerance on |f(z) - z| / |f(z)|; None takes 1e-6 in float32 and 1e-12 in float64.
         atol: Absolute tolerance on |f(z) - z|.
         max_steps: Evaluations of the cell that a sample may take part in.
-        state_shape: Shape of z without the batch, e.g. `(width,)`, for a cell that is not an
-            `AbstractCell`; None takes that of x.
+        state_shape: Shape of z without the batch, for a function or module; None takes that of x.
         coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch has one
-            equilibrium, and is one sample to the solver, forward and backward. Without it rows that
-            depend on each other are still found, with a `CoupledRowsWarning` and some more evaluations.
+            equilibrium and is one sample to the solver. Without it coupled rows are still found,
+            with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
         last_solution: The `Solution` of the last forward pass.
         last_adjoint: The `Solution` of the last linear solve of a backward pass.
-        failure_counts: How many solves failed, by direction and status. With `on_failure="warn"` only
-            the first of each kind gives a warning.
+        failure_counts: How many solves failed, by direction and cause; each is warned of once.
     """
 
     def __init__(
@@ -183,7 +180,8 @@ class EquilibriumLayer(nn.Module):
         else:
             outcome = self._solve(f, start, options, keep_image=tracked)
             if tracked and outcome.coupled:
-                rows = gradient.attach(WholeBatch(f, start.shape), outcome.as_one(), options).reshape(start.shape)
+                whole = replace(options, shape=start.shape)
+                rows = gradient.attach(WholeBatch(f, start.shape), outcome.as_one(), whole).reshape(start.shape)
             else:
                 # without a graph a copy: the caller may change it, and the record must not change
                 rows = gradient.attach(f, outcome, options) if tracked else outcome.value.clone()
@@ -197,8 +195,7 @@ class EquilibriumLayer(nn.Module):
         """The equilibrium without a graph, with its residuals and statuses.
 
         Args:
-            x: The input.
-            z0: The start; zeros if not given.
+            x, z0: As for `forward`.
             record: Keep the residuals of all steps in `Solution.history`.
         """
         require_values("EquilibriumLayer.solve", "Inside them call the layer itself.")
@@ -217,7 +214,7 @@ class EquilibriumLayer(nn.Module):
         Args:
             x: The input.
             v: (batch, features), or what expands to it: the cotangent of z of every sample.
-            z0, u0: (batch, features) the starts of the equilibrium and of the adjoint; zeros if not given.
+            z0, u0: (batch, features) the starts of equilibrium and adjoint; zeros if not given.
         """
         if not isinstance(self.gradient, ImplicitGradient):
             raise InvalidType(f"linearise solves the exact adjoint; it needs ImplicitGradient(), not {self.gradient!r}.")
@@ -236,7 +233,7 @@ class EquilibriumLayer(nn.Module):
     def _bind(
         self, x: Any, z0: Any, *, mixed: bool = False, whole: bool = True
     ) -> tuple[AbstractMap, Tensor, Layout, SolveOptions]:
-        """The map of rows (of the `whole` batch, if rows are coupled), its start, the layout of the state, and how to solve."""
+        """The map of rows (or of the `whole` batch, if coupled), start, layout and options."""
         if isinstance(self.cell, AbstractCell):
             shape = self.cell.state_shape(x)
             # one zero for all entries: the start is only read
@@ -253,8 +250,8 @@ class EquilibriumLayer(nn.Module):
         tolerance = Tolerance(DEFAULT_RTOL[start.dtype] if self.rtol is None else self.rtol, self.atol)
         rows = start.shape if as_one else None
         options = SolveOptions(self.solver, tolerance, self.max_steps, self.on_failure, "EquilibriumLayer", self._record, rows)
-        if as_one:
-            f, start = WholeBatch(f, start.shape), start.reshape(1, -1)
+        if rows is not None:
+            f, start = WholeBatch(f, rows), start.reshape(1, -1)
         return f, start, layout, options
 
     @staticmethod
@@ -263,8 +260,7 @@ class EquilibriumLayer(nn.Module):
             if not isinstance(f, AbstractStructuredMap):
                 return options.run(f, z.detach(), record=record)
             # the default start is a single zero for all entries, which is read once
-            is_zero = not bool((z if any(z.stride()) else z[:1, :1]).any())
-            first = f.at_zero() if is_zero else None
+            first = None if bool((z if any(z.stride()) else z[:1, :1]).any()) else f.at_zero()
             return options.run(f, z.detach(), first=first, record=record, keep_image=keep_image)
 
     @staticmethod
@@ -289,7 +285,7 @@ class EquilibriumLayer(nn.Module):
         if not floating:
             raise InvalidType(
                 f"x must be real floating point; got {tensor.dtype}, in which z cannot start. Convert it, e.g. with "
-                ".to(torch.float32), or give z0 if the cell wants such an x."
+                ".to(torch.float32), or give z0 if the cell needs this x."
             )
         return torch.zeros(shape, dtype=floating[0], device=tensor.device)
 

@@ -16,7 +16,7 @@ __all__ = ["ConvNormBall", "Monotone", "NormBall", "Spectral", "conv_norm_upper"
 
 
 class _RadialProjection(nn.Module, abc.ABC):
-    """V -> V min(1, bound/|V|): V itself, to the last bit, inside the ball; V = 0 has a derivative."""
+    """V -> V min(1, bound/|V|): V itself inside the ball; V = 0 has a derivative."""
 
     def __init__(self, bound: float, *, high: float = math.inf) -> None:
         super().__init__()
@@ -40,10 +40,10 @@ class _RadialProjection(nn.Module, abc.ABC):
 class Spectral(_RadialProjection):
     r"""V -> V min(1, bound/|V|): a contraction for every value of the parameter V, (m, m).
 
-    The norm is the exact largest singular value (O(m^3), once per solve), differentiated with it, so the
-    map keeps every V inside the ball and projects the others onto it radially. A cell s(W z + ...) with
-    a 1-Lipschitz s and |W| <= bound < 1 has exactly one equilibrium for every input, and plain iteration
-    finds it at the rate `bound` or better.
+    The norm is the exact largest singular value (O(m^3), once per solve), differentiated with it,
+    so the map keeps every V inside the ball and projects the others onto it radially. A cell s(W z
+    + ...) with a 1-Lipschitz s and |W| <= bound < 1 has exactly one equilibrium for every input,
+    and plain iteration finds it at the rate `bound` or better.
 
     Args:
         bound: In (0, 1).
@@ -54,10 +54,11 @@ class Spectral(_RadialProjection):
 
 
 class NormBall(_RadialProjection):
-    r"""V -> V min(1, bound/|V|) for a matrix V (h, m), with the exact spectral norm, differentiated with it.
+    r"""V -> V min(1, bound/|V|) for a matrix V (h, m), with the exact spectral norm.
 
-    The radial projection onto the ball |V| <= bound. `Spectral` is for a square recurrent matrix, this
-    for the factors of z -> W^T s(W z + ...): there any positive bound makes sense, and 1 is the border.
+    The radial projection onto the ball |V| <= bound. `Spectral` is for a square recurrent matrix,
+    this for the factors of z -> W^T s(W z + ...): there any positive bound makes sense, and 1 is
+    the border.
 
     Args:
         bound: Positive.
@@ -109,7 +110,7 @@ class Monotone(nn.Module):
         return (1 - self.margin) * identity - A.t() @ A + B - B.t()
 
     def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
-        """(A, B) that give W: A the square root of (1 - m) I - sym(W), B = (W - W^T)/4 [nguyen2022, Proposition 1].
+        """A = ((1 - m) I - sym(W))^(1/2), B = (W - W^T)/4 give W [nguyen2022, Proposition 1].
 
         Args:
             W: (m, m) with sym(I - W) >= m I up to rounding; otherwise `InvalidArgument`.
@@ -130,21 +131,23 @@ class Monotone(nn.Module):
 
 
 def conv_norm_upper(K: Tensor, *, grid: int = 12) -> Tensor:
-    r"""An upper bound of the operator norm of the convolution with K, for images of every size; differentiable.
+    r"""An upper bound of the norm of the convolution with K, for images of every size.
 
-    Stride 1, with zeros around the image or wrapped around (not reflected or replicated, which can amplify more).
+    Stride 1, with zeros around the image or wrapped around (not reflected or replicated, which can
+    amplify more).
 
-    A convolution with wrapped borders is block diagonal in frequencies, with blocks
-    K(w) = sum_ab K_ab e^(i(a w_1 + b w_2)). One with zeros around the image is that of a larger torus,
-    restricted to the images that vanish outside, so for both
+    A convolution with wrapped borders is block diagonal in frequencies, with blocks K(w) = sum_ab
+    K_ab e^(i(a w_1 + b w_2)). One with zeros around the image is that of a larger torus, restricted
+    to the images that vanish outside, so for both
 
         |conv| <= M = max_w |K(w)|.                                                              (1)
 
     The maximum is over a continuum; it is taken on a grid of N x N frequencies and corrected. Let
-    u^* K(w) v = M at the maximal w for unit vectors u, v. As a function of w_1 alone Re u^* K v is a real
-    trigonometric polynomial of degree d = (k - 1)/2 (the kernel is centred, which changes phases only)
-    whose modulus has its maximum M there. Such a polynomial stays above M cos(d t) at distance
-    t <= pi/d from its maximum (M. Riesz), and a grid point has t <= pi/N. The same again for w_2:
+    u^* K(w) v = M at the maximal w for unit vectors u, v. As a function of w_1 alone Re u^* K v is
+    a real trigonometric polynomial of degree d = (k - 1)/2 (the kernel is centred, which changes
+    phases only) whose modulus has its maximum M there. Such a polynomial stays above M cos(d t) at
+    distance t <= pi/d from its maximum (M. Riesz), and a grid point has t <= pi/N. The same again
+    for w_2:
 
         M <= max_grid |K(w)| / cos(d pi/N)^2.                                                    (2)
 

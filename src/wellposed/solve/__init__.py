@@ -1,4 +1,4 @@
-"""Solving z = f(z), every sample by itself. Start reading at `_fixed_point.py`, then `loop.py`: the loop."""
+"""Solving z = f(z), every sample by itself. Read `_fixed_point.py`, then `loop.py`."""
 
 from wellposed.solve._fixed_point import fixed_point
 from wellposed.solve.anderson import Anderson

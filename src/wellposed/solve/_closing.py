@@ -1,12 +1,13 @@
-"""Closing a solve: an answer is CONVERGED only if f of the whole batch, evaluated there, confirms it.
+"""Closing a solve: only if f of the whole batch confirms an answer, it is CONVERGED.
 
-The loop relies on three facts: rows do not depend on each other, so that a finished one may leave; f
-gives the same value at the same point; a solver reports f where it says. All three hold by
+The loop relies on three facts: rows do not depend on each other, so that a finished one may leave;
+f gives the same value at the same point; a solver reports f where it says. All three hold by
 construction for the maps and solvers of this package. For any other map or solver one evaluation at
 the end of every solve checks them:
 
 - a random map (dropout) gives another value there: no sample has converged;
-- rows that depend on each other give another residual: the solve continues with the batch as one sample;
+- rows that depend on each other give another residual: the solve continues with the batch as one
+  sample;
 - a solver that reports a wrong f(z) is found in the same way: its samples have not converged.
 """
 
@@ -41,7 +42,7 @@ UNCONFIRMED = (
 )
 COUPLED = (
     "Rows of the batch depend on each other, so the batch was solved as one sample: status and residual are those of the whole "
-    "batch. Give coupled=True to solve it in this way from the start; if rows should not depend on each other, mend f."
+    "batch. Give coupled=True to solve it in this way from the start; if rows should not depend on each other, correct f."
 )
 
 
@@ -158,12 +159,12 @@ class Closing:
         return False
 
     def _continued(self, f: AbstractMap, spent: int) -> Closing:
-        """The rest of the solve with another map; the last evaluation so far counts as its first."""
+        """The rest of the solve with another map; its first evaluation is the last one so far."""
         left = max(self.max_steps - spent + 1, 1)
         return Closing(f, self.solver, self.tolerance, left, record=self.record, trusted=self.trusted)
 
     def _together(self, outcome: Outcome, fz: Tensor, spent: int) -> Outcome:
-        """Continues with all samples in every evaluation: f of some rows is not some rows of f, up to rounding."""
+        """Continues with all samples in every evaluation: f of some rows is not some rows of f."""
         closing = self._continued(Together(self.f, outcome.value, fz), spent)
         return _count(closing.run(outcome.value, fz), spent - 1, outcome.history)
 
@@ -204,7 +205,7 @@ def _count(outcome: Outcome, spent: int, before: list[tuple[Tensor, Tensor, Tens
 
 
 def _not_converged(outcome: Outcome, rows: Tensor, r: Tensor, s: Tensor, note: str) -> Outcome:
-    """Some samples have not converged, with the given |f(z) - z| and |f(z)|; if f is random, none has."""
+    """Some samples have not converged, with these |f(z) - z| and |f(z)|; all, if f is random."""
     rows = rows if note != RANDOM else torch.ones_like(rows)
     outcome.codes = torch.where(rows & (outcome.codes == Status.CONVERGED), int(Status.MAX_STEPS), outcome.codes)
     outcome.g_norm, outcome.f_norm = torch.where(rows, r, outcome.g_norm), torch.where(rows, s, outcome.f_norm)

@@ -35,11 +35,12 @@ def fixed_point(
 ) -> Solution:
     r"""Solves z = f(z), every sample of the batch by itself.
 
-    A sample has converged when |f(z) - z| <= max(rtol |f(z)|, atol), norms over all features of that
-    sample. It then leaves the computation: it takes part in no further evaluation, and its value does
-    not depend on its neighbours beyond rounding. The last evaluation is one of the whole batch at the
-    value returned, and confirms it: it finds rows that depend on each other, a random f, and a solver
-    that reports a wrong f(z). No graph is recorded; `EquilibriumLayer` differentiates.
+    A sample has converged when |f(z) - z| <= max(rtol |f(z)|, atol), norms over all features of
+    that sample. It then leaves the computation: it takes part in no further evaluation, and its
+    value does not depend on its neighbours beyond rounding. The last evaluation is one of the whole
+    batch at the value returned, and confirms it: it finds rows that depend on each other, a random
+    f, and a solver that reports a wrong f(z). No graph is recorded; `EquilibriumLayer`
+    differentiates.
 
         >>> import torch, wellposed as wp
         >>> sol = wp.fixed_point(lambda z: 0.8 * z + 1, torch.zeros(3, 1, dtype=torch.float64))
@@ -49,12 +50,13 @@ def fixed_point(
     Args:
         f: `f(z, *args)` of the same structure and shapes as z, row-wise: sample i of the result
             depends on sample i alone, unless `coupled`.
-        z0: The start: a tensor, or a structure of tensors (tuple, list, dict, registered dataclass),
-            batch first, real floating point. float16 and bfloat16 are solved in float32.
+        z0: The start: a tensor, or a structure of tensors (tuple, list, dict, registered
+            dataclass), batch first, real floating point. float16 and bfloat16 are solved in
+            float32.
         solver: `Auto()` if not given.
-        args: Further arguments of f. Tensors (or structures of tensors) whose first dimension is the
-            batch follow their samples. Per-sample data that f captures instead works too, but then
-            finished samples can only stand still: f is evaluated for the whole batch.
+        args: Further arguments of f. Tensors (or structures of tensors) whose first dimension is
+            the batch follow their samples. Per-sample data that f captures instead works too, but
+            then finished samples can only stand still: f is evaluated for the whole batch.
         rtol: Relative tolerance. It does not count as met where |f(z)| has grown more than tenfold
             while |f(z) - z| has not even halved: there z diverges, and no fixed point is near.
         atol: Absolute tolerance on |f(z) - z|.
@@ -62,8 +64,8 @@ def fixed_point(
         on_failure: "raise" (`NotConverged`), "warn" (`NotConvergedWarning`) or "ignore" controls
             reporting; `Solution.status` is always set.
         record: Keep the residuals of all steps in `Solution.history`.
-        coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch is solved as
-            one sample. All rows then have the same status, and the residual of the whole batch.
+        coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch is solved
+            as one sample. All rows then have the same status, and the residual of the whole batch.
     """
     solver = Auto() if solver is None else solver
     check_options(f, solver, args)

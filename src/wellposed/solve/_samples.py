@@ -1,4 +1,4 @@
-"""The samples of one run: those still active, when each is measured, and the results of the others."""
+"""The samples of one run: the active ones, when each is measured, and all results."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ActiveSamples:
         self.first_r = torch.where(self.first_r.isinf(), r, self.first_r)
 
     def keep_best(self, r: Tensor, s: Tensor, better: Tensor, idle: Tensor | None) -> None:
-        """Remembers the present points that are better than any before; rows that are idle do not matter."""
+        """Remembers the present points that are better than any before, except idle rows."""
         if bool((better if idle is None else better | idle).all()):  # by reference: no copy
             self.best_z, self.best_r, self.best_s = self.z, r, s
             self.best_f = None if self.best_f is None else self.fz
@@ -123,7 +123,8 @@ class Outcome:
         codes: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
         image: (batch, features) f at `value`, if kept.
-        history: [(samples, their evaluations, their relative residuals)] in time order, if recorded.
+        history: [(samples, their evaluations, their relative residuals)] in time order, if
+            recorded.
         coupled: Rows were found to depend on each other, and the batch was solved as one sample.
         note: A sentence if an evaluation at `value` did not confirm the answer; else empty.
     """
@@ -249,7 +250,7 @@ def take_buffer(like: Tensor) -> Tensor:
 
 
 def give_buffer(buffer: Tensor) -> None:
-    """Returns an unused buffer; one made in inference mode could not be written to outside of it."""
+    """Returns a buffer; one made in inference mode could not be written to outside."""
     kept = _kept()
     if buffer.device.type == "cpu" and not buffer.is_inference() and len(kept) < MOST_KEPT:
         kept.append(buffer)
@@ -280,7 +281,7 @@ def relative(g_norm: Tensor, f_norm: Tensor) -> Tensor:
 
 
 def differs(a: Tensor, b: Tensor) -> Tensor:
-    """(batch,) whether rows that should be equal differ beyond rounding; False where b is not finite."""
+    """(batch,) whether rows differ beyond rounding; False where b is not finite."""
     if b.shape[1] == 0:
         return torch.zeros(b.shape[0], dtype=torch.bool, device=b.device)
     scale = torch.where(b.isfinite(), b, 0.0).abs().amax(dim=1, keepdim=True)

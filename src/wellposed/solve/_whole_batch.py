@@ -39,7 +39,7 @@ class Together(AbstractMap):
 
 
 class WholeBatch(AbstractMap):
-    """A map of a batch whose rows depend on each other, as a map of one row: the batch is one sample.
+    """A map of a batch whose rows depend on each other, as a map of one row.
 
     Args:
         f: The map.

@@ -35,15 +35,16 @@ class Auto(AbstractSolver):
     sample switches
 
     - from `Picard` to `Anderson` if it does not contract (q >= 1), if N exceeds its budget, or if
-      acceleration is predicted to cost less: with c the factor by which the least-squares combination
-      of the last three residuals is below |g_k|, its predicted factor is q c^(1/3) per step. (For a map
-      whose spectrum fills a disk, e.g. a random or orthogonal W, c is near 1 and plain steps are as
-      good as any; for a smoothing map they are not.)
-    - from `Anderson` back to `Picard` if its residuals stall or its own predicted N is large: at a kink
-      acceleration can be stuck where plain steps are not;
+      acceleration is predicted to cost less: with c the factor by which the least-squares
+      combination of the last three residuals is below |g_k|, its predicted factor is q c^(1/3) per
+      step. (For a map whose spectrum fills a disk, e.g. a random or orthogonal W, c is near 1 and
+      plain steps are as good as any; for a smoothing map they are not.)
+    - from `Anderson` back to `Picard` if its residuals stall or its own predicted N is large: at a
+      kink acceleration can be stuck where plain steps are not;
     - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget.
 
-    These predictions decide only about cost; the answer is judged by the residual, as with any solver.
+    These predictions decide only about cost; the answer is judged by the residual, as with any
+    solver.
 
     Args:
         plain, accelerated, newton: The solvers of the three stages.
@@ -86,7 +87,8 @@ class Auto(AbstractSolver):
 class _LeavePlain(AbstractSwitchingRule):
     """From plain iteration to Anderson acceleration.
 
-    Norms are compared first, since they are known; residual vectors are kept only while a sample is slow.
+    Norms are compared first, since they are known; residual vectors are kept only while a sample is
+    slow.
     """
 
     def __init__(self) -> None:
@@ -144,7 +146,8 @@ class _LeaveAccelerated(AbstractSwitchingRule):
 class _LeaveReturned(AbstractSwitchingRule):
     """From plain iteration, after acceleration has failed, to Newton-Krylov.
 
-    Residuals may rise at first, so a rate counts only after twenty steps; before that, only growth does.
+    Residuals may rise at first, so a rate counts only after twenty steps; before that, only growth
+    does.
     """
 
     def __init__(self) -> None:

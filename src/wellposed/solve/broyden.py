@@ -20,10 +20,11 @@ __all__ = ["Broyden"]
 class Broyden(AbstractSolver):
     r"""Broyden's first ("good") method [broyden1965] for g(z) = f(z) - z = 0, with limited memory.
 
-    The inverse Jacobian of g is modelled, sample by sample, as H = -I + sum_j u_j v_j^T. The direction
-    is p = -H g; with s and y the changes of z and g, the secant equation H y = s is restored by
+    The inverse Jacobian of g is modelled, sample by sample, as H = -I + sum_j u_j v_j^T. The
+    direction is p = -H g; with s and y the changes of z and g, the secant equation H y = s is
+    restored by
 
-        v = H^T s,    u = (s - H y)/(v . y)                                        (Sherman-Morrison)
+        v = H^T s,    u = (s - H y)/(v . y)                                       (Sherman-Morrison)
 
     When `memory` pairs are full the model starts again from -I. The step length of each sample is
     halved until the residual does not exceed (1 + 1/(k+1)^2) times the last one; if that fails, the

@@ -175,7 +175,7 @@ class _Stage:
                 count += self._plain_steps(self.schedule.next_due(count, self.idle) - count)
 
     def _plain_steps(self, steps: int) -> int:
-        """Takes plain steps without a measurement, as many as the budget allows; returns how many."""
+        """Takes plain steps without a measurement, within the budget; returns how many."""
         steps = min(steps, self.max_steps - self.most)
         if steps <= 0:
             return 0
@@ -189,7 +189,7 @@ class _Stage:
         return steps
 
     def _sort_out(self, point: Point, s: Tensor, switch: Tensor | None, due: Tensor | None) -> Tensor | None:
-        """Sets statuses, keeps best points; returns the rows that continue if it is time to compact."""
+        """Sets statuses, keeps best points; the rows that continue, if it is time to compact."""
         samples, r = self.samples, point.r
         point.measure_extremes(s, self.tolerance)
         lost = ~(r.isfinite() & s.isfinite())
@@ -278,7 +278,7 @@ class _Stage:
         out.steps[index], out.codes[index], out.rate[index] = steps[chosen], codes[chosen], rate[chosen]
 
     def _gather(self, target: Tensor, chosen: Tensor, done: Tensor, present: Tensor, best: Tensor) -> None:
-        """Writes the values of the chosen rows: the present point if it converged, else the best one."""
+        """Writes values of chosen rows: the present point if it converged, else the best."""
         part = present.index_select(0, chosen)  # twice as fast as present[chosen]
         converged = done[chosen]
         if best is not present and not bool(converged.all()):

@@ -1,7 +1,8 @@
 """The map whose fixed point is sought, as a function of rows, and any Python function as one.
 
 Solvers use only `AbstractMap`: rows in, rows out, some rows taken, a Jacobian. A cell with
-structure (see `wellposed.nn`) supplies its own map, with in-place products and a closed-form Jacobian.
+structure (see `wellposed.nn`) supplies its own map, with in-place products and a closed-form
+Jacobian.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class AbstractMap(abc.ABC):
-    """A row-wise map: row i of the output depends on row i of the input alone, (batch, features) both."""
+    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone."""
 
     #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
     writes_out: bool = False
@@ -36,19 +37,19 @@ class AbstractMap(abc.ABC):
 
     @property
     def built_in(self) -> bool:
-        """Whether the map is known to be row-wise and deterministic: no evaluation need confirm an answer."""
+        """Whether the map is known to be row-wise and deterministic, so that answers hold."""
         return False
 
     @abc.abstractmethod
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
-        """f of every row; may write into `out`, a buffer of the same shape that has no other reader."""
+        """f of every row; may write into `out`, an unused buffer of the same shape."""
 
     def tracked(self, z: Tensor) -> Tensor:
         """f of every row, out of place, for autograd. By default `f(z)`."""
         return self(z)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors, besides z, that f is known to depend on, in the form in which `tracked` uses them."""
+        """The tensors, besides z, that f is known to depend on, as `tracked` uses them."""
         return ()
 
     def with_inputs(self, *inputs: Tensor) -> AbstractMap:
@@ -60,11 +61,11 @@ class AbstractMap(abc.ABC):
         """The same map for some of the rows: (k,) indices into the present ones."""
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        """df/dz at the rows of z, one block per row; by automatic differentiation unless overridden."""
+        """df/dz at the rows of z, one block per row; by autograd unless overridden."""
         return Jacobian(self.tracked, z)
 
     def forget(self) -> None:  # noqa: B027  # most maps keep nothing
-        """Releases the states of the last evaluation, before the map is kept for a backward pass."""
+        """Releases the last states, before the map is kept for a backward pass."""
 
 
 class RowsCoupled(Exception):
@@ -80,9 +81,10 @@ class RowsCoupled(Exception):
 
 
 class StandingRows(AbstractMap):
-    """Some rows of a map that can only be evaluated for its whole batch; the other rows stand still.
+    """Some rows of a map that is evaluated for its whole batch; the other rows stand still.
 
-    f of a row that stands still changes only if it depends on other rows: then `RowsCoupled` is raised.
+    f of a row that stands still changes only if it depends on other rows: then `RowsCoupled` is
+    raised.
 
     Args:
         whole: The map.
@@ -144,10 +146,10 @@ class FunctionMap(AbstractMap):
     """Any Python function of a state (and of batch-first arguments) as a map of rows.
 
     Rows can be taken in two ways. If `f` is row-wise and gets its per-sample data through `args`,
-    then `f` of some rows *is* some rows of `f`, and a finished sample leaves the computation. If `f`
-    has captured per-sample data, it can only be evaluated for the whole batch; finished samples then
-    stand still in it. The first way is tried; the second is used once f raises an error for some of
-    the rows.
+    then `f` of some rows *is* some rows of `f`, and a finished sample leaves the computation. If
+    `f` has captured per-sample data, it can only be evaluated for the whole batch; finished samples
+    then stand still in it. The first way is tried; the second is used once f raises an error for
+    some of the rows.
 
     Args:
         f: `f(state, *args) -> state`.
@@ -212,7 +214,7 @@ class FunctionMap(AbstractMap):
         return self._f(self._layout.unflatten(z), *self._args)
 
     def _first_low_precision(self, z: Tensor) -> Any:
-        """Tries f in float32; a function with low-precision weights raises, and gets its own dtype."""
+        """Tries f in float32; if that raises, f gets its own dtype."""
         args = self._args
         with torch.enable_grad():  # called without a graph here, but a later recording must reach the caller's tensors
             self._args = map_tensors(lambda leaf: leaf.float() if leaf.dtype in LOW_PRECISION else leaf, args)
@@ -252,7 +254,7 @@ class FunctionMap(AbstractMap):
 
 
 class _Part(AbstractMap):
-    """Some rows of a function: f evaluated for them alone, or among the others if f does not allow that."""
+    """Some rows of a function: f evaluated for them alone, or among the others."""
 
     def __init__(self, whole: FunctionMap, rows: Tensor, seen: tuple[Tensor, Tensor]) -> None:
         self._whole, self._rows, self._seen = whole, rows, seen

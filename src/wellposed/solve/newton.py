@@ -28,18 +28,18 @@ class NewtonKrylov(AbstractSolver):
     r"""Inexact Newton method: (I - J) s = f(z) - z by a Krylov solver, z <- z + t s [knoll2004].
 
     J is the Jacobian of f at z, or for ReLU and other kinks the element of the generalized Jacobian
-    that autograd (or the cell) picks: the method is then semismooth Newton [qi1993], and for piecewise
-    linear maps it ends after finitely many steps once the active set is right. The linear system is
-    solved to the relative accuracy
+    that autograd (or the cell) picks: the method is then semismooth Newton [qi1993], and for
+    piecewise linear maps it ends after finitely many steps once the active set is right. The linear
+    system is solved to the relative accuracy
 
         eta = min(forcing, (r_k / r_{k-1})^2)                            [eisenstat1996, choice 2]
 
-    but not beyond half of what the tolerance asks. The t of each sample is halved until its residual
-    decreases. Needs I - J invertible, not that f contracts.
+    but not beyond half of what the tolerance asks. The t of each sample is halved until its
+    residual decreases. Needs I - J invertible, not that f contracts.
 
     Costs, per step, one evaluation for t = 1, and one product with J per Krylov step (plus the two
-    evaluations with which automatic differentiation records J, unless the map has its own Jacobian);
-    all are counted.
+    evaluations with which automatic differentiation records J, unless the map has its own
+    Jacobian); all are counted.
 
     Args:
         linear_solver: Gets products u - J u.
@@ -84,7 +84,7 @@ class NewtonKrylov(AbstractSolver):
 
 
 def backtrack(f: AbstractMap, point: Point, direction: Tensor, *, accept: Tensor, halvings: int, used: Tensor) -> Step:
-    """Tries z + t direction for t = 1, 1/2, 1/4, ... until |f(z) - z| <= accept, else keeps the best trial.
+    """Tries z + t direction for t = 1, 1/2, 1/4, ... until |f(z) - z| <= accept.
 
     Only samples that still search take part in an evaluation, and none beyond its budget.
 

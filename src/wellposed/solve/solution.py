@@ -51,8 +51,8 @@ class Solution:
         status: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the
             measured contraction.
-        history: (steps, batch) relative residual after each evaluation at which it was measured, NaN
-            elsewhere; None unless `record=True`.
+        history: (steps, batch) relative residual after each evaluation at which it was measured,
+            NaN elsewhere; None unless `record=True`.
         note: What f, evaluated for the whole batch at `value`, showed beyond the numbers: that rows
             depend on each other, or that f is random. Mostly empty.
     """
@@ -79,8 +79,8 @@ class Solution:
         not part of the bound.
 
         Args:
-            contraction: An upper bound of the contraction factor of f, in [0, 1); one number, or one
-                per sample.
+            contraction: An upper bound of the contraction factor of f, in [0, 1); one number, or
+                one per sample.
         """
         factor = torch.as_tensor(contraction, dtype=self.residual.dtype, device=self.residual.device)
         if not bool(((factor >= 0) & (factor < 1)).all()):
@@ -129,8 +129,9 @@ class SolveRecord:
     Attributes:
         solution: Of the last forward solve. adjoint: Of the last linear solve of a backward pass.
         failures: How many solves failed, by direction and cause.
-        coupled: The training modes in which rows were found to depend on each other: batch statistics
-            couple rows in one of them only. training: The mode of the last forward solve.
+        coupled: The training modes in which rows were found to depend on each other: batch
+            statistics couple rows in one of them only. training: The mode of the last forward
+            solve.
     """
 
     solution: Solution | None = None
@@ -178,7 +179,7 @@ class SolveOptions:
         keep_image: bool = False,
         coupled: bool = False,
     ) -> Outcome:
-        """Solves z = f(z); unless map and solver are of this package, an evaluation confirms the answer.
+        """Solves z = f(z); if map or solver are foreign, an evaluation confirms the answer.
 
         Args:
             f, z, first, record, keep_image: As for `iterate`.
@@ -197,7 +198,7 @@ class SolveOptions:
         return closing.run(z, first, keep_image)
 
     def judge(self, outcome: Outcome, layout: Layout, by: Advising | None = None) -> Solution:
-        """The solution of an outcome, after the policy was applied to its failures; `by` as for `apply_policy`."""
+        """The solution of an outcome; applies the policy, with `by` as for `apply_policy`."""
         if self.shape is not None and outcome.value.shape[0] != self.shape[0]:
             outcome = outcome.as_batch(self.shape)
         solution = as_solution(outcome, layout)
@@ -225,7 +226,7 @@ class SolveOptions:
             warnings.warn(f"{self.owner}: {COUPLED}", CoupledRowsWarning, stacklevel=user_level())
 
     def apply_policy(self, solution: Solution, *, by: Advising | None = None, adjoint: bool = False) -> None:
-        """Raises or warns if a sample failed and the policy says so; a warning points at the user's line.
+        """Raises or warns if a sample failed, by the policy; a warning points at the user's line.
 
         Args:
             solution: The answer.

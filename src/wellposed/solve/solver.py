@@ -23,7 +23,7 @@ __all__ = ["AbstractSolver", "AbstractSwitchingRule", "Picard", "Point", "Step",
 
 
 def is_built_in(*objects: object) -> bool:
-    """Whether the classes of all objects are those of this package, not subclasses defined elsewhere."""
+    """Whether all objects are of classes of this package, not of subclasses defined elsewhere."""
     return all(type(one).__module__.partition(".")[0] == "wellposed" for one in objects)
 
 
@@ -72,7 +72,7 @@ class Point:
         return self.max_steps - self.evaluations
 
     def measure_extremes(self, f_norm: Tensor, tolerance: Tolerance) -> None:
-        """Measures again, scaled and in place, norms whose squares leave the dtype: 1e-25 is not 0."""
+        """Measures again, scaled, norms whose squares leave the dtype: 1e-25 is not 0."""
         small = f_norm < smallest_norm(f_norm.dtype)
         odd = (small | ~(f_norm.isfinite() & self.r.isfinite())).nonzero().squeeze(1)
         if odd.shape[0]:
@@ -83,7 +83,7 @@ class Point:
 
 @dataclass
 class Step:
-    """What a step returns: the next point, f at it, and the evaluations it took (per sample, or for all)."""
+    """What a step returns: the next point, f at it, and its evaluations (per sample or for all)."""
 
     z: Tensor
     fz: Tensor
@@ -109,7 +109,7 @@ class AbstractSolver(abc.ABC):
 
     @property
     def skips(self) -> bool:
-        """Whether `step` takes `Point.skip` more steps, which cost less because none is measured."""
+        """Whether `step` takes `Point.skip` more steps, cheaper since none is measured."""
         return False
 
     @abc.abstractmethod
@@ -127,7 +127,7 @@ class AbstractSolver(abc.ABC):
         return {key: value[rows] if isinstance(value, Tensor) else value for key, value in state.items()}
 
     def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
-        """The solvers to run one after another, each with the rule that passes a sample to the next."""
+        """The solvers to run in turn, each with the rule that passes a sample to the next."""
         return [(self, None)]
 
     def advice(self, status: Status, rate: float) -> str:
@@ -150,7 +150,7 @@ class AbstractSwitchingRule(abc.ABC):
 
     @abc.abstractmethod
     def decide(self, count: int, point: Point) -> Tensor | None:
-        """(batch,) bool, or None for none, after `count` steps of the stage; not called at every step.
+        """(batch,) bool, or None for none, after `count` steps of the stage.
 
         Must judge each sample by the points of that sample alone.
         """
@@ -164,9 +164,10 @@ class AbstractSwitchingRule(abc.ABC):
 class Picard(AbstractSolver):
     r"""Fixed-point iteration z <- (1 - damping) z + damping f(z).
 
-    With damping 1 (the default, no damping) it converges from any start when f contracts, at the rate
-    of its contraction factor. A damping below 1 also handles maps whose Jacobian has eigenvalues with
-    real part below 1 and modulus above. Costs one evaluation of f a step and no memory.
+    With damping 1 (the default, no damping) it converges from any start when f contracts, at the
+    rate of its contraction factor. A damping below 1 also handles maps whose Jacobian has
+    eigenvalues with real part below 1 and modulus above. Costs one evaluation of f a step and no
+    memory.
 
     Args:
         damping: In (0, 1].

@@ -1,7 +1,7 @@
 """Splitting methods for monotone equilibria: z = prox(W z + c) with I - W strongly monotone.
 
-They ask the map for what they need (an affine part, a resolvent, a proximal operator), not for a network. The adjoint
-equation of a monotone cell has the same form, so they serve backward passes as well.
+They need parts of the map (an affine part, a resolvent, a proximal operator), not a network. The
+adjoint equation of a monotone cell has the same form, so they serve backward passes as well.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from wellposed.status import Status
 
 __all__ = ["AbstractSplitMap", "AbstractSplitting", "DouglasRachford", "ForwardBackward", "PeacemanRachford"]
 
-#: Residuals of x, in targets, from which on z is evaluated: those of z are mostly 0.4 to 0.9 of them, but below 0.3 for some W.
+#: Residuals of x, in targets, below which z is evaluated: those of z are mostly 0.4 to 0.9 of them, for some W below 0.3.
 NEAR = 4.0
-#: x is no guide where its residual is below this many roundings of what it is computed from, or this many times |f(x)|:
+#: x is not a guide where its residual is below this many roundings of what it is computed from, or this many times |f(x)|:
 #: z = s(u) may be tiny, and known to all its digits, where u and x are not (a sigmoid of -30).
 ROUNDINGS, FAR = 8.0, 1e4
 #: Residuals below this many roundings of |f(z)| that do not halve in twice as many steps are at their floor.
@@ -34,7 +34,7 @@ FLOOR = 200.0
 
 
 class AbstractSplitMap(AbstractMap):
-    """f(z) = prox_1(W z + c): an affine operator followed by a proximal operator of some convex potential."""
+    """f(z) = prox_1(W z + c): an affine operator, then a proximal operator."""
 
     @abc.abstractmethod
     def affine(self, z: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class AbstractSplitMap(AbstractMap):
 
     @abc.abstractmethod
     def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
-        """The proximal operator of step_size times the potential; a tensor holds one step size per sample, (batch, 1)."""
+        """The proximal operator of step_size times the potential; a tensor is (batch, 1)."""
 
     def reflect(self, v: Tensor, step_size: float) -> Tensor:
         """2 prox(v) - v, a new tensor."""
@@ -54,18 +54,18 @@ class AbstractSplitMap(AbstractMap):
 
     @abc.abstractmethod
     def monotonicity(self) -> tuple[float, float]:
-        """(m, L): a lower bound of the least eigenvalue of sym(I - W) and an upper bound of |I - W|."""
+        """(m, L): a lower bound of lambda_min(sym(I - W)) and an upper bound of |I - W|."""
 
     @abc.abstractmethod
     def affine_at_zero(self) -> Tensor:
         """(batch, features) c; never written to."""
 
     def affine_at_start(self, z: Tensor) -> Tensor:
-        """W z + c, without a product where all of z is 0, as it mostly is at a start; never written to."""
+        """W z + c, without a product if all of z is 0; never written to."""
         return self.affine(z) if bool(z.any()) else self.affine_at_zero()
 
     def probe(self) -> AbstractSplitMap | None:
-        """A map of a few fixed samples with the same W and prox, to measure contraction on; None if there is none."""
+        """A map of a few fixed samples with the same W and prox, for measurements; or None."""
         return None
 
     def tuned(self, name: str, tune: Callable[[float | None], float]) -> float:
@@ -80,7 +80,7 @@ class AbstractSplitting(AbstractSolver):
 def _as_split(f: AbstractMap, solver: str) -> AbstractSplitMap:
     if not isinstance(f, AbstractSplitMap):
         raise InvalidType(
-            f"{solver} needs a map that knows its resolvent and prox, such as an EquilibriumLayer over DenseCell(ReLU()); "
+            f"{solver} needs a map with a resolvent and a prox, such as an EquilibriumLayer over DenseCell(ReLU()); "
             "a plain function has neither. Use Auto(), Anderson() or NewtonKrylov() for it."
         )
     return f
@@ -106,16 +106,19 @@ def _certified(split: AbstractSplitMap, solver: str) -> tuple[float, float]:
 class ForwardBackward(AbstractSplitting):
     r"""z <- prox_a(z - a ((I - W) z - c)), [winston2020].
 
-    With I - W >= m and |I - W| <= L the factor is at most sqrt(1 - 2 a m + a^2 L^2), below 1 for a in the *open* interval
-    (0, 2m/L^2) and least at a = m/L^2 ([nguyen2022] prints the interval closed in one place; at its end the factor is 1).
-    Costs one product a step, which also gives the residual.
+    With I - W >= m and |I - W| <= L the factor is at most sqrt(1 - 2 a m + a^2 L^2), below 1 for a
+    in the *open* interval (0, 2m/L^2) and least at a = m/L^2 ([nguyen2022] prints the interval
+    closed in one place; at its end the factor is 1). Costs one product a step, which also gives the
+    residual.
 
     Args:
-        step_size: a. None takes m/L^2 from the map's own rigorous bounds, and refuses a map that is not monotone.
-            `TunedStep()` takes for every sample the step of least factor along its last displacement, which is never
-            shorter than m/L^2, twice before it measures again. A sample that in 20 steps does not show a tenth of the
-            contraction it measured takes steps of at most half the length, and is given three times as many to show it, so
-            that at the latest in the interval above it makes progress; longer ones are allowed again, slowly, while it does.
+        step_size: a. None takes m/L^2 from the map's own rigorous bounds, and refuses a map that is
+            not monotone. `TunedStep()` takes for every sample the step of least factor along its
+            last displacement, which is never shorter than m/L^2, twice before it measures again. A
+            sample that in 20 steps does not show a tenth of the contraction it measured takes steps
+            of at most half the length, and is given three times as many to show it, so that at the
+            latest in the interval above it makes progress; longer ones are allowed again, slowly,
+            while it does.
     """
 
     step_size: float | TunedStep | None = None
@@ -154,14 +157,18 @@ class ForwardBackward(AbstractSplitting):
 class PeacemanRachford(AbstractSplitting):
     r"""Reflects at the affine part and at the prox in turn:
 
-        u' = 2z - u,   x = (I + a(I - W))^(-1) (u' + a c),   u = 2x - u',   z = prox_a(u)        [nguyen2022, 2.3.2]
+        u' = 2z - u,   x = (I + a(I - W))^(-1) (u' + a c),   u = 2x - u',   z = prox_a(u)
 
-    Converges for every a > 0 when I - W >= m > 0, with factor at most sqrt(1 - 4am/(1 + aL)^2), least at a = 1/L.
+    [nguyen2022, 2.3.2].
+    Converges for every a > 0 when I - W >= m > 0, with factor at most sqrt(1 - 4am/(1 + aL)^2),
+    least at a = 1/L.
 
-    Costs one resolvent a step. W x + c = ((1 + a) x - u')/a needs no product, so f(x) and the residual at x are free, and the
-    points of the run are the x; a sample whose x is about to meet its tolerance, or whose budget ends, is evaluated at z
-    instead, by a product, and that honest residual is the one that counts. A sample that stays where the rounding of the
-    resolvent keeps it, close to its tolerance, goes on with `ForwardBackward(TunedStep())`, which loses fewer digits.
+    Costs one resolvent a step. W x + c = ((1 + a) x - u')/a needs no product, so f(x) and the
+    residual at x are free, and the points of the run are the x; a sample whose x is about to meet
+    its tolerance, or whose budget ends, is evaluated at z instead, by a product, and that honest
+    residual is the one that counts. A sample that stays where the rounding of the resolvent keeps
+    it, close to its tolerance, continues with `ForwardBackward(TunedStep())`, which loses fewer
+    digits.
 
     Args:
         step_size: a. None takes 1/L from the map's own rigorous bounds; `TunedStep()` measures.
@@ -209,7 +216,7 @@ class PeacemanRachford(AbstractSplitting):
 
     @staticmethod
     def _wants_z(x: Tensor, fx: Tensor, reflected: Tensor, a: float, point: Point) -> Tensor:
-        """(batch,) bool: where z is to be evaluated; judged by the present point alone, not by when others were looked at."""
+        """(batch,) bool: where z is to be evaluated, judged by the present point alone."""
         r = torch.linalg.vector_norm(fx - x, dim=1)
         rounding = torch.finfo(r.dtype).eps * (1 + 1 / a) * torch.linalg.vector_norm(reflected, dim=1)
         far = r > FAR * torch.linalg.vector_norm(fx, dim=1)
@@ -217,7 +224,7 @@ class PeacemanRachford(AbstractSplitting):
 
     @staticmethod
     def _measured(f: AbstractMap, z: Tensor, x: Tensor, fx: Tensor, point: Point, exact: Tensor) -> Step:
-        """x with f(x), where that is far from done; z with f(z) evaluated, where it is near, or x tells nothing."""
+        """x with f(x) where that is far from done; z with f(z) evaluated elsewhere."""
         steps = 1 + point.skip
         exact = exact | (point.budget <= steps)
         rows = exact.nonzero().squeeze(1)
@@ -244,7 +251,7 @@ class PeacemanRachford(AbstractSplitting):
 
 @dataclass(frozen=True)
 class DouglasRachford(PeacemanRachford):
-    """Peaceman-Rachford averaged with the identity: u <- u + x - z. Slower, and converges for m = 0 as well.
+    """Peaceman-Rachford averaged with the identity: u <- u + x - z. Slower; m = 0 is enough.
 
     Args:
         step_size: a, as in `PeacemanRachford`.

@@ -1,18 +1,21 @@
 r"""Step sizes from measured contraction.
 
-Both rules look at a displacement d of the iteration and at F d, F = I - W, which the iteration knows without a product.
+Both rules use a displacement d of the iteration and F d, F = I - W, known without a product.
 
-*Forward-backward.* Along d the factor of a step a is |d - a F d|/|d|, least at a = <d, F d>/|F d|^2, the minimal-residual step.
-It is at least m/L^2, the certified step size, whatever m and L are, because <d, F d> >= m |d|^2 and |F d| <= L |d|. The
-steps taken are `over` times as long, 1 <= over < 2: along d that is a contraction still, and the slow directions, hidden below
-the fast ones, often want longer steps. `over` is moved up or down by what a sample has measured of its residual.
+*Forward-backward.* Along d the factor of a step a is |d - a F d|/|d|, least at the minimal-residual
+step a = <d, F d>/|F d|^2. It is at least m/L^2, the certified step size, because
+<d, F d> >= m |d|^2 and |F d| <= L |d|. The steps taken are `over` times as long, 1 <= over < 2:
+along d that is still a contraction, and the slow directions, hidden below the fast ones, often need
+longer steps. `over` is moved up or down by the measured residuals of each sample.
 
-*Reflections.* Peaceman-Rachford converges for every a > 0. On d' = (I + aF) d its affine reflection has the factor
+*Reflections.* Peaceman-Rachford converges for every a > 0. On d' = (I + aF) d its affine reflection
+has the factor
 
-    |d - a F d|/|d + a F d| = sqrt((1 - 2ar + a^2 s^2)/(1 + 2ar + a^2 s^2)),   r = <d, F d>/|d|^2,  s = |F d|/|d|
+    |d - a F d|/|d + a F d| = sqrt((1 - 2ar + a^2 s^2)/(1 + 2ar + a^2 s^2))
 
-least at a = 1/s = |d|/|F d|. The displacements of a run are dominated by what converges slowly, so a |F d|/|d| = 1 on them
-means that neither a longer nor a shorter step would help there.
+with r = <d, F d>/|d|^2 and s = |F d|/|d|, least at a = 1/s = |d|/|F d|. The displacements of a run
+are dominated by what converges slowly, so a |F d|/|d| = 1 on them means that neither a longer nor a
+shorter step would help there.
 """
 
 from __future__ import annotations
@@ -56,16 +59,17 @@ LENGTHEN = 1.5
 class TunedStep:
     """As a `step_size`: found by measuring contraction, never by a trial that may diverge.
 
-    `ForwardBackward(TunedStep())` gives every sample its own step, from its own last displacement. `PeacemanRachford` and
-    `DouglasRachford` need one factorization for all samples, so they take one step size for all, measured on a small fixed
-    probe problem with the same operator and prox. It depends on the parameters, not on the samples; while these change
-    little it is measured ever more rarely, and the search begins with the one known. The adjoint takes that of the forward
+    `ForwardBackward(TunedStep())` gives every sample its own step, from its own last displacement.
+    `PeacemanRachford` and `DouglasRachford` need one factorization for all samples, so they take
+    one step size for all, measured on a small fixed probe problem with the same operator and prox.
+    It depends on the parameters, not on the samples; while these change little it is measured ever
+    more rarely, and the search begins with the one known. The adjoint takes that of the forward
     solve.
     """
 
 
 def minimal_residual(d: Tensor, Fd: Tensor, over: Tensor | float, longest: Tensor | float) -> tuple[Tensor, Tensor]:
-    """(batch, 1) `over` times the step of least factor along d, at most `longest`, and its log factor; NaN where d = 0."""
+    """(batch, 1) `over` times the best step along d, and its log factor; NaN where d = 0."""
     dot = torch.linalg.vecdot(d, Fd).unsqueeze(1)
     square = torch.linalg.vecdot(Fd, Fd).unsqueeze(1)
     a = torch.clamp(over * dot / square, max=longest)
@@ -98,7 +102,7 @@ def tune_reflection(f: AbstractSplitMap, start: float | None) -> float:
 
 
 def _root(seen: dict[float, float]) -> float:
-    """Where the line through the nearest point of either sign is 0; beyond the last point, if all have one sign."""
+    """Where the line through the nearest points of either sign is 0, or beyond the last point."""
     below = max((x for x, y in seen.items() if y > 0), default=None)
     above = min((x for x, y in seen.items() if y < 0), default=None)
     if below is None or above is None or above <= below:
@@ -116,7 +120,7 @@ def _initial(f: AbstractSplitMap) -> float:
 
 
 def _ratio(f: AbstractSplitMap, a: float) -> float:
-    """|d|/(a |F d|) of the last displacements of a short run with step size a: above 1 if a is too short."""
+    """|d|/(a |F d|) of the last displacements of a short run: above 1 if a is too short."""
     u = z = torch.zeros_like(f.affine_at_zero())
     x_before = y_before = None
     ratios: list[float] = []
@@ -209,7 +213,7 @@ def _keep_best(state: dict[str, Any], z: Tensor, affine: Tensor, r: Tensor) -> N
 
 
 def _relax(state: dict[str, Any], r: Tensor) -> None:
-    """Goes on with longer (or shorter) steps while they are the faster ones, else turns round."""
+    """Continues with longer (or shorter) steps while they are faster, else turns round."""
     due = state["trial"] <= 0
     speed = torch.log(r / state["begin"]) / TRIAL
     known = due & state["begin"].isfinite()
@@ -222,7 +226,7 @@ def _relax(state: dict[str, Any], r: Tensor) -> None:
 
 
 def _judge(state: dict[str, Any], z: Tensor, affine: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Shorter steps for samples that break the promise of their displacements; back to the best point if they grew."""
+    """Shorter steps for samples with too little progress; back to the best point if they grew."""
     due = state["due"] <= 0
     shown = torch.log(state["best"] / state["reference"])
     failed = due & (shown > LEAST_PROGRESS * state["promised"]) & state["reference"].isfinite()

@@ -1,4 +1,4 @@
-"""z -> s(W z + c) for any operator W: the map of a cell, its adjoint system, and both as splittings."""
+"""z -> s(W z + c) for any operator W: the map, its adjoint system, and both as splittings."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class _WithOperator(AbstractSplitMap):
 class OperatorMap(AbstractStructuredMap, _WithOperator):
     r"""f(z) = s(W z + c), with rows for samples.
 
-    One product an evaluation; adjoints and cotangents by formula. With D = diag(s'(W z + c)) the system
-    (I - J)^T u = v, J = D W, is solved for p = D u:
+    One product an evaluation; adjoints and cotangents by formula. With D = diag(s'(W z + c)) the
+    system (I - J)^T u = v, J = D W, is solved for p = D u:
 
         p = D (v + W^T p),      dL/dc = p,      dL/dW = sum_i p_i z_i^T
 
-    the masked adjoint of [ling2022, Lemma 2] and [nguyen2022, Lemma 3.2.2]; it vanishes where a unit is
-    inactive. It has the form of the forward equation, with W^T for W and the linear "activation" D, the
-    proximal operator of (1/d - 1) p^2/2 [winston2020, Theorem 2]: the same splittings solve it, with the
-    same factorization.
+    the masked adjoint of [ling2022, Lemma 2] and [nguyen2022, Lemma 3.2.2]; it vanishes where a
+    unit is inactive. It has the form of the forward equation, with W^T for W and the linear
+    "activation" D, the proximal operator of (1/d - 1) p^2/2 [winston2020, Theorem 2]: the same
+    splittings solve it, with the same factorization.
 
     Args:
         operator: W.
@@ -162,7 +162,7 @@ class _Pullback(AbstractPullback):
 
 
 class _SplitAdjoint(_WithOperator):
-    """p -> D (W^T p + v): affine, then the proximal operator of (1/d - 1) p^2/2, of p = 0 where d = 0.
+    """p -> D (W^T p + v): affine, then the prox of (1/d - 1) p^2/2, of p = 0 where d = 0.
 
     A step size tuned by the forward solve serves the adjoint, with the same factorization.
     """

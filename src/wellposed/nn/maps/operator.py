@@ -1,4 +1,4 @@
-"""Linear operators W on rows, as the affine part of a cell, and what is computed once per set of parameters."""
+"""Linear operators W of cells, and what is computed once per value of their tensors."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class TunedValue:
 
 
 class OperatorCache:
-    """What was computed from an operator's tensors (factorizations, bounds), while these keep their values.
+    """Factorizations and bounds of an operator, valid while its tensors keep their values.
 
-    A cell owns one and gives it to every operator it makes, so that forward, adjoint and the next solve
-    share a factorization. Values are compared, not version counters: a change through `.data` does not
-    change the counter.
+    A cell owns one and gives it to every operator it makes, so that forward, adjoint and the next
+    solve share a factorization. Values are compared, not version counters: a change through `.data`
+    does not change the counter.
 
     Attributes:
         tuned: What solvers measured and keep when parameters change, by name.
@@ -83,8 +83,8 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 class AbstractOperator(abc.ABC):
     """A linear operator W on every sample, with its transpose and its derivatives.
 
-    A square operator of rows (batch, n) also has a resolvent and bounds, so that splittings can use it.
-    Everything but `tracked` works without a graph.
+    A square operator of rows (batch, n) also has a resolvent and bounds, so that splittings can use
+    it. Everything but `tracked` works without a graph.
 
     Args:
         tensors: What W is made of, with their graph.
@@ -155,7 +155,7 @@ class AbstractOperator(abc.ABC):
         raise InvalidType(f"{type(self).__name__} has no resolvent. Use Auto(), ForwardBackward() or NewtonKrylov().")
 
     def monotonicity(self) -> tuple[float, float]:
-        """(m, L): a lower bound of the least eigenvalue of sym(I - W) and an upper bound of |I - W|."""
+        """(m, L): a lower bound of lambda_min(sym(I - W)) and an upper bound of |I - W|."""
         raise InvalidType(f"{type(self).__name__} has no bounds of I - W. Give the solver a step_size, or use Auto().")
 
     def symmetric(self, z: Tensor, shift: float = 0.0) -> Tensor:
@@ -170,10 +170,10 @@ class AbstractOperator(abc.ABC):
 
 
 class DenseOperator(AbstractOperator):
-    """A matrix W: one product in place, and the LU factors of I + a(I - W) once per step size and value of W.
+    """A matrix W, with the LU factors of I + a(I - W) once per step size and value of W.
 
-    At 1000 units and 128 samples a solve with the factors takes as long as a product, and they cost a
-    third of an inverse.
+    At 1000 units and 128 samples a solve with the factors takes as long as a product, and they cost
+    a third of an inverse.
     """
 
     writes_out = True
@@ -230,11 +230,12 @@ class DenseOperator(AbstractOperator):
 class MonotoneOperator(DenseOperator):
     r"""W = (1 - m) I - A^T A + B - B^T, known by its A and B.
 
-    W is formed once per value of A and B, without a graph, and so is the inverse of I + a(I - W): with a
-    forward and an adjoint solve of some ten steps each, products with it are cheaper than solves with LU
-    factors. Cotangents need no m x m x m product: with rows p, z of a batch and G = sum p z^T,
+    W is formed once per value of A and B, without a graph, and so is the inverse of I + a(I - W):
+    with a forward and an adjoint solve of some ten steps each, products with it are cheaper than
+    solves with LU factors. Cotangents need no m x m x m product: with rows p, z of a batch and G =
+    sum p z^T,
 
-        dA = -A (G + G^T) = -((A p)^T z + (A z)^T p),      dB = G - G^T      [nguyen2022, Lemma 3.2.1]
+        dA = -A (G + G^T) = -((A p)^T z + (A z)^T p),      dB = G - G^T    [nguyen2022, Lemma 3.2.1]
 
     Args:
         A: (k, m). B: (m, m). margin: m.
