@@ -7,8 +7,6 @@ from typing import Literal
 
 from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["Policy", "check_interval", "check_policy", "check_positive_integer", "check_tolerances"]
-
 #: What to do about a failure.
 Policy = Literal["raise", "warn", "ignore"]
 

@@ -19,8 +19,6 @@ from torch import Tensor
 from wellposed._torch import pytree
 from wellposed.errors import InvalidArgument, InvalidType
 
-__all__ = ["LOW_PRECISION", "Layout", "check_features", "describe", "leaves", "map_leaves", "map_tensors", "rebuild"]
-
 #: Dtypes that cannot resolve a tolerance; they are computed in float32.
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 

@@ -13,8 +13,6 @@ from wellposed._torch import Edge, graph_edge
 from wellposed._tree import Layout, map_tensors
 from wellposed.solve.map import AbstractMap, FunctionMap
 
-__all__ = ["Seen", "adjoint_map", "correction"]
-
 
 class Substitution(TorchFunctionMode):
     """Inside, every function of torch gets other tensors for given ones that have a graph."""

@@ -24,8 +24,6 @@ from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import SolveOptions, user_level
 from wellposed.solve.solver import Tolerance
 
-__all__ = ["TransformedOutcome", "iterate_transformed", "report", "solve_transformed", "with_tail"]
-
 #: A map slower than this would need a tail too long to be called a derivative of the equilibrium.
 SLOWEST_RATE = 0.99
 #: Probes of the norm of J^k: the bound holds except with probability 10^-PROBES.

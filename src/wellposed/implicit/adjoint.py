@@ -11,24 +11,13 @@ from torch import Tensor
 from wellposed._torch import Edge, graph_edge, sequence_number
 from wellposed.errors import WellposedError
 from wellposed.implicit._second_order import Seen
-from wellposed.linalg.jacobian import AbstractJacobian
+from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
 from wellposed.linalg.linear_solver import AbstractLinearSolver
 from wellposed.solve._samples import differs
 from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solution import Solution
 from wellposed.solve.solver import is_built_in
 from wellposed.status import Status, StatusArray
-
-__all__ = [
-    "AbstractPullback",
-    "AbstractStructuredMap",
-    "AdjointMap",
-    "JacobianPullback",
-    "WholePullback",
-    "check_same_map",
-    "record",
-    "solve_linear",
-]
 
 #: A product that confirms a solution may differ by this many roundings of its terms.
 ROUNDINGS = 4.0
@@ -60,6 +49,10 @@ class AbstractPullback(abc.ABC):
     @abc.abstractmethod
     def take(self, rows: Tensor) -> AbstractPullback:
         """The same for some of the rows."""
+
+    def jacobian(self, u: Tensor) -> AbstractJacobian:
+        """A, which no solver needs transposed."""
+        return ProductJacobian(u, self.product, _no_transpose)
 
     def as_map(self, rhs: Tensor, v: Tensor) -> AbstractMap:
         """u -> rhs + A u for a solver of fixed points, given rhs = rhs(v)."""
@@ -170,21 +163,11 @@ class AdjointMap(AbstractMap):
         return AdjointMap(self._pullback.take(rows), self._rhs.index_select(0, rows))
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        return ConstantJacobian(self._pullback, z)
+        return self._pullback.jacobian(z)
 
 
-class ConstantJacobian(AbstractJacobian):
-    """The Jacobian of an affine map: the same everywhere, without a cost."""
-
-    def __init__(self, pullback: AbstractPullback, point: Tensor) -> None:
-        super().__init__(point)
-        self._pullback = pullback
-
-    def mv(self, u: Tensor) -> Tensor:
-        return self._pullback.product(u)
-
-    def rmv(self, u: Tensor) -> Tensor:
-        raise NotImplementedError("no solver needs the transpose of an adjoint system")
+def _no_transpose(u: Tensor) -> Tensor:
+    raise NotImplementedError("no solver needs the transpose of an adjoint system")
 
 
 def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -33,8 +33,6 @@ from wellposed.solve.solver import AbstractSolver, Tolerance
 from wellposed.solve.splitting import AbstractSplitting
 from wellposed.status import Status
 
-__all__ = ["ImplicitGradient"]
-
 _AUTO = Auto()
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from wellposed.solve.map import AbstractMap
     from wellposed.solve.solution import SolveOptions
 
-__all__ = ["AbstractGradient"]
-
 
 class AbstractGradient(abc.ABC):
     """How a cotangent passes through z = f(z). Immutable."""

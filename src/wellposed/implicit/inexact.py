@@ -16,8 +16,6 @@ from wellposed.solve.solution import SolveOptions
 from wellposed.solve.solver import advice
 from wellposed.status import Status
 
-__all__ = ["JacobianFree", "PhantomGradient", "UnrolledGradient"]
-
 
 class _Tail(AbstractGradient):
     """Recorded steps from the equilibrium."""

@@ -41,8 +41,6 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.scaling import ldexp_down, ldexp_up, scaled
 
-__all__ = ["least_eigenvalue_lower", "least_singular_value_lower", "spectral_norm_upper"]
-
 _UNIT = 2.0**-53
 _BLOCK = 64
 # Error terms are themselves computed with rounding: relative error below (number of entries) * u, so this

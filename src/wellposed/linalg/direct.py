@@ -11,8 +11,6 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.linear_solver import AbstractMeasuredSolver, LinearSystems
 
-__all__ = ["DenseSolve", "batched_solve", "batched_solve_ex", "inverse_of_positive"]
-
 # Up to here one batched call is right on every machine we know of, and 2 to 40 times faster than a loop (64
 # to 1000 matrices of size 2 to 64); above it the gain fades, and `batched_solve_ex` names the danger.
 _LARGEST_BATCHED = 64

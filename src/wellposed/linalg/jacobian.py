@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["AbstractJacobian", "Jacobian"]
+Product = Callable[[Tensor], Tensor]
 
 
 class AbstractJacobian(abc.ABC):
@@ -61,6 +61,31 @@ class AbstractJacobian(abc.ABC):
     def device(self) -> torch.device:
         """Device of the products."""
         return self.point.device
+
+
+class ProductJacobian(AbstractJacobian):
+    """A Jacobian given by its products.
+
+    Args:
+        point: (batch, features).
+        mv, rmv: The products.
+        value: (batch, features) f at the point, if it is known.
+        setup: As in `AbstractJacobian`.
+    """
+
+    def __init__(self, point: Tensor, mv: Product, rmv: Product, *, value: Tensor | None = None, setup: int = 0) -> None:
+        super().__init__(point)
+        self._mv, self._rmv, self._value, self.setup = mv, rmv, value, setup
+
+    @property
+    def value(self) -> Tensor | None:
+        return self._value
+
+    def mv(self, u: Tensor) -> Tensor:
+        return self._mv(u)
+
+    def rmv(self, u: Tensor) -> Tensor:
+        return self._rmv(u)
 
 
 class Jacobian(AbstractJacobian):

@@ -11,8 +11,6 @@ from wellposed._checks import check_positive_integer
 from wellposed.errors import InvalidArgument
 from wellposed.linalg.linear_solver import AbstractMeasuredSolver, LinearSystems, keep_rows, row_dot, row_norm
 
-__all__ = ["GMRES", "BiCGStab", "Neumann"]
-
 
 @dataclass(frozen=True)
 class GMRES(AbstractMeasuredSolver):

@@ -13,8 +13,6 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.status import Status, StatusArray
 
-__all__ = ["AbstractLinearSolver", "AbstractMeasuredSolver", "LinearSolution", "LinearSystems", "Matvec"]
-
 _RUNNING = -1
 _UNLIMITED = 2**62
 

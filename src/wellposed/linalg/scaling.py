@@ -6,8 +6,6 @@ import math
 
 from torch import Tensor
 
-__all__ = ["exponent_of", "ldexp", "ldexp_down", "ldexp_up", "scaled"]
-
 #: No factor 2^e with |e| up to here overflows or vanishes.
 _STEP = 1000
 _LARGEST = math.nextafter(math.inf, 0.0)

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged
 
-__all__ = ["SpectralRadiusEstimate", "spectral_radius_estimate"]
-
 Product = Callable[[np.ndarray], np.ndarray]
 # Relative uncertainty up to which an estimate is called reliable.
 _RELIABLE = 1e-3

@@ -31,14 +31,6 @@ from torch import Tensor
 
 from wellposed.linalg.bounds import spectral_norm_upper
 
-__all__ = [
-    "least_eigenvalue_lower_by_cholesky",
-    "norm_is_below",
-    "norm_upper_by_test",
-    "shifted_factor",
-    "unexplained",
-]
-
 _UNIT = 2.0**-53
 _DEPTH = 128
 _TILE = 1024

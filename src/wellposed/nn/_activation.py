@@ -10,8 +10,6 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 
-__all__ = ["AbstractActivation", "SmoothActivation", "increasing_root"]
-
 _MOST_STEPS = 200
 
 

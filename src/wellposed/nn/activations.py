@@ -29,8 +29,6 @@ from torch import Tensor
 from wellposed._checks import check_interval
 from wellposed.nn._activation import AbstractActivation, SmoothActivation
 
-__all__ = ["ACTIVATIONS", "AbstractActivation", "Identity", "LeakyReLU", "ReLU", "Sigmoid", "SoftThreshold", "Softplus", "Tanh"]
-
 
 @dataclass(frozen=True)
 class ReLU(AbstractActivation):

@@ -21,8 +21,6 @@ from wellposed.nn.maps.operator import MonotoneOperator, OperatorCache
 from wellposed.nn.parametrizations import Monotone, Spectral
 from wellposed.solve.map import AbstractMap, FunctionMap
 
-__all__ = ["AbstractCell", "DenseCell", "bind_function", "check_state_shape", "with_shape_hint"]
-
 #: Words of torch's errors about shapes and dtypes.
 ABOUT_SHAPES = re.compile("shape|size|dimension|dtype|mat1|channels|type")
 

@@ -26,8 +26,6 @@ from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import Solution, SolveOptions, SolveRecord
 from wellposed.solve.solver import AbstractSolver, Tolerance
 
-__all__ = ["DEFAULT_RTOL", "EquilibriumLayer", "Linearised", "SolverKwargs", "check_solver_kwargs"]
-
 #: Tolerance by dtype of the solve when none is given.
 DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
 

@@ -13,8 +13,6 @@ from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, NotConverged
 from wellposed.solve import AbstractMap, AbstractSolver, Point, Step, fixed_point
 
-__all__ = ["AndersonWeights", "LearnedAnderson", "train_learned"]
-
 
 class AndersonWeights(nn.Module):
     r"""Proposes the weights and the damping of a step from the last residuals of each sample.

@@ -12,8 +12,6 @@ from wellposed._checks import check_interval, check_positive_integer
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument
 
-__all__ = ["ConvNormBall", "Monotone", "NormBall", "Spectral", "conv_norm_upper"]
-
 
 class _RadialProjection(nn.Module, abc.ABC):
     """V -> V min(1, bound/|V|): V itself inside the ball; V = 0 has a derivative."""

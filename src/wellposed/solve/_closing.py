@@ -25,8 +25,6 @@ from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solver import AbstractSolver, Picard, Tolerance
 from wellposed.status import Status
 
-__all__ = ["COUPLED", "Closing", "judge"]
-
 #: Evaluations used to find out why samples diverged, if as many are left.
 MOST_PROBES = 4
 #: Residuals at one point may differ by this many roundings of |f(z)|: products of another batch size

@@ -16,8 +16,6 @@ from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.solution import Solution, SolveOptions
 from wellposed.solve.solver import AbstractSolver, Tolerance
 
-__all__ = ["check_options", "fixed_point", "require_values"]
-
 
 @eager  # a loop that depends on values gains nothing from a trace
 def fixed_point(

@@ -10,20 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "FIXED",
-    "JUDGED_AT",
-    "ActiveSamples",
-    "Outcome",
-    "ResidualSchedule",
-    "differs",
-    "give_buffer",
-    "relative",
-    "scaled_norm",
-    "smallest_norm",
-    "take_buffer",
-]
-
 #: Steps of a stage after which switching rules judge a sample: early, then ever more rarely.
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 #: Steps at which every sample is measured.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wellposed.linalg.jacobian import AbstractJacobian
+from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
 from wellposed.solve.map import AbstractMap, StandingRows
-
-__all__ = ["Together", "WholeBatch"]
 
 
 class Together(AbstractMap):
@@ -70,26 +68,14 @@ class WholeBatch(AbstractMap):
         return self  # there is only one row
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        return _WholeJacobian(self._f.jacobian(z.reshape(self._shape)), z)
+        inner, shape = self._f.jacobian(z.reshape(self._shape)), self._shape
+        return ProductJacobian(
+            z,
+            lambda u: inner.mv(u.reshape(shape)).reshape(u.shape),
+            lambda u: inner.rmv(u.reshape(shape)).reshape(u.shape),
+            value=None if inner.value is None else inner.value.reshape(z.shape),
+            setup=inner.setup,
+        )
 
     def forget(self) -> None:
         self._f.forget()
-
-
-class _WholeJacobian(AbstractJacobian):
-    """The Jacobian of a whole batch as that of one row."""
-
-    def __init__(self, inner: AbstractJacobian, point: Tensor) -> None:
-        super().__init__(point)
-        self._inner = inner
-        self.setup = inner.setup
-
-    @property
-    def value(self) -> Tensor | None:
-        return None if self._inner.value is None else self._inner.value.reshape(self.point.shape)
-
-    def mv(self, u: Tensor) -> Tensor:
-        return self._inner.mv(u.reshape(self._inner.shape)).reshape(u.shape)
-
-    def rmv(self, u: Tensor) -> Tensor:
-        return self._inner.rmv(u.reshape(self._inner.shape)).reshape(u.shape)

@@ -12,8 +12,6 @@ from wellposed._checks import check_interval, check_positive_integer
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solver import AbstractSolver, Point, Step
 
-__all__ = ["Anderson"]
-
 
 @dataclass(frozen=True)
 class Anderson(AbstractSolver):

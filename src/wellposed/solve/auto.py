@@ -15,8 +15,6 @@ from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard, Point, Step
 from wellposed.status import Status
 
-__all__ = ["Auto"]
-
 #: Below this many remaining plain steps nothing else can pay, and nothing else is measured.
 FEW_STEPS = 10.0
 #: What a step of Anderson acceleration costs, in plain steps of a dense cell, and how many it needs to build up its memory.

@@ -13,8 +13,6 @@ from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import backtrack
 from wellposed.solve.solver import AbstractSolver, Point, Step
 
-__all__ = ["Broyden"]
-
 
 @dataclass(frozen=True)
 class Broyden(AbstractSolver):

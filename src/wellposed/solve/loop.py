@@ -26,8 +26,6 @@ from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Step, Tolerance
 from wellposed.status import Status
 
-__all__ = ["iterate"]
-
 #: A residual this many times the least one seen is divergence: in float32 no digit of the start is left.
 GROWTH_LIMIT = 1e8
 #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg.jacobian import AbstractJacobian, Jacobian
+from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
 from wellposed.solve._samples import differs
-
-__all__ = ["AbstractMap", "FunctionMap", "RowsCoupled", "StandingRows"]
 
 T = TypeVar("T")
 
@@ -117,29 +115,18 @@ class StandingRows(AbstractMap):
         return self._whole.tracked(self._among(z))[self._rows]
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        return _StandingJacobian(self._whole.jacobian(self._among(z)), z, self._rows)
+        whole, rows = self._whole.jacobian(self._among(z)), self._rows
 
+        def among_zeros(u: Tensor) -> Tensor:
+            return u.new_zeros(whole.shape).index_copy_(0, rows, u)
 
-class _StandingJacobian(AbstractJacobian):
-    """The rows of a Jacobian that belong to some of the samples."""
-
-    def __init__(self, whole: AbstractJacobian, point: Tensor, rows: Tensor) -> None:
-        super().__init__(point)
-        self._whole, self._rows = whole, rows
-        self.setup = whole.setup
-
-    @property
-    def value(self) -> Tensor | None:
-        return None if self._whole.value is None else self._whole.value[self._rows]
-
-    def mv(self, u: Tensor) -> Tensor:
-        return self._whole.mv(self._among_zeros(u))[self._rows]
-
-    def rmv(self, u: Tensor) -> Tensor:
-        return self._whole.rmv(self._among_zeros(u))[self._rows]
-
-    def _among_zeros(self, u: Tensor) -> Tensor:
-        return u.new_zeros(self._whole.shape).index_copy_(0, self._rows, u)
+        return ProductJacobian(
+            z,
+            lambda u: whole.mv(among_zeros(u))[rows],
+            lambda u: whole.rmv(among_zeros(u))[rows],
+            value=None if whole.value is None else whole.value[rows],
+            setup=whole.setup,
+        )
 
 
 class FunctionMap(AbstractMap):

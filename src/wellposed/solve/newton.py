@@ -15,8 +15,6 @@ from wellposed.solve.map import AbstractMap
 from wellposed.solve.solver import AbstractSolver, Point, Step, advice
 from wellposed.status import Status
 
-__all__ = ["NewtonKrylov", "backtrack"]
-
 #: Evaluations that a linear solve needs at least: two record J, one product, one evaluation of the new point.
 LEAST_BUDGET = 4
 #: Products that a linear solve may always use, if its sample has them left.

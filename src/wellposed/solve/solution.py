@@ -30,8 +30,6 @@ from wellposed.solve.map import AbstractMap
 from wellposed.solve.solver import AbstractSolver, Tolerance, is_built_in
 from wellposed.status import Status, StatusArray
 
-__all__ = ["Solution", "SolveOptions", "SolveRecord", "as_solution", "user_level"]
-
 #: A residual below this many roundings after this many steps has reached its floor.
 ROUNDINGS, MANY = 100.0, 50
 

@@ -19,8 +19,6 @@ from wellposed.status import Status
 if TYPE_CHECKING:
     from wellposed.solve.map import AbstractMap
 
-__all__ = ["AbstractSolver", "AbstractSwitchingRule", "Picard", "Point", "Step", "Tolerance", "advice", "is_built_in"]
-
 
 def is_built_in(*objects: object) -> bool:
     """Whether all objects are of classes of this package, not of subclasses defined elsewhere."""

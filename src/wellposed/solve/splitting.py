@@ -22,8 +22,6 @@ from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point,
 from wellposed.solve.tuned_step import TunedStep, adaptive_steps, begin_adaptive, tune_reflection
 from wellposed.status import Status
 
-__all__ = ["AbstractSplitMap", "AbstractSplitting", "DouglasRachford", "ForwardBackward", "PeacemanRachford"]
-
 #: Residuals of x, in targets, below which z is evaluated: those of z are mostly 0.4 to 0.9 of them, for some W below 0.3.
 NEAR = 4.0
 #: x is not a guide where its residual is below this many roundings of what it is computed from, or this many times |f(x)|:

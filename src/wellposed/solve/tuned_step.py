@@ -32,8 +32,6 @@ from wellposed.solve.solver import Point, Step
 if TYPE_CHECKING:
     from wellposed.solve.splitting import AbstractSplitMap
 
-__all__ = ["TunedStep", "adaptive_steps", "begin_adaptive", "minimal_residual", "tune_reflection"]
-
 #: Steps after which a reflection is judged, at the latest: enough for the slow directions to stand out.
 PROBE_STEPS = 20
 #: Displacements have fallen enough when they are this part of the first one; much smaller ones are rounding.

@@ -7,14 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellposed.implicit.adjoint import AbstractPullback, AbstractStructuredMap, ConstantJacobian
-from wellposed.linalg.jacobian import AbstractJacobian
+from wellposed.implicit.adjoint import AbstractPullback, AbstractStructuredMap
+from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
 from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.maps.operator import AbstractOperator, DenseOperator, OperatorCache
 from wellposed.solve.solver import is_built_in
 from wellposed.solve.splitting import AbstractSplitMap
-
-__all__ = ["DenseMap", "OperatorMap"]
 
 #: Rows of a probe: enough for a mean, few enough to cost little compared with a batch.
 PROBES = 4
@@ -75,7 +73,10 @@ class OperatorMap(AbstractStructuredMap, _WithOperator):
         return OperatorMap(self.operator, self._c_plain.index_select(0, rows), self._s)
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        return _Jacobian(self.operator, self._s.slope(self(z)), z)
+        slope, W = self._s.slope(self(z)), self.operator  # J = D W
+        if slope is None:
+            return ProductJacobian(z, W.product, W.transposed, setup=1)
+        return ProductJacobian(z, lambda u: W.product(u).mul_(slope), lambda u: W.transposed(u * slope), setup=1)
 
     # AbstractStructuredMap
 
@@ -187,7 +188,7 @@ class _SplitAdjoint(_WithOperator):
         return _SplitAdjoint(self._pullback.take(rows), self._rhs.index_select(0, rows), self._v.index_select(0, rows))
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        return ConstantJacobian(self._pullback, z)
+        return self._pullback.jacobian(z)
 
     def affine(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self.operator.transposed(z, out).add_(self._v)
@@ -218,20 +219,3 @@ class _SplitAdjoint(_WithOperator):
         if step_size not in self._factors:
             self._factors[step_size] = d if step_size == 1 else d / (d + step_size * (1 - d))
         return self._factors[step_size]
-
-
-class _Jacobian(AbstractJacobian):
-    """J = D W."""
-
-    setup = 1
-
-    def __init__(self, operator: AbstractOperator, slope: Tensor | None, point: Tensor) -> None:
-        super().__init__(point)
-        self._W, self._slope = operator, slope
-
-    def mv(self, u: Tensor) -> Tensor:
-        product = self._W.product(u)
-        return product if self._slope is None else product.mul_(self._slope)
-
-    def rmv(self, u: Tensor) -> Tensor:
-        return self._W.transposed(u if self._slope is None else u * self._slope)

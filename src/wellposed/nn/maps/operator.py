@@ -14,8 +14,6 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.bounds import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.linalg.direct import inverse_of_positive
 
-__all__ = ["AbstractOperator", "DenseOperator", "MonotoneOperator", "OperatorCache", "TunedValue"]
-
 #: Relative change of the norm of a tensor below which a tuned value is kept.
 SMALL_CHANGE = 0.02
 #: Versions of the parameters after which a tuned value that did not change is measured again.
