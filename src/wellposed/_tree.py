@@ -113,7 +113,8 @@ class Layout:
 
     def flatten(self, state: Any) -> Tensor:
         """(batch, features). A single tensor is viewed, not copied, where its strides allow."""
-        rows = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves(state)]
+        parts = [state] if isinstance(state, Tensor) else leaves(state)
+        rows = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def unflatten(self, rows: Tensor) -> Any:
@@ -124,6 +125,8 @@ class Layout:
 
     def check(self, state: Any, batch: int) -> str | None:
         """None if `state` fits with `batch` samples; otherwise what was expected and seen."""
+        if isinstance(state, Tensor) and self.structure.is_leaf() and state.shape == (batch, *self.shapes[0]):
+            return None  # the usual case, at every evaluation of f
         try:
             parts = self.structure.flatten_up_to(state)
         except ValueError:
