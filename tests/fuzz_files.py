@@ -16,6 +16,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ import torch
 import yaml
 
 import wellposed as wp
+from fuzz_data import forge_parquet, pack, write_own
 from wellposed.errors import WellposedError
 from wellposed.landscape import Surface
 from wellposed_lab import report
@@ -111,12 +113,13 @@ class Bench:
         parts = {f"x_{part}": draw.integers(0, 256, (20, 28, 28)).astype(np.uint8) for part in ("train", "test")}
         parts |= {f"y_{part}": np.arange(20).astype(np.uint8) % 10 for part in ("train", "test")}
         np.savez_compressed(self.folder / "mnist.npz", **parts)
+        write_own(self.folder, draw)
         self.good = _contents(self.folder)
         self.around = _contents(self.outside)
 
     def run(self, case: int) -> None:
         """One case: a file is mutated, read, and put back."""
-        name = self.rng.choice([name for name in self.good if not name.endswith((".parquet", "lock"))])
+        name = self.rng.choice([name for name in self.good if name != "metrics.parquet" and not name.endswith("lock")])
         other = self._mutate(name)
         before = _contents(self.folder)
         readers = dict(self._readers(name))
@@ -169,6 +172,9 @@ class Bench:
         folder = self.folder
         if name == "mnist.npz":
             yield "data", lambda: _with_data(folder)
+            return
+        if name.startswith("own."):
+            yield "own", lambda: wp.data.load(str(folder / name), 4, n_test=2, classify=self.rng.random() < 0.5 or None)
             return
         if name.endswith("landscape.npz"):
             yield "surface", lambda: repr(Surface.load(folder / name))
@@ -344,7 +350,9 @@ def _forge_tensors(rng: random.Random, path: Path, content: bytes) -> None:
     else:
         moved = tensors.pop(name)
         if how > len(choices):
-            tensors[rng.choice(["x", "optimizer/x/y", "optimizer/0", "optimizer/99/exp_avg", "random/torch"])] = moved
+            tensors[
+                rng.choice(["x", "optimizer/0/evil", "optimizer/x/y", "optimizer/0", "optimizer/99/exp_avg", "random/torch"])
+            ] = moved
     new = _mutated(rng, content) if rng.random() < 0.3 else safetensors.torch.save(tensors)
     path.write_bytes(new)
     beside = path.with_suffix(".json")
@@ -363,7 +371,7 @@ def _forge_archive(rng: random.Random, path: Path, content: bytes) -> None:
     if name == "__record__":
         arrays[name] = np.array(json.dumps(_change(rng, json.loads(str(arrays[name])))).replace("\x00", ""))
     else:
-        old = arrays[name]
+        old = arrays[name] if arrays[name].dtype.kind != "U" else np.zeros(arrays[name].shape)
         choices = [
             np.array(1.0),
             old.astype(np.float32),
@@ -376,12 +384,16 @@ def _forge_archive(rng: random.Random, path: Path, content: bytes) -> None:
             np.zeros((1 << 22,)),
             old[..., None],
             np.array([(1, 2.0)], dtype="i4,f8"),
+            np.full(old.shape, 0x7FFFFFFF, np.uint32).view("<U1"),
+            np.full(old.shape, np.longdouble("1e4000")),
         ]
         arrays[name] = choices[rng.randrange(len(choices))]
     if rng.random() < 0.2:
         del arrays[rng.choice(list(arrays))]
     with path.open("wb") as file:
         (np.savez if rng.random() < 0.5 else np.savez_compressed)(file, **arrays)
+    if rng.random() < 0.1:
+        pack(path, rng.choice([zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]))
 
 
 _FORGERS = {
@@ -390,6 +402,7 @@ _FORGERS = {
     ".yaml": _forge_yaml,
     ".safetensors": _forge_tensors,
     ".npz": _forge_archive,
+    ".parquet": forge_parquet,
 }
 
 

@@ -31,7 +31,8 @@ def certificate(rate: float | None, *, dynamics: str = "descent", note: str = ""
     beside = Certificate("contraction", Verdict.CERTIFIED, (holds,), licenses=("One equilibrium.",))
     verdict = Verdict.UNDECIDED if rate is None else Verdict.CERTIFIED
     measured = {"|W|": 0.75, "|R|": 0.75, "|X|_F": 3.0, "loss": 1.0}
-    return Certificate("radius", verdict, (holds,), dynamics, rate=rate, measured=measured, note=note, others=(beside,))
+    licensed: dict[str, Any] = {"rate": rate, "step_size": 0.5 if dynamics == "descent" and rate is not None else None}
+    return Certificate("radius", verdict, (holds,), dynamics, **licensed, measured=measured, note=note, others=(beside,))
 
 
 def write_by_hand(

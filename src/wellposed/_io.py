@@ -23,10 +23,13 @@ from wellposed.errors import RunError
 __all__ = [
     "Temporary",
     "append_line",
+    "check_outputs",
     "is_temporary",
     "open_plain",
     "refuse_special_files",
+    "remove",
     "replacing",
+    "set_aside",
     "sweep",
     "sync_folder",
     "write_whole",
@@ -41,6 +44,8 @@ _REASONS = {
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "this folder may not be written; choose another one, or change its permissions",
     errno.EPERM: "this folder may not be written; choose another one, or change its permissions",
+    errno.EEXIST: "a file is in the place of this folder; move it away",
+    errno.EISDIR: "a folder is in the place of this file; move it away",
     errno.ENOTDIR: "a part of this path is a file and not a folder; choose another one",
     errno.ELOOP: _LINK,
     errno.EMLINK: _LINK,
@@ -66,6 +71,18 @@ def writing(path: Path, *, begun: bool = True) -> Iterator[None]:
         reason = _REASONS.get(error.errno or 0, f"{error.strerror or error}")
         kept = " Everything up to the last checkpoint is kept, and --resume continues from there." if begun else ""
         raise RunError(f"Cannot write {path}: {reason}.{kept}") from error
+
+
+def check_outputs(folder: Path, names: Iterable[str]) -> None:
+    """Makes a folder, and raises `RunError` unless files of these names can be written there: before the work for them."""
+    with writing(folder, begun=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    for path in (folder / name for name in names):
+        with writing(path, begun=False):
+            if path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def open_plain(path: Path, flags: int) -> int:
@@ -171,9 +188,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file so that a reader, or a crash at any moment, sees the old content or the new one, never a part."""
-    with writing(path), replacing(path) as file:
+def write_whole(path: Path, content: bytes, *, begun: bool = True) -> None:
+    """Replaces a file so that a reader, or a crash at any moment, sees the old content or the new one, never a part.
+
+    Args:
+        path: The file.
+        content: All of it.
+        begun: As in `writing`.
+    """
+    with writing(path, begun=begun), replacing(path) as file:
         file.write(content)
 
 
@@ -187,6 +210,21 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(file.fileno())
         if new:
             sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, if it is there; a folder of this name is foreign, and is set aside."""
+    if path.is_dir():
+        set_aside(path)
+        return
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Renames what is not usable, for whoever wants to know."""
+    with writing(path):
+        path.replace(path.with_name(f"{path.name}.refused"))
 
 
 def is_temporary(name: str, ending: str = "tmp") -> bool:

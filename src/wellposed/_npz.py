@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ __all__ = ["read_arrays"]
 DIRECTORY = 1 << 20
 #: The end record of an archive, and the longest comment behind it.
 _END, _COMMENT = 22, 1 << 16
+#: How members may be compressed: of all other methods zipfile unpacks whole blocks, whatever size the archive states.
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class _Damaged(Exception):
@@ -89,6 +92,8 @@ def _arrays(archive: zipfile.ZipFile, limit: int, names: Sequence[str] | None) -
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     if info.flag_bits & 1:
         raise _Damaged(f"{info.filename} is encrypted")
+    if info.compress_type not in _BOUNDED:
+        raise _Damaged(f"{info.filename} is compressed by method {info.compress_type}; NumPy writes stored or deflated members")
     with archive.open(info) as member:
         version = npy.read_magic(member)
         if version not in ((1, 0), (2, 0)):
@@ -105,4 +110,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         if member.readinto(content) != stated or member.read(1):
             raise _Damaged(f"{info.filename} is truncated")
     flat = np.frombuffer(content, dtype=dtype) if stated else np.empty(math.prod(shape), dtype)
+    if (
+        dtype.kind == "U"
+        and stated
+        and int(flat.view(np.dtype(np.uint32).newbyteorder(dtype.byteorder)).max()) > sys.maxunicode
+    ):
+        raise _Damaged(f"{info.filename} is not Unicode text: it has characters beyond U+{sys.maxunicode:X}")
     return flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)

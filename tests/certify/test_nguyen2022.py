@@ -140,4 +140,4 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(InvalidType, match="MonotoneDEQ; got GaussianDEQ"):
         nguyen2022(wp.GaussianDEQ(5, 10), X, y)
     model.u.requires_grad_(False)
-    assert "u do not require" in nguyen2022(model, X, y).note
+    assert "A, B, U would be trained" in nguyen2022(model, X, y).note

@@ -77,6 +77,13 @@ def test_classes_of_text_and_of_integers(table: Path) -> None:
     assert pairs(three) == {(a, [2, 0, 1].index(levels.index(b))) for a, b, _, _ in ROWS if levels.index(b) < 3}
 
 
+def test_a_few_integers_learned_as_numbers_are_named(table: Path) -> None:
+    path = table.with_name("classes.csv")
+    path.write_text("x,y\n" + "".join(f"{i},{i % 3}\n" for i in range(12)))
+    with pytest.warns(wp.WellposedWarning, match=r"has 3 different integers.*model\.name=dense"):
+        load(str(path), target="y", classify=False)
+
+
 def test_arrays(tmp_path: Path) -> None:
     X, y = np.arange(12.0).reshape(6, 2), np.arange(6.0)
     np.savez(tmp_path / "a.npz", X=X, y=y)

@@ -672,5 +672,14 @@ def test_batch_norm_inside_a_cell_is_refused_unless_it_is_fixed():
         layer(x)
     torch.testing.assert_close(layer.eval()(x)[:2], layer(x[:2]), rtol=1e-5, atol=1e-6)
     always = wp.EquilibriumLayer(Affine(nn.BatchNorm1d(6, track_running_stats=False)), state_shape=(6,)).eval()
-    with pytest.raises(wp.InvalidArgument, match="mixes the samples"):
+    with pytest.raises(wp.InvalidArgument, match=r"mixes the samples.*coupled=True"):
         always(x)
+
+
+def test_batch_norm_without_running_statistics_is_solved_with_coupled_rows():
+    x = torch.randn(5, 4, dtype=torch.float64)
+    cell = Affine(nn.BatchNorm1d(6, affine=False, track_running_stats=False)).double()
+    layer = wp.EquilibriumLayer(cell, state_shape=(6,), coupled=True, on_failure="raise")
+    z = layer(x)
+    with torch.no_grad():
+        torch.testing.assert_close(cell(z, x), z.detach(), rtol=1e-5, atol=1e-6)

@@ -380,7 +380,7 @@ def test_repr() -> None:
     sol = wp.fixed_point(
         lambda z, q: q * z + 1, torch.zeros(2, dtype=torch.float64), wp.Picard(), args=(slopes,), on_failure="ignore"
     )
-    assert repr(sol) == "Solution(StatusArray(CONVERGED: 1, DIVERGED: 1), residual <= 1.0e+00, num_steps <= 28)"
+    assert repr(sol) == "Solution(StatusArray(CONVERGED: 1, DIVERGED: 1), residual <= 1.0e+00, num_steps <= 30)"
     empty = wp.fixed_point(doubling, torch.zeros(0, 3))
     assert repr(empty) == "Solution(StatusArray(), residual <= none, num_steps <= 0)"
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.certify import Certificate, Hypothesis, Verdict, certify
+from wellposed.certify._gate import changed
 from wellposed.convex import AbstractOptEq
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
@@ -57,12 +58,15 @@ def certificate_of(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str = "au
             f"theorem={theorem!r} is about theory networks (gaussian, skip, implicit_only, monotone); {type(model).__name__} "
             "has a certificate of well-posedness: theorem='auto'."
         )
+    layer = _image_layer(model)
+    if layer is not None and theorem == "contraction":
+        raise InvalidArgument("A monotone convolution need not contract, and nothing here bounds |W|: theorem='monotone'.")
+    part = _layer(model) if opteq is None else opteq
+    if part is not None and (reason := changed(part)):
+        return Certificate("contraction" if theorem == "auto" else theorem, Verdict.UNDECIDED, note=reason)
     if opteq is not None:
         return _contraction(opteq.contraction_upper())
-    layer = _image_layer(model)
     if layer is not None:
-        if theorem == "contraction":
-            raise InvalidArgument("A monotone convolution need not contract, and nothing here bounds |W|: theorem='monotone'.")
         return _strongly_monotone(_image_margin(model, layer, X))
     if cell is None:
         raise InvalidArgument(f"There is no certificate for {type(model).__name__}.")
@@ -79,18 +83,23 @@ def _opteq(model: nn.Module) -> AbstractOptEq | None:
     return next((module for module in model.modules() if isinstance(module, AbstractOptEq)), None)
 
 
-def _cell(model: nn.Module) -> DenseCell | None:
+def _layer(model: nn.Module) -> EquilibriumLayer | None:
+    """The only equilibrium layer."""
     layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
-    if len(layers) != 1 or not isinstance(layers[0].cell, DenseCell):
+    return layers[0] if len(layers) == 1 else None
+
+
+def _cell(model: nn.Module) -> DenseCell | None:
+    layer = _layer(model)
+    if layer is None or not isinstance(layer.cell, DenseCell):
         return None
-    low, high = layers[0].cell.activation.slope_bounds
-    return layers[0].cell if low >= 0 and high <= 1 else None
+    low, high = layer.cell.activation.slope_bounds
+    return layer.cell if low >= 0 and high <= 1 else None
 
 
 def _image_layer(model: nn.Module) -> EquilibriumLayer | None:
-    layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
-    known = len(layers) == 1 and isinstance(layers[0].cell, (MonotoneConvCell, MonotoneTierCell))
-    return layers[0] if known else None
+    layer = _layer(model)
+    return layer if layer is not None and isinstance(layer.cell, (MonotoneConvCell, MonotoneTierCell)) else None
 
 
 def _image_margin(model: nn.Module, layer: EquilibriumLayer, X: Tensor) -> float:

@@ -15,7 +15,7 @@ __all__ = ["ball", "full_rank", "no_radius", "outweighs", "steady"]
 def full_rank(s: float, unit: Unit) -> Hypothesis:
     """Of all theorems: s > 0."""
     name = "s: sqrt(lambda_min) of the kernel in the ball"
-    return Hypothesis.compare(name, "docs/certificates.md", unit.lower(s), ">", 0.0, refutes=False)
+    return _in_units(Hypothesis.compare(name, "docs/certificates.md", s, ">", 0.0, refutes=False), unit, 1)
 
 
 def ball(s: float, e: float, R: float | None) -> Hypothesis:
@@ -47,6 +47,7 @@ def steady(bounds: JacobianBounds, share: float, unit: Unit, *, here: bool = Fal
 
 
 def _in_units(hypothesis: Hypothesis, unit: Unit, power: int) -> Hypothesis:
-    """A comparison `value < bound` that was made in the unit, with the sides of the data as they were given."""
+    """A comparison that was made in the unit, with the sides of the data as they were given."""
     assert hypothesis.value is not None and hypothesis.bound is not None
-    return replace(hypothesis, value=unit.upper(hypothesis.value, power), bound=unit.lower(hypothesis.bound, power))
+    value, bound, where = unit.sides(hypothesis.value, hypothesis.bound, power)
+    return replace(hypothesis, value=value, bound=bound, note=", ".join(filter(None, (hypothesis.note, where))))

@@ -94,7 +94,7 @@ class IncrementalMeasure:
         """
         e = float(torch.linalg.vector_norm(twin.readout(Z, C) - self._y))
         reach = float(torch.linalg.vector_norm(F)) / math.sqrt(min(F.shape))  # at most |F|
-        scale = twin.gamma / math.sqrt(twin.width) if isinstance(twin, SkipDEQ) else 1.0
+        scale = abs(twin.gamma) / math.sqrt(twin.width) if isinstance(twin, SkipDEQ) else 1.0
         return e * reach * scale > estimate**2
 
     def _drift(self, F: Tensor) -> float:

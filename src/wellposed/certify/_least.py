@@ -104,25 +104,23 @@ class Theorem(Generic[N]):
         refuted = radii is None and ended
         shown = radii if radii is not None else self._shown(harmful)
         first = self.radii_condition
-        hypotheses = [
-            Hypothesis(
-                first.name,
-                first.equation,
-                self.unit.lower(max(0.0, down(first.value(harmful))), first.power),
-                self.unit.upper(up(first.bound(harmful, shown)), first.power),
-                ">=",
-                True if radii is not None else (False if refuted else None),
-                first.note or ("these are the least radii" if radii is not None else "no radii were found"),
-            )
-        ]
+        note = first.note or ("these are the least radii" if radii is not None else "no radii were found")
+        value, bound = max(0.0, down(first.value(harmful))), up(first.bound(harmful, shown))
+        holds = True if radii is not None else (False if refuted else None)
+        hypotheses = [self._hypothesis(first, value, bound, holds, note)]
         for condition in self.conditions:
             value, bound = max(0.0, down(condition.value(harmful))), up(condition.bound(harmful, shown))
             # at radii below all that could work, on the helpful side: what fails here fails for all of them
             false = up(condition.value(helpful)) < down(condition.bound(helpful, below))
             holds = True if value >= bound and radii is not None else (False if false else None)
-            sides = self.unit.lower(value, condition.power), self.unit.upper(bound, condition.power)
-            hypotheses.append(Hypothesis(condition.name, condition.equation, *sides, ">=", holds, condition.note))
+            hypotheses.append(self._hypothesis(condition, value, bound, holds, condition.note))
         return Judgement(shown, tuple(hypotheses))
+
+    def _hypothesis(self, condition: Condition[N], value: float, bound: float, holds: bool | None, note: str) -> Hypothesis:
+        """With both sides as the data were given, if float64 holds them."""
+        value, bound, where = self.unit.sides(value, bound, condition.power)
+        note = "; ".join(filter(None, (note, where)))
+        return Hypothesis(condition.name, condition.equation, value, bound, ">=", holds, note)
 
     def _proved(self, numbers: N) -> Radii | None:
         """Radii R >= need(R), the least up to a little; None if the iteration ends or does not settle."""

@@ -10,22 +10,27 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._gate import changed, check_model, check_tensors
 from wellposed.certify._units import LIMIT, UNDERFLOW, Unit, out_of_range, row_norms_upper, unit_of
 from wellposed.convex import AbstractDenseOptEq
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.nn import AbstractContraction, AbstractNetwork, MonotoneDEQ, SkipDEQ
 
-__all__ = ["Measurement", "check_data", "down", "measure", "up"]
+__all__ = ["NO_MATRIX", "Measurement", "check_data", "down", "measure", "not_finite", "up"]
 
 _UNIT = 2.0**-53
 #: The rounding of a few operations on each entry of a vector, generously.
 _SCALAR = 2.0**-40
 #: No residual is known better than this: what is proved with it holds for all smaller ones.
 _LEAST_RESIDUAL = 2.0**-400
+
+
+#: The reason where the parameters are finite and their recurrent matrix is not.
+NO_MATRIX = "The recurrent matrix has NaN or infinite entries."
 
 
 def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -43,6 +48,8 @@ def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise InvalidArgument("X has no samples; a certificate needs at least one.")
     if tuple(y.shape) != (X.shape[0],):
         raise InvalidArgument(f"y must have shape ({X.shape[0]},), one number per sample; got {tuple(y.shape)}.")
+    check_model("certify", model)
+    check_tensors("certify", (("X", X), ("y", y)))
     for name, tensor in (("X", X), ("y", y)):
         if not tensor.dtype.is_floating_point:
             raise InvalidType(f"{name} must be floating point; got {tensor.dtype}. Convert it, e.g. {name}.float().")
@@ -182,8 +189,8 @@ def measure(
         known: From (twin, Z, C, |Z - Z*|_F) bounds that need not be made again.
         norm_upper: Bounds |R|.
     """
-    if any(not bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers())):
-        return "A parameter has NaN or infinite entries."
+    if reason := changed(model, families=True) or not_finite(model):
+        return reason
     twin = copy.deepcopy(model).double().cpu()
     twin.layer.on_failure, twin.layer.rtol, twin.layer.max_steps = "ignore", 1e-13, 2000
     if isinstance(twin, AbstractContraction):
@@ -196,6 +203,8 @@ def measure(
         if unit.exponent and not (at is None and known is None):
             return out_of_range(f"the features are of size 2^{unit.exponent}")
         R = twin.recurrent()
+        if not bool(torch.isfinite(R).all()):
+            return NO_MATRIX
         contraction = up(norm_upper(R))
         if isinstance(twin, MonotoneDEQ):
             if twin.margin < 2.0**-LIMIT:
@@ -228,6 +237,12 @@ def measure(
         v_error = up(float((contraction * z_error + rounding).max()))
         bounds = {} if known is None else known(twin, Z, C, z_F)
     return Measurement(twin, X, y, C, Z, P, V, r, contraction, z_error, v_error, r_error, bounds, unit)
+
+
+def not_finite(model: nn.Module) -> str:
+    """The reason why there is nothing to measure where a parameter is not finite; empty where all are."""
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (*model.parameters(), *model.buffers()))
+    return "" if finite else "A parameter has NaN or infinite entries."
 
 
 def _rounding(model: AbstractNetwork, R: Tensor, X: Tensor, C: Tensor, Z: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from wellposed.certify._certificate import Certificate, Verdict
+from wellposed.certify._recheck import contradictions
 from wellposed.errors import InvalidArgument, InvalidType
 
 __all__ = ["OwnTheorem", "certificate_by", "check_theorem"]
@@ -46,6 +47,8 @@ def certificate_by(theorem: OwnTheorem, model: Any, X: Tensor, y: Tensor, option
             f"theorem={name} returned CERTIFIED although its hypothesis {open_ones[0]!r} does not hold. Return VIOLATED or "
             "UNDECIDED there."
         )
+    if wrong := contradictions(found, found.verdict):
+        raise InvalidArgument(f"theorem={name} returned a certificate that contradicts itself: {wrong[0]}.")
     return found
 
 

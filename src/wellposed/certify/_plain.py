@@ -85,6 +85,8 @@ def _is_table(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """A number that a float can hold, text for one that JSON does not have, or None."""
+    if isinstance(value, bool):
+        return False
     if isinstance(value, int):
         return value.bit_length() < 1024
     return value is None or isinstance(value, float) or (isinstance(value, str) and value in NOT_FINITE)

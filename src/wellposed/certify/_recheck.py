@@ -12,7 +12,11 @@ from wellposed.certify._plain import check_plain
 
 __all__ = ["as_recorded", "contradictions"]
 
-#: Sides are rounded outwards when they are recorded, by a few units each.
+#: Theorems that only report.
+NEVER_CERTIFY = ("gao2022", "gao2023")
+#: What a verdict may license.
+_LICENSED = ("step_size", "rates", "rate", "radii", "licenses")
+#: Of a comparison `<=` or `>=`, whose sides may be rounded by a few units each.
 _ROUNDING = 2.0**-48
 
 
@@ -58,19 +62,25 @@ def _agreeing(plain: Mapping[str, Any]) -> tuple[Certificate, list[str]]:
         note=note.strip(),
         others=others,
     )
-    return empty, [f"contradicts itself ({certificate.theorem}: {wrong[0]}), so it is not shown as {claimed}", *said]
+    shown = "what it licenses is not shown" if claimed is Verdict.UNDECIDED else f"it is not shown as {claimed}"
+    return empty, [f"contradicts itself ({certificate.theorem}: {wrong[0]}), so {shown}", *said]
 
 
 def contradictions(certificate: Certificate, claimed: Verdict) -> list[str]:
     """Where a certificate contradicts the verdict that its file claims, in words; those in it are not looked at.
 
-    Each hypothesis that is said to hold is compared again. CERTIFIED needs hypotheses, all of them holding, and licenses only
-    finite positive steps and speeds, finite radii, and a rate on the right side: 0 <= q < 1 for descent, s > 0 for flow. That
-    the numbers are true of a network is not checked: only `certify` on the network itself shows that.
+    Each hypothesis that is said to hold is compared again, strict ones without tolerance, and no error is negative. Only
+    CERTIFIED licenses something. It needs hypotheses, all of them holding, and licenses only finite positive steps and speeds,
+    finite radii, and a rate on the right side: 0 <= q < 1 for descent, with a step size, s > 0 for flow. Theorems that only
+    report never have it. That the numbers are true of a network is not checked: only `certify` on the network shows that.
     """
     found = [f"{h.name}: {h.value!r} {h.relation} {h.bound!r} is false" for h in certificate.hypotheses if _is_false(h)]
+    found += [f"the error {name} is negative, {value!r}" for name, value in certificate.errors.items() if value < 0]
     if claimed is not Verdict.CERTIFIED:
-        return found
+        given = [name for name in _LICENSED if getattr(certificate, name) not in (None, ())]
+        return found + [f"it is {claimed} and licenses something ({name.replace('_', ' ')})" for name in given]
+    if certificate.theorem in NEVER_CERTIFY:
+        found.append(f"{certificate.theorem} certifies nothing: its constants are not stated")
     if not certificate.hypotheses:
         found.append("it has no hypotheses")
     found += [f"{h.name}: it does not hold" for h in certificate.hypotheses if h.holds is not True]
@@ -89,6 +99,8 @@ def contradictions(certificate: Certificate, claimed: Verdict) -> list[str]:
         found.append(f"the rate of a flow must be positive and finite; it is {rate!r}")
     if certificate.dynamics == "descent" and not (rate is not None and 0 <= rate < 1):
         found.append(f"the rate of a descent must be in [0, 1); it is {rate!r}")
+    if certificate.dynamics == "descent" and certificate.step_size is None:
+        found.append("it certifies a descent with no step size")
     return found
 
 
@@ -102,6 +114,6 @@ def _is_false(hypothesis: Hypothesis) -> bool:
     gap = hypothesis.margin or 0.0
     if math.isinf(value) or math.isinf(bound):
         return not gap > 0
-    if hypothesis.relation in ("<", ">") and gap == 0:
-        return True
+    if hypothesis.relation in ("<", ">"):
+        return not gap > 0
     return gap < -_ROUNDING * max(abs(value), abs(bound))

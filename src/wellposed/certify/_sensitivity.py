@@ -76,8 +76,9 @@ class Contractive(AbstractSensitivity):
         self._recurrent, self._injected = recurrent, injected
         self.hidden = (recurrent,) if injected is None else (recurrent, injected)
         # bounds from above, in range
-        self._k, self._l = max(2.0**-LIMIT, up(recurrent_scale)), up(injection_scale) if injected else 0.0
-        self._k_lower, self._l_lower = down(recurrent_scale), down(injection_scale) if injected else 0.0
+        k, injection = abs(recurrent_scale), abs(injection_scale)  # only norms of what they multiply occur
+        self._k, self._l = max(2.0**-LIMIT, up(k)), up(injection) if injected else 0.0
+        self._k_lower, self._l_lower = down(k), down(injection) if injected else 0.0
         with torch.no_grad():
             self._R = at.model.recurrent().detach()
             self._v = at.model.readout_weight().detach()

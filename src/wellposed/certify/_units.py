@@ -62,6 +62,16 @@ class Unit:
             return math.inf
         return number if abs(number) >= 2.0**-1022 else 0.0
 
+    def sides(self, value: float, bound: float, power: int) -> tuple[float, float, str]:
+        """Both sides of a comparison of the data as they were given, so that it reads as it was made; and a note.
+
+        Where float64 does not hold one of them exactly, both stay in the unit, and the note says so.
+        """
+        given = self.exact(value, power), self.exact(bound, power)
+        if all((a == 0) == (b == 0) and math.isinf(a) == math.isinf(b) for a, b in zip((value, bound), given, strict=True)):
+            return *given, ""
+        return value, bound, f"both sides in units of 2^{power * self.exponent}"
+
 
 def unit_of(model: AbstractNetwork, X: Tensor, y: Tensor) -> tuple[Unit, Tensor, Tensor] | str:
     """A unit in which the data have room, with X and y in it; or why there is none.

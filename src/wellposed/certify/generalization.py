@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.certify._directed import down, up
+from wellposed.certify._gate import check_finite, check_unchanged
+from wellposed.certify._kernel_machine import kernel_machine
 from wellposed.certify._measure import check_data
+from wellposed.certify._solved import check_solved, precise_copy
 from wellposed.certify._units import Unit, no_room, unit_of
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import diagonal_limit, tangent_kernel
-from wellposed.linalg.scaling import ldexp
+from wellposed.linalg.scaling import ldexp, scaled
 from wellposed.nn import AbstractNetwork, ImplicitOnlyDEQ
 
 __all__ = ["GeneralizationBound", "generalization_bound"]
@@ -23,6 +26,8 @@ __all__ = ["GeneralizationBound", "generalization_bound"]
 _RATIO = 2.0**0.25
 #: Predictions that are nearer to the labels than this, relatively, were made with a look at them.
 _FITS = 0.01
+#: The grid ends where its norms leave float64.
+_LARGEST_NORM = 2.0**1000
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class GeneralizationBound:
             without a look at the sample.
         vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the labels already, so it has
             seen them.
-        norm: B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
+        norm: Upper bound of B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
         dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), which the theorem calls its dominating term; which
             term of `bound` is the largest is `largest_term`.
         complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm on the grid.
@@ -157,6 +162,9 @@ def generalization_bound(
     does not record what it was trained on, so this is the caller's to know, and the answer states the condition; only where
     the predictions are within 1 % of the labels is it plain that the model has seen them, and `vacuous` is then True.
 
+    All terms are rounded upward, for the kernel and the predictions as float64 has them: equilibria are found to 1e-12, and a
+    model with one that does not converge is refused.
+
     Where `ImplicitOnlyDEQ(init="diagonal")` is given, `limit` is the same for its kernel at infinite width, which does not
     depend on the draw; there u0 is taken to be 0.
 
@@ -176,23 +184,37 @@ def generalization_bound(
         >>> result.vacuous
         True
     """
-    for name, value, high in (("delta", delta, 1.0), ("lipschitz", lipschitz, math.inf), ("loss_bound", loss_bound, math.inf)):
+    options = {"delta": delta, "lipschitz": lipschitz, "loss_bound": loss_bound}
+    _check_options(options, rtol)
+    X, y = check_data(model, X, y)
+    check_unchanged("generalization_bound", model, families=True)
+    check_finite("generalization_bound", model)
+    twin = precise_copy(model)
+    with torch.no_grad():
+        unit, X, y = _in_unit(twin, X, y)
+        u0 = twin(X)
+    check_solved(twin, u0)
+    limit = None
+    if isinstance(twin, ImplicitOnlyDEQ) and twin.init == "diagonal":
+        limit = _bound("limit", diagonal_limit(X, twin.gamma0), y, rtol, options, None, unit)
+    labels, exponent = scaled(y)
+    distance = float(torch.linalg.vector_norm(ldexp(y - u0, -exponent)))
+    fit = distance / float(torch.linalg.vector_norm(labels)) if bool(y.any()) else 1.0
+    H = tangent_kernel(twin, X)
+    check_solved(twin, H)
+    return _bound("tangent", H, y - u0, rtol, options, limit, unit, fit)
+
+
+def _check_options(options: dict[str, float], rtol: float) -> None:
+    for name, value in (*options.items(), ("rtol", rtol)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidType(f"generalization_bound: {name} must be a number; got {type(value).__name__} {value!r:.60}.")
+    for name, value in options.items():
+        high = 1.0 if name == "delta" else math.inf
         if not 0 < value < high:
             raise InvalidArgument(f"generalization_bound: {name} must be in (0, {high:g}); got {value!r}.")
     if not 0 <= rtol < 1:
         raise InvalidArgument(f"generalization_bound: rtol must be in [0, 1); got {rtol!r}.")
-    X, y = check_data(model, X, y)
-    twin = copy.deepcopy(model).double().cpu()
-    with torch.no_grad():
-        unit, X, y = _in_unit(twin, X, y)
-        u0 = twin(X)
-    options = {"delta": delta, "lipschitz": lipschitz, "loss_bound": loss_bound}
-    limit = None
-    if isinstance(twin, ImplicitOnlyDEQ) and twin.init == "diagonal":
-        limit = _bound("limit", diagonal_limit(X, twin.gamma0), y, rtol, options, None, unit)
-    size = float(torch.linalg.vector_norm(y))
-    fit = float(torch.linalg.vector_norm(y - u0)) / size if size > 0 else 1.0
-    return _bound("tangent", tangent_kernel(twin, X), y - u0, rtol, options, limit, unit, fit)
 
 
 def _in_unit(twin: Any, X: Tensor, y: Tensor) -> tuple[Unit, Tensor, Tensor]:
@@ -215,34 +237,43 @@ def _bound(
 ) -> GeneralizationBound:
     """H and r are in the unit, in which B is the same."""
     n, delta, rho, c = len(r), options["delta"], options["lipschitz"], options["loss_bound"]
-    eigenvalues, Q = torch.linalg.eigh((H + H.t()) / 2)
-    eigenvalues, Q = eigenvalues.flip(0), Q.flip(1)
-    projections = Q.t() @ r
-    kept = eigenvalues > rtol * eigenvalues[0].clamp(min=0.0)
-    contributions = torch.where(kept, projections.square() / eigenvalues.where(kept, torch.ones_like(eigenvalues)), 0.0)
-    B = math.sqrt(float(contributions.sum()))
-    missed = Q[:, ~kept] @ projections[~kept]  # H H^+ r - r, up to sign
-    empirical = min(c, rho * unit.upper(float(missed.abs().mean())))
-    j = max(0, math.ceil(math.log(B) / math.log(_RATIO))) if B > 0 else 0
-    complexity = unit.upper(_RATIO**j * math.sqrt(max(0.0, float(H.trace()))) / n)
-    confidence = 3 * c * math.sqrt(math.log(2 * (j + 1) * (j + 2) / delta) / (2 * n))
-    bound = empirical + 2 * rho * complexity + confidence
+    machine = kernel_machine(H, r, rtol)
+    B = machine.norm
+    empirical = min(c, up(rho * unit.upper(machine.missed))) if machine.missed > 0 else 0.0
+    j = _grid_index(B)
+    trace = up(max(0.0, float(H.trace())) * (1 + n * 2.0**-52))
+    complexity = unit.upper(up(up(_RATIO**j) * math.sqrt(trace) / n))
+    confidence = up(3 * c * math.sqrt((math.log(2 * (j + 1) * (j + 2)) - math.log(delta)) / (2 * n)))
+    bound = math.nextafter(math.fsum((empirical, 2 * rho * complexity, confidence)), math.inf)
     return GeneralizationBound(
         kernel,
         bound,
         not bound < c or (kernel == "tangent" and fit < _FITS),
         B,
-        unit.upper(B * math.sqrt(max(0.0, float(H.diagonal().max())) / n)),
+        unit.upper(up(B * math.sqrt(max(0.0, float(H.diagonal().max())) / n))),
         complexity,
         confidence,
         empirical,
-        ldexp(eigenvalues, 2 * unit.exponent),
-        ldexp(projections, unit.exponent),
-        contributions,
-        int(kept.sum()),
+        ldexp(machine.eigenvalues, 2 * unit.exponent),
+        ldexp(machine.projections, unit.exponent),
+        machine.contributions,
+        int(machine.kept.sum()),
         delta,
         rho,
         c,
         limit,
         fit,
     )
+
+
+def _grid_index(B: float) -> int:
+    """The least j whose grid norm q^j is at least B for certain."""
+    if not B < _LARGEST_NORM:
+        raise InvalidArgument(
+            f"generalization_bound: the norm of the kernel machine is only known to be at most {B:.3g}, beyond the grid. "
+            "Rescale the labels, or take a larger rtol."
+        )
+    j = max(0, math.floor(math.log2(B) / math.log2(_RATIO)) - 1) if B > 1 else 0
+    while (down(_RATIO**j) if j else 1.0) < B:
+        j += 1
+    return j

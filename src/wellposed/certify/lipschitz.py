@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._gate import check_finite, check_model, check_unchanged
 from wellposed.certify._lipschitz_classifier import LipschitzBounds, classifier_bounds
 from wellposed.certify._lipschitz_network import DenseNetwork, NetworkLipschitz, bound_network
-from wellposed.certify._sides import spectral_norm_lower
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import (
     AbstractContraction,
     AbstractNetwork,
@@ -60,17 +59,20 @@ def lipschitz_upper(model: nn.Module) -> LipschitzBounds | NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: MonotoneClassifier) -> LipschitzBounds:
+    _check(model)
     return classifier_bounds(model)
 
 
 @lipschitz_upper.register
 def _(model: GaussianDEQ) -> NetworkLipschitz:
+    _check(model)
     W, U, a = _exact(model.W, model.U, model.a)
     return bound_network(DenseNetwork(W, 0.0, U, v=a), "GaussianDEQ")
 
 
 @lipschitz_upper.register
 def _(model: SkipDEQ) -> NetworkLipschitz:
+    _check(model)
     A, W, u, v = _exact(model.A, model.W, model.u, model.v)
     root = math.sqrt(model.width)
     R = A * (model.gamma / root)
@@ -79,6 +81,7 @@ def _(model: SkipDEQ) -> NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: ImplicitOnlyDEQ) -> NetworkLipschitz:
+    _check(model)
     A, W, b = _exact(model.A, model.W, model.b)
     R = A.t() * model.gamma
     network = DenseNetwork(
@@ -89,6 +92,7 @@ def _(model: ImplicitOnlyDEQ) -> NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: MonotoneDEQ) -> NetworkLipschitz:
+    _check(model)
     A, B, U, u = _exact(model.A, model.B, model.U, model.u)
     W, error = _monotone(A, B, model.parametrization)
     return bound_network(DenseNetwork(W, error, U, v=u, margin=down(model.margin)), "MonotoneDEQ")
@@ -96,6 +100,7 @@ def _(model: MonotoneDEQ) -> NetworkLipschitz:
 
 @lipschitz_upper.register
 def _(model: EquilibriumLayer) -> NetworkLipschitz:
+    _check(model)
     cell = model.cell
     if not isinstance(cell, DenseCell):
         raise InvalidType(f"lipschitz_upper needs an EquilibriumLayer with a DenseCell; got one with {type(cell).__name__}.")
@@ -109,8 +114,15 @@ def _(model: EquilibriumLayer) -> NetworkLipschitz:
         return bound_network(DenseNetwork(W, 0.0, U, slope=slope), "layer")
     if not isinstance(cell.weight, Spectral):
         raise InvalidType(f"lipschitz_upper knows weight=None, Spectral and Monotone; got {type(cell.weight).__name__}.")
-    R, error = _spectral(W, cell.weight.bound)
+    (R,) = _exact(cell.recurrent())  # as the layer uses it; a graph may round it differently
+    error = up(len(R) * torch.finfo(cell.W.dtype).eps * vector_norm_upper(R))
     return bound_network(DenseNetwork(R, error, U, slope=slope), "layer")
+
+
+def _check(model: nn.Module) -> None:
+    check_model("lipschitz_upper", model)
+    check_unchanged("lipschitz_upper", model)
+    check_finite("lipschitz_upper", model)
 
 
 def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
@@ -119,16 +131,6 @@ def _exact(*parameters: Tensor) -> tuple[Tensor, ...]:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
         raise InvalidArgument("lipschitz_upper: a parameter has NaN or infinite entries; look for the step that made them.")
     return found
-
-
-def _spectral(W: Tensor, bound: float) -> tuple[Tensor, float]:
-    """W min(1, bound/|W|) up to an error, which is bounded: |W| lies between two bounds."""
-    upper = spectral_norm_upper(W)
-    lower = spectral_norm_lower(W)
-    least = min(1.0, bound / upper) if upper > 0 else 1.0
-    most = min(1.0, up(bound / lower)) if lower > 0 else 1.0
-    R = W * least
-    return R, up(up(most - down(least)) * upper + _relative(R))
 
 
 def _relative(R: Tensor) -> float:

@@ -11,7 +11,8 @@ from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._conditions import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._family import sensitivity_of
 from wellposed.certify._finish import finish, in_range
-from wellposed.certify._measure import Measurement, check_data, measure
+from wellposed.certify._gate import changed, trained_otherwise
+from wellposed.certify._measure import Measurement, check_data, measure, not_finite
 from wellposed.certify._radius_search import (
     SHARES,
     SMALLEST_SPEED,
@@ -101,6 +102,8 @@ def radius_at(
 
 
 def _dense_opteq(model: AbstractDenseOptEq, X: Tensor, y: Tensor, dynamics: str, hidden_rate: float | str) -> Certificate:
+    if reason := changed(model) or not_finite(model):
+        return _not_measured(reason, dynamics)
     twin = copy.deepcopy(model).double().cpu()
     if reason := no_room(twin, X, y):
         return _not_measured(reason, dynamics)
@@ -119,25 +122,13 @@ def _not_measured(reason: str, dynamics: str) -> Certificate:
 def _judged(
     sensitivity: AbstractSensitivity, model: nn.Module, samples: Samples, dynamics: str, hidden_rate: float | str, unit: Unit
 ) -> Certificate:
-    if other := _trained_otherwise(sensitivity, model):
+    if other := trained_otherwise(model, (*sensitivity.readout, *sensitivity.hidden)):
         return Certificate("radius", Verdict.UNDECIDED, (), dynamics, measured=sensitivity.measured(), note=other)
     if dynamics == "flow":
         return _flow(sensitivity, samples, hidden_rate, unit)
     if sensitivity.readout:
         return _descent(sensitivity, samples, hidden_rate, unit)
     return _plain_descent(sensitivity, samples, unit)
-
-
-def _trained_otherwise(sensitivity: AbstractSensitivity, model: nn.Module) -> str:
-    """The proof moves all of the family's parameters and no others: frozen or re-parametrized ones are another flow."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    meant = {*sensitivity.readout, *sensitivity.hidden}
-    if trained == meant:
-        return ""
-    return (
-        f"The theorem trains {', '.join(sorted(meant))}; of this {type(model).__name__} "
-        f"{', '.join(sorted(trained)) or 'nothing'} would be trained (requires_grad), which it does not cover."
-    )
 
 
 def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str, unit: Unit) -> Certificate:

@@ -20,10 +20,12 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from wellposed.certify._gate import check_finite, check_model, check_tensors, check_unchanged
 from wellposed.certify._lipschitz_classifier import SLACK, LipschitzBounds, certified_operator, classifier_bounds
 from wellposed.certify._units import row_norms_upper
 from wellposed.errors import InvalidArgument, InvalidType
@@ -74,14 +76,9 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
         local: Whether to sharpen radii sample by sample through the active set; needs a dense ReLU cell, costs some
             factorizations of the active part of M, and norms of matrices of the size of the input, per sample.
     """
-    if not isinstance(model, MonotoneClassifier):
-        raise InvalidType(f"robustness needs a MonotoneClassifier; got {type(model).__name__}.")
-    if y.shape != (x.shape[0],) or y.dtype != torch.int64:
-        raise InvalidArgument(
-            f"y must hold one class per sample, int64 of shape ({x.shape[0]},); got {y.dtype} of {tuple(y.shape)}."
-        )
-    if y.numel() and not (0 <= int(y.min()) and int(y.max()) < model.classes):
-        raise InvalidArgument(f"y must be in 0..{model.classes - 1}; got values in {int(y.min())}..{int(y.max())}.")
+    _check_inputs(model, x, y)
+    check_unchanged("robustness", model)
+    check_finite("robustness", model)
     bounds = classifier_bounds(model)
     exact = copy.deepcopy(model).double()
     exact.layer.rtol, exact.layer.max_steps, exact.layer.on_failure = RTOL, MAX_STEPS, "ignore"
@@ -103,6 +100,33 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
             found = refine(fz[i], f.inputs()[-1][i], int(y[i]), gaps[i], float(radius[i]), float(errors[i]))
             radius[i] = max(float(radius[i]), found)
     return Robustness(radius, correct, least, global_radius)
+
+
+def _check_inputs(model: Any, x: Any, y: Any) -> None:
+    """One sentence about what is wrong with the classifier or the samples."""
+    if not isinstance(model, MonotoneClassifier):
+        raise InvalidType(f"robustness needs a MonotoneClassifier; got {type(model).__name__}.")
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise InvalidType(f"robustness: x and y must be tensors; got {type(x).__name__} and {type(y).__name__}.")
+    check_model("robustness", model)
+    check_tensors("robustness", (("x", x), ("y", y)))
+    if not x.is_floating_point():
+        raise InvalidType(
+            f"robustness: x must be floating point; got {x.dtype}. Convert it, e.g. x.to({model.head.weight.dtype})."
+        )
+    model.prepared(x)
+    if x.shape[0] == 0:
+        raise InvalidArgument("robustness: x has no samples; a radius needs at least one.")
+    if not bool(torch.isfinite(x).all()):
+        raise InvalidArgument("robustness: x has NaN or infinite entries; clean the data first.")
+    if model.classes < 2:
+        raise InvalidArgument("robustness: the classifier has one class, so its prediction cannot change; it needs at least 2.")
+    if y.shape != (x.shape[0],) or y.dtype != torch.int64:
+        raise InvalidArgument(
+            f"y must hold one class per sample, int64 of shape ({x.shape[0]},); got {y.dtype} of {tuple(y.shape)}."
+        )
+    if y.numel() and not (0 <= int(y.min()) and int(y.max()) < model.classes):
+        raise InvalidArgument(f"y must be in 0..{model.classes - 1}; got values in {int(y.min())}..{int(y.max())}.")
 
 
 def _gaps(

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._certificate import Certificate
+from wellposed.certify._gate import changed
 from wellposed.certify._measure import check_data, measure
 from wellposed.certify.radius_certificate import radius, radius_at
+from wellposed.errors import InvalidType
 from wellposed.nn import AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 
 __all__ = ["Suggestion", "Suggestions", "suggest"]
@@ -96,7 +98,14 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
         y: (n,) targets.
         generator: Of the wider network's initialization.
     """
+    if not isinstance(model, AbstractNetwork):
+        raise InvalidType(
+            f"suggest knows GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ and their like; got {type(model).__name__}. "
+            "The note of certify(model, X, y) says what is missing."
+        )
     X64, y64 = check_data(model, X, y)
+    if changed(model, families=True):
+        return Suggestions()  # no change of numbers helps; the note of certify says why
     found = Suggestions(_speeds(model, X64, y64))
     readout = _READOUT.get(type(model), ())
     if readout:

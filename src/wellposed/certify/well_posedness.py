@@ -11,7 +11,9 @@ from torch import Tensor
 from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._collatz import radius_bounds
 from wellposed.certify._directed import down, up, vector_norm_upper
+from wellposed.certify._gate import changed, check_model, is_ours
 from wellposed.certify._least import verdict
+from wellposed.certify._measure import NO_MATRIX
 from wellposed.certify._sides import spectral_norm_lower
 from wellposed.errors import InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
@@ -31,9 +33,10 @@ def contraction(model: Any) -> Certificate:
     Args:
         model: A theory network.
     """
-    R, error = _recurrent("contraction", model)
-    if R is None:
-        return _no_matrix("contraction")
+    found = _recurrent("contraction", model)
+    if isinstance(found, Certificate):
+        return found
+    R, error = found
     upper, lower = up(spectral_norm_upper(R) + error), down(spectral_norm_lower(R) - error)
     holds = True if upper < 1 else (False if lower >= 1 else None)
     hypothesis = Hypothesis("the map contracts", "|R| < 1", upper, 1.0, "<", holds)
@@ -58,16 +61,17 @@ def monotone(model: Any) -> Certificate:
     Args:
         model: A theory network.
     """
-    R, error = _recurrent("monotone", model)
-    if R is None:
-        return _no_matrix("monotone")
+    found = _recurrent("monotone", model)
+    if isinstance(found, Certificate):
+        return found
+    R, error = found
     F = torch.eye(R.shape[0], dtype=R.dtype) - R
     S = (F + F.t()) / 2
     measured = down(least_eigenvalue_lower(S) - error)
     # x^T S x for the computed eigenvector is an upper bound of the least eigenvalue
     x = torch.linalg.eigh(S).eigenvectors[:, 0]
     upper = up(float(x @ S @ x / (x @ x)) + error + 4 * (len(x) + 4) * _UNIT * vector_norm_upper(S))
-    built = isinstance(model, MonotoneDEQ)
+    built = isinstance(model, MonotoneDEQ) and not changed(model)
     margin = max(measured, down(float(model.margin))) if built else measured
     L = up(spectral_norm_upper(F) + error)
     holds = True if margin > 0 else (False if upper <= 0 else None)
@@ -95,9 +99,10 @@ def perron_frobenius(model: Any) -> Certificate:
     Args:
         model: A theory network.
     """
-    R, error = _recurrent("perron_frobenius", model)
-    if R is None:
-        return _no_matrix("perron_frobenius")
+    found = _recurrent("perron_frobenius", model)
+    if isinstance(found, Certificate):
+        return found
+    R, error = found
     # an error of that spectral norm changes no entry by more
     lower, upper = radius_bounds((R.abs() - error).clamp(min=0.0))[0], radius_bounds(R.abs() + error)[1]
     holds = True if upper < 1 else (False if lower >= 1 else None)
@@ -110,28 +115,30 @@ def perron_frobenius(model: Any) -> Certificate:
     return _judged("perron_frobenius", hypothesis, licenses, {"rho(|R|), upper": upper, "rho(|R|), lower": lower}, {"R": error})
 
 
-def _recurrent(theorem: str, model: Any) -> tuple[Tensor | None, float]:
-    """R in float64 and a bound of the norm of its rounding error; None if it is not finite."""
+def _recurrent(theorem: str, model: Any) -> tuple[Tensor, float] | Certificate:
+    """R in float64 and a bound of the norm of its rounding error; or what is said where nothing is proved."""
     if not isinstance(model, AbstractNetwork):
         raise InvalidType(
             f"{theorem} knows GaussianDEQ, SkipDEQ, ImplicitOnlyDEQ, MonotoneDEQ and their relatives; got "
             f"{type(model).__name__}."
         )
+    check_model(theorem, model)
+    if reason := changed(model, families=True):
+        return Certificate(theorem, Verdict.UNDECIDED, note=reason)
     twin = copy.deepcopy(model).double().cpu()
     R: Tensor = twin.recurrent().detach()
     if not bool(torch.isfinite(R).all()):
-        return None, 0.0
+        return Certificate(theorem, Verdict.UNDECIDED, note=NO_MATRIX)
     if any(R is parameter or R.data_ptr() == parameter.data_ptr() for parameter in twin.parameters()):
         return R, 0.0  # the parameter itself
     size = vector_norm_upper(R)
+    if not is_ours(type(model).recurrent):
+        total = sum(vector_norm_upper(parameter) for parameter in twin.parameters())  # for sums and one product of them
+        return R, up(2 * (len(R) + 4) * _UNIT * (size + total * total + 2 * total + len(R) ** 0.5))
     if not isinstance(twin, MonotoneDEQ):
         return R, up(4 * _UNIT * size)  # a parameter times a number or two
     A, B = vector_norm_upper(twin.A), vector_norm_upper(twin.B)
     return R, up(2 * (len(R) + 4) * _UNIT * (size + A * A + 2 * B + len(R) ** 0.5))
-
-
-def _no_matrix(theorem: str) -> Certificate:
-    return Certificate(theorem, Verdict.UNDECIDED, note="The recurrent matrix has NaN or infinite entries.")
 
 
 def _judged(

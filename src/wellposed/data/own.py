@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from wellposed._npz import read_arrays
 from wellposed._reading import sha256
-from wellposed.data.table import LARGEST, Table, check_file, read_csv, read_parquet
-from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.data.parquet import read_parquet
+from wellposed.data.table import LARGEST, Table, check_file, read_csv
+from wellposed.errors import InvalidArgument, WellposedWarning, did_you_mean
 
-__all__ = ["SUFFIXES", "checksum", "is_path", "read_own", "short_name"]
+__all__ = ["SUFFIXES", "checksum", "is_path", "own_path", "read_own", "short_name"]
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 #: Columns that are taken as the target if none is named.
@@ -33,9 +35,23 @@ def short_name(name: str) -> str:
     return Path(name).stem if is_path(name) else name
 
 
+def own_path(name: str) -> Path:
+    """The path that the name of a data set is, with `~` written out; raises unless a file can have this name."""
+    try:
+        if b"\0" in os.fsencode(name):
+            raise InvalidArgument(f"data.name={name!r} cannot be the name of a file: it holds a NUL character.")
+        return Path(name).expanduser()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"data.name={name!r} cannot be the name of a file: it holds half a surrogate pair.") from None
+    except RuntimeError:  # ~user without such a user
+        raise InvalidArgument(
+            f"data.name={name!r} cannot be read: there is no such home folder. Write the whole path."
+        ) from None
+
+
 def checksum(name: str) -> str:
     """sha256 of a file, in hexadecimal."""
-    path = Path(name).expanduser()
+    path = own_path(name)
     check_file(path)
     return sha256(path, limit=LARGEST, error=InvalidArgument) or ""
 
@@ -59,7 +75,7 @@ def read_own(
         n, n_test, classes, target, columns, classify, standardize: As in `load`.
         rng: Draws the test part.
     """
-    path = Path(name).expanduser()
+    path = own_path(name)
     if path.suffix.lower() not in SUFFIXES:
         hint = did_you_mean(path.suffix.lower(), SUFFIXES)
         raise InvalidArgument(f"data.name={name!r}: files are read if they end with {', '.join(SUFFIXES)}.{hint}")
@@ -89,7 +105,8 @@ def read_own(
     if standardize is None:
         standardize = not archive
     if standardize:
-        _standardize(parts, steps)
+        with np.errstate(over="ignore", invalid="ignore"):  # `load` refuses what is not finite
+            _standardize(parts, steps)
     return parts, steps
 
 
@@ -150,7 +167,8 @@ def _checked(name: str, X: np.ndarray, y: np.ndarray, first: np.ndarray) -> tupl
         raise InvalidArgument(f"Samples to train and to test of {name} have shapes {first.shape[1:]} and {X.shape[1:]}.")
     y = y.reshape(-1)
     text = y.dtype.kind == "U"
-    X, y = X.astype(np.float64), y.astype(object) if text else y.astype(np.float64)
+    with np.errstate(over="ignore"):  # a long double beyond float64 becomes infinite, and is refused below
+        X, y = X.astype(np.float64), y.astype(object) if text else y.astype(np.float64)
     for label, values in (("X", X.reshape(len(X), -1)), *(() if text else (("y", y[:, None]),))):
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
@@ -171,8 +189,15 @@ def _targets(
                 f"The target of {name} is text ({y[0]!r}), so it is a class: choose model.name=dense or another classifier, or "
                 "two classes by data.classes=[0, 1]."
             )
+        if classify is False and 2 < len(values := np.unique(y)) <= 20 and bool((values == np.round(values)).all()):
+            warnings.warn(
+                f"The target of {name} has {len(values)} different integers, and is learned as a number. If these are classes, "
+                "choose model.name=dense.",
+                WellposedWarning,
+                stacklevel=2,
+            )
         return y, everything
-    values, index = np.unique(y.astype(str) if text else y, return_inverse=True)
+    values, index = np.unique(y, return_inverse=True)
     if not text and bool((values != np.round(values)).any()):
         odd = float(values[values != np.round(values)][0])
         raise InvalidArgument(

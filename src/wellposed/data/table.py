@@ -1,4 +1,4 @@
-"""Tables of the user: columns by name out of .csv and .parquet files."""
+"""Tables of the user: columns by name, and those of .csv files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import itertools
 import math
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from wellposed.errors import InvalidArgument, MissingPackage, did_you_mean, how_to_install
+from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["LARGEST", "Table", "check_file", "read_csv", "read_parquet"]
+__all__ = ["LARGEST", "Table", "check_file", "check_header", "read_csv"]
 
 #: Bytes of a file, and of what it unpacks to.
 LARGEST = 4 * 2**30
@@ -94,7 +94,7 @@ def read_csv(path: Path) -> Table:
             mark = max(",;\t", key=first.count)  # the first of equals, so a single column has a comma
             rows = csv.reader(itertools.chain([first], file), delimiter=mark, strict=True)
             header = [name.strip() for name in next(rows, [])]
-            _check_header(path, header)
+            check_header(path, header)
             cells: list[list[str]] = []
             for row in rows:
                 if not row:
@@ -115,29 +115,8 @@ def read_csv(path: Path) -> Table:
     return Table(path.name, {name: _parsed(column) for name, column in zip(header, zip(*cells, strict=True), strict=True)})
 
 
-def read_parquet(path: Path) -> Table:
-    """The columns of a Parquet file that hold numbers, truth values or text."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingPackage(f"{path.name} needs pyarrow; install it with: {how_to_install('runs')}.") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-            if size > LARGEST:
-                raise InvalidArgument(f"{path} unpacks to {size / 2**30:.1f} GB; at most {LARGEST / 2**30:.0f} GB are read.")
-            content = file.read()
-        names = list(content.column_names)
-        _check_header(path, names)
-        if content.num_rows == 0:
-            raise InvalidArgument(f"{path} has columns and no rows.")
-        return Table(path.name, {name: _of_arrow(path, name, content.column(name)) for name in names})
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InvalidArgument(f"{path} cannot be read as a Parquet file ({' '.join(str(error).split())}).") from None
-
-
-def _check_header(path: Path, names: list[str]) -> None:
+def check_header(path: Path, names: list[str]) -> None:
+    """Raises unless every column has a name of its own."""
     if not names:
         raise InvalidArgument(f"{path} has no columns.")
     if all(_is_number(name) for name in names):
@@ -146,7 +125,7 @@ def _check_header(path: Path, names: list[str]) -> None:
         )
     if "" in names:
         raise InvalidArgument(f"Column {names.index('') + 1} of {path} has no name; name every column.")
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise InvalidArgument(f"{path} has the column {twice!r} twice; rename one of them.")
 
@@ -157,19 +136,6 @@ def _parsed(cells: tuple[str, ...]) -> np.ndarray:
         return np.array([float(cell) if cell.strip() else math.nan for cell in cells], dtype=np.float64)
     except ValueError:
         return np.array([cell.strip() for cell in cells], dtype=object)
-
-
-def _of_arrow(path: Path, name: str, column: Any) -> np.ndarray:
-    import pyarrow.types as types
-
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        plain = column.to_pylist()
-        return np.array([math.nan if cell is None else float(cell) for cell in plain], dtype=np.float64)
-    if types.is_string(kind) or types.is_large_string(kind):
-        return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()], dtype=object)
-    # kept as text, so that only its use is a mistake
-    return np.array([f"<{column.type}>"] * len(column), dtype=object)
 
 
 def _is_number(cell: str) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from wellposed._torch import Edge, graph_edge
+from wellposed._torch import Edge, graph_edge, uncompiled
 from wellposed._tree import Layout, map_tensors
 from wellposed.solve.map import AbstractMap, FunctionMap
 
@@ -75,7 +75,7 @@ def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], neede
     ]
     f = f.with_inputs(*free[:count])
     with Substitution(extras, free):
-        difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
+        difference = uncompiled(lambda: f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach()))
     wanted = [x for x, need in zip(free, needed, strict=True) if need]
     for gate in gates:
         gate.open = False

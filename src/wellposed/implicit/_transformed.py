@@ -10,15 +10,22 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed._torch import concrete
-from wellposed.errors import NotConverged, NotConvergedWarning, WellposedError
-from wellposed.solve._samples import relative, scaled_norm
+from wellposed._torch import concrete, random_state, watched
+from wellposed.errors import (
+    AdjointNotConverged,
+    AdjointNotConvergedWarning,
+    NotConverged,
+    NotConvergedWarning,
+    WellposedError,
+)
+from wellposed.solve._closing import RANDOM, UNREPEATED
+from wellposed.solve._samples import differs, relative, scaled_norm
 from wellposed.solve.loop import GROWTH_LIMIT
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import SolveOptions, user_level
@@ -39,6 +46,8 @@ class TransformedOutcome:
         failed, total: Number of samples, over all levels.
         worst: Largest relative residual among those that failed; 0 if none did.
         steps: Evaluations.
+        done: (batch,) which samples have converged, as the transforms see it.
+        note: Why no sample has, if f draws random numbers: a sentence, else empty.
     """
 
     value: Tensor
@@ -46,6 +55,8 @@ class TransformedOutcome:
     total: int
     worst: float
     steps: int
+    done: Tensor
+    note: str = ""
 
 
 def iterate_transformed(
@@ -60,21 +71,38 @@ def iterate_transformed(
         max_steps: Evaluations at most.
     """
     least: Tensor | None = None
+    most = max_steps
     for steps in range(1, max_steps + 1):
+        before = random_state(z.device)
         fz = f(z)
+        changed = not torch.equal(before, random_state(z.device))
+        if steps == 1 and changed:
+            most = max(max_steps - 1, 1)  # one evaluation is left to find out whether f draws
         r, s = scaled_norm(fz - z), scaled_norm(fz)
         finite = r.isfinite() & s.isfinite()
         done = ((r <= tolerance.rtol * s) | (r <= tolerance.atol)) & finite  # inf <= inf is not convergence
         least = r if least is None else torch.minimum(least, r)
         going = concrete(~done & finite & (r <= GROWTH_LIMIT * least))
-        if steps == max_steps or not bool(going.any()):
+        if steps == most or not bool(going.any()):
             break
         z = torch.where(done.unsqueeze(1), z, fz)
+    note = ""
+    if changed:
+        note = UNREPEATED if steps == max_steps else draws_again(f, z, fz)
+        steps = min(steps + 1, max_steps)
+    if note:
+        done = torch.zeros_like(done)
     finished = concrete(done)
     residual = concrete(relative(r, s)).detach()
     failed = int((~finished).sum())
     worst = float(residual[~finished].nan_to_num(torch.inf).max()) if failed else 0.0
-    return TransformedOutcome(z, failed, finished.numel(), worst, steps)
+    return TransformedOutcome(z, failed, finished.numel(), worst, steps, done, note)
+
+
+def draws_again(f: Callable[[Tensor], Tensor], z: Tensor, fz: Tensor) -> str:
+    """A sentence if f, evaluated at z again, draws random numbers or does not give fz; else ""."""
+    again, drawn = watched(f, z)
+    return RANDOM if drawn or bool(concrete(differs(again, fz)).any()) else ""
 
 
 def solve_transformed(f: AbstractMap, start: Tensor, options: SolveOptions) -> TransformedOutcome:
@@ -85,29 +113,51 @@ def solve_transformed(f: AbstractMap, start: Tensor, options: SolveOptions) -> T
     return outcome
 
 
-def report(outcome: TransformedOutcome, options: SolveOptions) -> None:
-    """Raises or warns if samples failed and the policy says so."""
-    if outcome.failed == 0 or options.on_failure == "ignore":
+def report(outcome: TransformedOutcome, options: SolveOptions, *, backward: bool = False) -> None:
+    """Counts samples that failed as one failure, and raises or warns if the policy says so.
+
+    Args:
+        outcome: Of the solve.
+        options: Those of the solve.
+        backward: Whether it was the linear system of a backward pass.
+    """
+    if outcome.failed == 0:
         return
-    text = (
-        f"inside torch.func transforms: {outcome.failed} of {outcome.total} samples did not converge; the worst has residual "
-        f"{outcome.worst:.1e} > rtol={options.tolerance.rtol:.0e} after {outcome.steps} steps (max_steps={options.max_steps}). "
-        "Only plain iteration works under transforms: raise max_steps, or make the map contract more."
-    )
+    if options.record is not None:
+        cause = f"{'backward' if backward else 'forward'} inside torch.func"
+        options.record.failures[f"{cause}, {outcome.note.partition(':')[0]}" if outcome.note else cause] += 1
+    if options.on_failure == "ignore":
+        return
+    text = f"inside torch.func transforms: {outcome.failed} of {outcome.total} samples did not converge"
+    if backward:
+        text = f"backward of the equilibrium {text}, and their gradients are NaN"
+    if outcome.note:
+        text += f". {outcome.note}"
+    else:
+        text += (
+            f"; the worst has residual {outcome.worst:.1e} > rtol={options.tolerance.rtol:.0e} after {outcome.steps} steps "
+            f"(max_steps={options.max_steps}). Only plain iteration works under transforms: raise max_steps, or make the map "
+            "contract more."
+        )
     if options.on_failure == "raise":
-        raise NotConverged(text)
-    warnings.warn(text, NotConvergedWarning, stacklevel=user_level())
+        raise (AdjointNotConverged if backward else NotConverged)(text)
+    warnings.warn(text, AdjointNotConvergedWarning if backward else NotConvergedWarning, stacklevel=user_level())
 
 
-def with_tail(f: AbstractMap, outcome: TransformedOutcome, rtol: float) -> Tensor:
+def with_tail(f: AbstractMap, outcome: TransformedOutcome, options: SolveOptions) -> Tensor:
     r"""z* and k recorded plain steps, whose derivatives are those of the equilibrium.
 
     k recorded steps give sum_{i<k} J^i instead of (I - J)^-1: J^k (I - J)^-1 is missing. k is
     chosen so that J^k is below the tolerance, with half as many steps again for second derivatives.
     """
     z = outcome.value.detach()
-    for _ in range(_tail_length(f, z, rtol)):
+    length = _tail_length(f, z, options.tolerance.rtol)
+    before = random_state(z.device)
+    for _ in range(length):
         z = f.tracked(z)
+    if not outcome.note and not torch.equal(before, random_state(z.device)):  # f may draw only where a graph is recorded
+        note = draws_again(f.tracked, z, f.tracked(z))
+        report(replace(outcome, failed=outcome.total if note else 0, note=note), options)
     return z
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from wellposed._torch import Edge, graph_edge, sequence_number
+from wellposed._torch import Edge, graph_edge, sequence_number, uncompiled
 from wellposed.errors import WellposedError
 from wellposed.implicit._second_order import Seen
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
@@ -147,6 +147,7 @@ class AdjointMap(AbstractMap):
     """u -> rhs + A u as a fixed-point map: the loop of `solve` serves backward passes too."""
 
     steady = True
+    leaves_at_once = False  # taking rows records f anew, which costs more than a product
 
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs
@@ -175,9 +176,9 @@ def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) ->
 
     They are the leaves that the graph reaches other than through `known`, and, in the place of the
     leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
-    any, f is evaluated a second time. Tensors that a custom `autograd.Function` or compiled code
-    uses are not seen: the leaves behind it are taken.) A known tensor that is a leaf is among them
-    too, since f may have captured something made of it.
+    any, f is evaluated a second time. Tensors that a custom `autograd.Function` uses are not seen:
+    the leaves behind it are taken.) A known tensor that is a leaf is among them too, since f may
+    have captured something made of it.
     """
     since = sequence_number()
     fz = f(z)
@@ -187,7 +188,7 @@ def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) ->
         return fz, leaves
     seen = Seen(others)
     with seen:
-        again = f(z)
+        again = uncompiled(lambda: f(z))
     leaves, _ = _boundary(again, ends | {graph_edge(alias) for _, alias in seen.found.values()}, 0)
     return fz, leaves + [tensor for tensor, _ in seen.found.values()]
 

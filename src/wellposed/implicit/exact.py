@@ -52,7 +52,8 @@ class ImplicitGradient(AbstractGradient):
     Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear
     solve; memory does not depend on the number of steps. The linear solve has its own per-sample
     status (`layer.last_adjoint`) and obeys the `on_failure` of the layer; where it meets NaN or
-    infinity the gradient is NaN, never zero.
+    infinity the gradient is NaN, never zero. Cotangents batched by `torch.func.vmap` are solved by
+    plain iteration: `layer.last_adjoint` is None then, and the gradient NaN where that fails.
 
     Args:
         linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility;
@@ -83,7 +84,7 @@ class ImplicitGradient(AbstractGradient):
         return _attach(self, f, z_star, options)
 
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
-        return with_tail(f, solve_transformed(f, start, options), options.tolerance.rtol)
+        return with_tail(f, solve_transformed(f, start, options), options)
 
     def options(self, forward: SolveOptions) -> SolveOptions:
         """Those of the linear solve, given those of the forward one."""
@@ -168,8 +169,10 @@ class _Adjoint:
             options = self.gradient.options(self.options)
             budget: dict[str, Any] = {"tolerance": options.tolerance, "max_steps": options.max_steps}
             outcome = iterate_transformed(lambda u: v + transposed(u)[0], v, **budget)
-            report(outcome, options)
-            return outcome.value
+            if options.record is not None:
+                options.record.adjoint = None  # what is known of it lives on the levels of the transforms
+            report(outcome, options, backward=True)
+            return torch.where(outcome.done.unsqueeze(1), outcome.value, torch.nan)
         with torch.autocast(z.device.type, enabled=False):
             with torch.no_grad():
                 jacobian = self.f.jacobian(z.detach())

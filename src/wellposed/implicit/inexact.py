@@ -18,18 +18,24 @@ from wellposed.status import Status
 
 
 class _Tail(AbstractGradient):
-    """Recorded steps from the equilibrium."""
+    """The equilibrium with the derivative of recorded steps from it."""
 
     steps: int
     damping: float
 
     def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
-        return self._follow(f, outcome.value.detach())
+        return self._with_derivative(f, outcome.value.detach())
 
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
-        return self._follow(f, solve_transformed(f, start, options).value.detach())
+        return self._with_derivative(f, solve_transformed(f, start, options).value.detach())
+
+    def _with_derivative(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """z with the derivative of the steps; NaN where those are not finite."""
+        steps = self._follow(f, z)
+        return z + (steps - steps.detach())
 
     def _follow(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """The recorded steps from z."""
         for _ in range(self.steps):
             fz = f.tracked(z)
             z = fz if self.damping == 1.0 else torch.lerp(z, fz, self.damping)
@@ -44,8 +50,9 @@ class PhantomGradient(_Tail):
 
         u = t sum_{i < steps} ((1 - t) I + t J^T)^i v
 
-    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. The
-    value is that of the steps, z <- (1 - t) z + t f(z), at the equilibrium up to its residual.
+    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. That is
+    the derivative of the steps z <- (1 - t) z + t f(z); the value is the equilibrium that the
+    solver found, which the steps may lead away from.
 
     Args:
         steps: Tracked steps; memory grows with them.

@@ -7,8 +7,9 @@ Every kernel of a wide ReLU network is a function of norms and of angles. With `
     2 E[relu'(u) relu'(v)] = phi / pi                                                                      (2)
 
 [ling2022, eq. 11]. The angle is never taken from its cosine: arccos turns one rounding near 1 into 1e-8, and (2) shows it.
-Instead `theta = 2 atan2(|a - b|, |a + b|)` for the unit vectors a, b [kahan2006], good to a few roundings at every angle, and
-theta and phi are kept side by side, because the small one of them is lost in the other.
+Instead `theta = 2 atan2(|a - b|, |a + b|)` for the unit vectors a, b [kahan2006], right to a few eps at every angle (those
+of a and b; a small theta or phi has a relative error of a few eps over itself), and theta and phi are kept side by side,
+because the small one of them is lost in the other.
 
 At the equilibrium of a recurrent layer the angle theta solves `c = s Q(c) + (1 - s) cos theta_0`, c = cos theta
 [ling2022, eq. 14]. Since `1 - Q(cos theta) = (1 - cos theta) - v(theta)/pi`, with `r = s/(1 - s)` this reads

@@ -18,8 +18,9 @@ def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
         G_ij = |x_i| |x_j| (sin theta + (pi - theta) cos theta) / (2 pi),     theta the angle between x_i and x_j,
 
     the G-infinity of `SkipDEQ` [gao2022], where |x| = 1 gives Q(x_i . x_j)/2 with the Q of [ling2022, eq. 11]. Any norms, zero
-    rows and (anti)parallel rows included. The angle is right to a few roundings and the formula keeps its digits, also for
-    nearly antiparallel rows, where an entry is about |x_i| |x_j| (pi - theta)^3/(6 pi). Differentiable. Costs O(n n2 d).
+    rows and (anti)parallel rows included. The angle is right to a few eps, absolutely. So entries are right to a few
+    eps, relatively, except for nearly antiparallel rows: there an entry is about |x_i| |x_j| phi^3/(6 pi), phi = pi - theta,
+    and its relative error a few eps/phi, because the rows of norm 1 are rounded. Differentiable. Costs O(n n2 d).
 
     Args:
         X: (n, d) samples, float32 or float64.

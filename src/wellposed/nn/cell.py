@@ -151,6 +151,7 @@ def bind_function(
     given: bool,
     state_shape: tuple[int, ...] | None,
     mixed: bool,
+    coupled: bool,
 ) -> FunctionMap:
     """The map z -> cell(z, x) of a module or function; a module gets low precision in float32.
 
@@ -160,10 +161,11 @@ def bind_function(
         state, layout: A start, and its layout.
         given: Whether the caller gave the start. state_shape: Of the layer.
         mixed: Whether autocast is active.
+        coupled: Whether rows may depend on each other.
     """
     function = cell
     if isinstance(cell, nn.Module) and not isinstance(cell, torch.jit.ScriptModule):
-        _check_norms(cell)
+        _check_norms(cell, coupled=coupled)
         function, x = _BoundModule(cell), map_tensors(_lifted, x)
     if layout.dtype not in LOW_PRECISION:
         function = with_shape_hint(function, state, given=given, state_shape=state_shape)
@@ -209,13 +211,20 @@ def check_state_shape(cell: Any, shape: Any) -> None:
         raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
 
 
-def _check_norms(cell: nn.Module) -> None:
+def _check_norms(cell: nn.Module, *, coupled: bool) -> None:
     for name, module in cell.named_modules():
-        if isinstance(module, BatchNorm) and (module.training or not module.track_running_stats):
+        if not isinstance(module, BatchNorm):
+            continue
+        if module.training and module.track_running_stats:
             raise InvalidArgument(
-                f"The cell holds {type(module).__name__} ({name!r}), which mixes the samples of a batch and changes with every "
-                "evaluation, so there is no one equation to solve. Take GroupNorm or LayerNorm inside a cell (BatchNorm before "
-                "and after the layer is fine), or call eval() on it."
+                f"The cell holds {type(module).__name__} ({name!r}), whose running statistics change with every evaluation. "
+                "Use GroupNorm or LayerNorm inside a cell (BatchNorm before and after the layer is fine), call eval() on it, "
+                "or give it track_running_stats=False and the layer coupled=True."
+            )
+        if not coupled and (module.training or not module.track_running_stats):
+            raise InvalidArgument(
+                f"The cell holds {type(module).__name__} ({name!r}), which mixes the samples of a batch. Give the layer "
+                "coupled=True, which solves the batch as one sample, or use GroupNorm or LayerNorm inside a cell."
             )
 
 

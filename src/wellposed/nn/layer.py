@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager, transforms_active
+from wellposed._torch import eager, transforms_active, unhooked
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
@@ -94,8 +94,10 @@ class EquilibriumLayer(nn.Module):
             with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
-        last_solution: The `Solution` of the last forward pass.
-        last_adjoint: The `Solution` of the last linear solve of a backward pass.
+        last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations of
+            the solve; those that record the cell at the equilibrium for the gradient come on top.
+        last_adjoint: The `Solution` of the last linear solve of a backward pass. Both are None after
+            a pass inside transforms of `torch.func`, which hide it; failures there count as well.
         failure_counts: How many solves failed, by direction and cause; each is warned of once.
     """
 
@@ -241,12 +243,12 @@ class EquilibriumLayer(nn.Module):
         else:
             state = self._zeros(x) if z0 is None else z0
             layout = Layout.of(state, "z0")
-            f = bind_function(self.cell, x, state, layout, given=z0 is not None, state_shape=self._state_shape, mixed=mixed)
+            origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape}
+            f = bind_function(self.cell, x, state, layout, mixed=mixed, coupled=self.coupled, **origin)
         start = layout.flatten(state).to(layout.compute_dtype)
         self._record.training = self.training
-        as_one = whole and (self.coupled or self.training in self._record.coupled) and layout.batch > 0
         tolerance = Tolerance(DEFAULT_RTOL[start.dtype] if self.rtol is None else self.rtol, self.atol)
-        rows = start.shape if as_one else None
+        rows = start.shape if whole and layout.batch > 0 and (self.coupled or self.training in self._record.coupled) else None
         options = SolveOptions(self.solver, tolerance, self.max_steps, self.on_failure, "EquilibriumLayer", self._record, rows)
         if rows is not None:
             f, start = WholeBatch(f, rows), start.reshape(1, -1)
@@ -254,7 +256,7 @@ class EquilibriumLayer(nn.Module):
 
     @staticmethod
     def _solve(f: AbstractMap, z: Tensor, options: SolveOptions, *, record: bool = False, keep_image: bool = False) -> Outcome:
-        with torch.no_grad():
+        with torch.no_grad(), unhooked():
             if not isinstance(f, AbstractStructuredMap):
                 return options.run(f, z.detach(), record=record)
             # the default start is a single zero for all entries, which is read once

@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._torch import random_state, watched
+from wellposed.errors import InvalidArgument
 from wellposed.solve._samples import Outcome, differs, relative, scaled_norm
-from wellposed.solve._whole_batch import Together, WholeBatch
+from wellposed.solve._whole_batch import CountedMap, Together, WholeBatch
 from wellposed.solve.loop import iterate
 from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solver import AbstractSolver, Picard, Tolerance
+from wellposed.solve.splitting import AbstractSplitting
 from wellposed.status import Status
 
 #: Evaluations used to find out why samples diverged, if as many are left.
@@ -33,6 +36,10 @@ SLACK = 8.0
 RANDOM = (
     "f is random: it draws random numbers, or gives another value at the same point, so there is no equation to solve. Make "
     "noise such as dropout constant within a solve, or call eval()."
+)
+UNREPEATED = (
+    "f may be random: the state of torch's random generator changed while f was evaluated, and no evaluation was left to find "
+    "out whether f draws random numbers or another thread does. Raise max_steps."
 )
 UNCONFIRMED = (
     "f of the whole batch, evaluated at the value returned, does not confirm what the samples showed: rows depend on each "
@@ -60,24 +67,42 @@ class Closing:
 
     def run(self, z: Tensor, first: Tensor | None = None, keep_image: bool = False) -> Outcome:
         """Solves from z as `iterate` does; one evaluation of the budget is left for the end."""
-        budget = max(self.max_steps - 1, 1)
+        z = z.clone()  # a solver may change what it is given
+        changed = False
+        if first is None:
+            first, changed = self._evaluate(z)
+        # another is left to find out who changed the generator
+        budget = max(self.max_steps - 1 - changed, 1)
         options: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": budget, "record": self.record}
         try:
-            outcome = iterate(self.f, z, self.solver, first=first, keep_image=keep_image, **options)
+            outcome = iterate(self._counting(z), z, self.solver, first=first, keep_image=keep_image, **options)
         except RowsCoupled as found:
-            return self._as_one(found.value, self.f(found.value), found.evaluations + 1)
+            return self._as_one(found.value, self._evaluate(found.value)[0], found.evaluations + 1)
+        if self.max_steps == 1:  # a single evaluation is one of the whole batch at the start, which is returned
+            if changed:
+                _not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, UNREPEATED)
+            return outcome
         measured = (outcome.codes == Status.CONVERGED) | (outcome.codes == Status.MAX_STEPS)
-        if self.max_steps == 1 or not bool(measured.any()):
-            return outcome  # a single evaluation is one of the whole batch at the start, which is returned
-        return self._close(outcome, measured)
+        return self._close(outcome, measured) if bool(measured.any()) else outcome
+
+    def _counting(self, z: Tensor) -> AbstractMap:
+        """f, which counts its own evaluations if the solver is not of this package."""
+        if self.trusted or any(isinstance(stage, AbstractSplitting) for stage, _ in self.solver.stages()):
+            return self.f  # a splitting evaluates the parts of f
+        return CountedMap.of(self.f, z.shape[0], z.device)
+
+    def _left(self, outcome: Outcome) -> int:
+        """Evaluations that every sample may still take part in."""
+        return self.max_steps - int(outcome.steps.max())
 
     def _close(self, outcome: Outcome, measured: Tensor) -> Outcome:
         """The closing evaluation, at the value that is returned."""
-        fz, draws = self._evaluate(outcome.value)
+        fz, changed = self._evaluate(outcome.value)
         r, s = scaled_norm(fz - outcome.value), scaled_norm(fz)
-        outcome.steps = outcome.steps + measured.to(outcome.steps.dtype)
-        if draws:
-            return _not_converged(outcome, measured, r, s, RANDOM)
+        outcome.steps = outcome.steps + 1
+        note = self._suspect(outcome, fz) if changed else ""
+        if note:
+            return _not_converged(outcome, measured, r, s, note)
         rounding = SLACK * torch.finfo(r.dtype).eps * s
         claimed = outcome.codes == Status.CONVERGED
         met = r <= self.tolerance.target(s)
@@ -92,7 +117,7 @@ class Closing:
         if bool(wrong.any()):
             return self._explain(outcome, fz, wrong)
         diverged = outcome.codes == Status.DIVERGED
-        if bool(diverged.any()) and r.shape[0] > 1 and self.max_steps - int(outcome.steps.max()) >= MOST_PROBES:
+        if bool(diverged.any()) and r.shape[0] > 1 and self._left(outcome) >= MOST_PROBES:
             continued = self._check_diverged(outcome, fz, diverged.nonzero().squeeze(1))
             if continued is not None:
                 return continued
@@ -105,49 +130,80 @@ class Closing:
 
     def _explain(self, outcome: Outcome, fz: Tensor, wrong: Tensor) -> Outcome:
         """Finds out why the whole batch does not confirm its samples, and continues accordingly."""
-        z, spent = outcome.value, int(outcome.steps.max())
-        note = UNCONFIRMED
-        if self.max_steps - spent >= 2:
-            again, draws = self._evaluate(z)
-            if draws or bool(differs(again, fz).any()):
+        z, note = outcome.value, UNCONFIRMED
+        if self._left(outcome) >= 1:
+            again, drawn = self._repeat(outcome)
+            if drawn or bool(differs(again, fz).any()):
                 return _not_converged(outcome, wrong, *_larger(outcome, again, z), RANDOM)
             if z.shape[0] == 1 and not self.trusted:
                 note = (
                     f"{type(self.solver).__name__}.step reports an f(z) that f does not give at that z: its Step must hold f "
-                    "evaluated at Step.z."
+                    "evaluated at Step.z, and a Point may not be changed."
                 )
             elif z.shape[0] > 1:
-                if isinstance(self.f, Together) or self._depends_on_others(z, fz, int(wrong.nonzero()[0])):
-                    return self._as_one(z, fz, spent)
-                return self._together(outcome, fz, spent)
+                if isinstance(self.f, Together) or self._depends_on_others(outcome, fz, int(wrong.nonzero()[0])):
+                    return self._as_one(z, fz, int(outcome.steps.max()))
+                if self._left(outcome) >= 1:
+                    return self._together(outcome, fz)
         return _not_converged(outcome, wrong, outcome.g_norm, outcome.f_norm, note)
 
     def _check_diverged(self, outcome: Outcome, fz: Tensor, rows: Tensor) -> Outcome | None:
         """Samples may have diverged because they were evaluated alone, or because others moved."""
-        z, spent = outcome.value, int(outcome.steps.max())
-        if self._depends_on_others(z, fz, int(rows[0])):
-            return self._as_one(z, fz, spent)
-        if not isinstance(self.f, Together):
+        z, together = outcome.value, isinstance(self.f, Together)
+        for part in () if together else (rows[:1], rows[1:]):
+            if part.shape[0] == 0:
+                continue
+            outcome.steps[part] += 1
             try:
-                alone = self.f.take(rows)(z[rows])
+                alone = self.f.take(part)(z[part])
             except RowsCoupled:
-                return self._as_one(z, fz, spent)
-            if bool(differs(alone, fz[rows]).any()):
-                return self._together(outcome, fz, spent)
-        return None
+                return self._as_one(z, fz, int(outcome.steps.max()))
+            together = getattr(self.f, "whole_only", False)  # then it was not alone
+            if together or bool(differs(alone, fz[part]).any()):
+                break
+        else:
+            if not together:
+                return None
+        if self._depends_on_others(outcome, fz, int(rows[0])):
+            return self._as_one(z, fz, int(outcome.steps.max()))
+        return None if together else self._together(outcome, fz)
 
     def _evaluate(self, z: Tensor) -> tuple[Tensor, bool]:
-        """f, and whether it drew random numbers of torch."""
-        before = _random_state(z.device)
-        fz = self.f(z)
-        return fz, not torch.equal(before, _random_state(z.device))
+        """f of a copy, and whether the state of torch's generator changed meanwhile."""
+        given, before = z.clone(), random_state(z.device)
+        fz = self.f(given)
+        if not bool(((given == z) | z.isnan()).all()):
+            raise InvalidArgument(
+                "f changed its argument in place, through its memory or a buffer that it had returned before; it must return a "
+                "new value and leave z as it is."
+            )
+        return fz, not torch.equal(before, random_state(z.device))
 
-    def _depends_on_others(self, z: Tensor, fz: Tensor, row: int) -> bool:
-        """Whether f of one row changes when all the others are moved, or set to 0."""
+    def _repeat(self, outcome: Outcome) -> tuple[Tensor, bool]:
+        """f at the value once more, and whether it draws random numbers."""
+        outcome.steps = outcome.steps + 1
+        return watched(self.f, outcome.value.clone())
+
+    def _suspect(self, outcome: Outcome, fz: Tensor) -> str:
+        """A sentence if f is random; nothing if another thread changed the generator."""
+        if self._left(outcome) < 1:
+            return UNREPEATED
+        again, drawn = self._repeat(outcome)
+        return RANDOM if drawn or bool(differs(again, fz).any()) else ""
+
+    def _depends_on_others(self, outcome: Outcome, fz: Tensor, row: int) -> bool:
+        """Whether f of one row changes when all the others are moved, or set to 0.
+
+        Only as far as evaluations are left to see it.
+        """
+        z = outcome.value
         others = (torch.arange(z.shape[0], device=z.device) != row).unsqueeze(1)
         scale = z.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(torch.finfo(z.dtype).tiny)
         signs = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
         for moved in (z + 0.5 * scale * signs, torch.zeros_like(z)):
+            if self._left(outcome) < 1:
+                break
+            outcome.steps = outcome.steps + 1
             try:
                 value = self.f(torch.where(others, moved, z))
             except Exception:  # f need not be defined there
@@ -161,8 +217,9 @@ class Closing:
         left = max(self.max_steps - spent + 1, 1)
         return Closing(f, self.solver, self.tolerance, left, record=self.record, trusted=self.trusted)
 
-    def _together(self, outcome: Outcome, fz: Tensor, spent: int) -> Outcome:
+    def _together(self, outcome: Outcome, fz: Tensor) -> Outcome:
         """Continues with all samples in every evaluation: f of some rows is not some rows of f."""
+        spent = int(outcome.steps.max())
         closing = self._continued(Together(self.f, outcome.value, fz), spent)
         return _count(closing.run(outcome.value, fz), spent - 1, outcome.history)
 
@@ -186,11 +243,13 @@ def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcom
         steps: Evaluations spent, this one included.
     """
     with torch.no_grad():
-        before = _random_state(z.device)
-        outcome = iterate(f, z, Picard(), tolerance=tolerance, max_steps=1)
-        if not torch.equal(before, _random_state(z.device)):
-            everywhere = torch.ones_like(outcome.codes, dtype=torch.bool)
-            outcome = _not_converged(outcome, everywhere, outcome.g_norm, outcome.f_norm, RANDOM)
+        before = random_state(z.device)
+        outcome = iterate(f, z, Picard(), tolerance=tolerance, max_steps=1, keep_image=True)
+        if not torch.equal(before, random_state(z.device)):
+            again, drawn = watched(f, z)
+            steps += 1
+            if drawn or outcome.image is None or bool(differs(again, outcome.image).any()):
+                _not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, RANDOM)
     outcome.steps.fill_(steps)
     return outcome
 
@@ -204,7 +263,7 @@ def _count(outcome: Outcome, spent: int, before: list[tuple[Tensor, Tensor, Tens
 
 def _not_converged(outcome: Outcome, rows: Tensor, r: Tensor, s: Tensor, note: str) -> Outcome:
     """Some samples have not converged, with these |f(z) - z| and |f(z)|; all, if f is random."""
-    rows = rows if note != RANDOM else torch.ones_like(rows)
+    rows = torch.ones_like(rows) if note in (RANDOM, UNREPEATED) else rows
     outcome.codes = torch.where(rows & (outcome.codes == Status.CONVERGED), int(Status.MAX_STEPS), outcome.codes)
     outcome.g_norm, outcome.f_norm = torch.where(rows, r, outcome.g_norm), torch.where(rows, s, outcome.f_norm)
     outcome.note = note
@@ -216,8 +275,3 @@ def _larger(outcome: Outcome, fz: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     r, s = scaled_norm(fz - z), scaled_norm(fz)
     larger = ~(relative(r, s) <= relative(outcome.g_norm, outcome.f_norm))
     return torch.where(larger, r, outcome.g_norm), torch.where(larger, s, outcome.f_norm)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """The state of the generator from which f would draw on this device."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager, transforms_active
+from wellposed._torch import eager, transforms_active, unhooked
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
 from wellposed.solve.auto import Auto
@@ -73,7 +73,7 @@ def fixed_point(
     options = SolveOptions(solver, Tolerance(rtol, atol), max_steps, on_failure, "fixed_point")
     layout = Layout.of(z0, "z0")
     mixed = torch.is_autocast_enabled(layout.device.type)
-    with torch.no_grad(), torch.autocast(layout.device.type, enabled=False):
+    with torch.no_grad(), unhooked(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
         rows = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args, low_precision=mixed)
         return options.judge(options.run(rows, start, record=record, coupled=coupled), layout)

@@ -1,6 +1,8 @@
-"""A map that is evaluated for all its rows only, and a batch that is one sample."""
+"""Maps around a map: for all its rows only, with the batch as one sample, with a count."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,3 +81,85 @@ class WholeBatch(AbstractMap):
 
     def forget(self) -> None:
         self._f.forget()
+
+
+class CountedMap(AbstractMap):
+    """A map that counts the evaluations of each row: a solver need not report them right.
+
+    Args:
+        f: The map.
+        counts: (batch,) evaluations so far, shared by all parts of the map.
+        settled: (batch,) those up to the last step, shared likewise.
+        rows: (k,) the samples of the batch that the rows of f are.
+    """
+
+    def __init__(self, f: AbstractMap, counts: Tensor, settled: Tensor, rows: Tensor) -> None:
+        self.inner, self._counts, self._settled, self._rows = f, counts, settled, rows
+        self.writes_out, self.steady, self.leaves_at_once = f.writes_out, f.steady, f.leaves_at_once
+
+    @classmethod
+    def of(cls, f: AbstractMap, batch: int, device: torch.device) -> CountedMap:
+        """The map of a whole batch that has been evaluated once."""
+        once = torch.ones(batch, dtype=torch.int64, device=device)
+        return cls(f, once, once.clone(), torch.arange(batch, device=device))
+
+    def after_step(self) -> Tensor:
+        """(k,) evaluations of these rows; a step counts as at least one, so that every run ends."""
+        counts = torch.maximum(self._counts[self._rows], self._settled[self._rows] + 1)
+        self._counts[self._rows] = self._settled[self._rows] = counts
+        return counts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)  # what else the map offers to a solver that knows it
+
+    @property
+    def built_in(self) -> bool:
+        return self.inner.built_in
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        self.count(1)
+        return self.inner(z, out=out)
+
+    def tracked(self, z: Tensor) -> Tensor:
+        self.count(1)
+        return self.inner.tracked(z)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return self.inner.inputs()
+
+    def with_inputs(self, *inputs: Tensor) -> CountedMap:
+        return CountedMap(self.inner.with_inputs(*inputs), self._counts, self._settled, self._rows)
+
+    def take(self, rows: Tensor) -> CountedMap:
+        return CountedMap(self.inner.take(rows), self._counts, self._settled, self._rows[rows])
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        jacobian = self.inner.jacobian(z)
+        self.count(jacobian.setup)
+        return _CountedJacobian(jacobian, self)
+
+    def forget(self) -> None:
+        self.inner.forget()
+
+    def count(self, evaluations: int) -> None:
+        """Adds evaluations, or products with the Jacobian, of every row."""
+        self._counts[self._rows] += evaluations
+
+
+class _CountedJacobian(ProductJacobian):
+    """A Jacobian whose products count as evaluations."""
+
+    def __init__(self, inner: AbstractJacobian, f: CountedMap) -> None:
+        super().__init__(inner.point, inner.mv, inner.rmv, value=inner.value, setup=inner.setup)
+        self._inner, self._f = inner, f
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def mv(self, u: Tensor) -> Tensor:
+        self._f.count(1)
+        return super().mv(u)
+
+    def rmv(self, u: Tensor) -> Tensor:
+        self._f.count(1)
+        return super().rmv(u)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.errors import InvalidType
 from wellposed.solve._samples import (
     ActiveSamples,
     Outcome,
@@ -22,8 +21,9 @@ from wellposed.solve._samples import (
     smallest_norm,
     take_buffer,
 )
+from wellposed.solve._whole_batch import CountedMap
 from wellposed.solve.map import AbstractMap, RowsCoupled
-from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Step, Tolerance
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Tolerance, check_step
 from wellposed.status import Status
 
 #: A residual this many times the least one seen is divergence: in float32 no digit of the start is left.
@@ -108,7 +108,7 @@ class _Stage:
             # from the points of the samples that have not left, the batch is solved as one sample
             for part in (self.samples, *self.passed_on):
                 self.outcome.value[part.index] = part.z
-            found.evaluations, found.value = self.most + 1, self.outcome.value
+            found.evaluations, found.value = min(self.most + found.within + 1, self.max_steps), self.outcome.value
             raise
         returned = {out.data_ptr() for out in (self.outcome.value, self.outcome.image) if out is not None}
         for buffer in (differences, *self.lent):
@@ -159,16 +159,17 @@ class _Stage:
                 ahead = self.schedule.next_due(count + 1, self.idle) - count
                 point.skip = max(min(ahead, self.max_steps - self.most) - 1, 0)
             step = self.solver.step(self.state, self.f, point)
-            if not isinstance(step, Step):
-                raise InvalidType(
-                    f"{type(self.solver).__name__}.step must return a Step(z, fz), the next point and f at it; "
-                    f"got {type(step).__name__}."
-                )
+            check_step(self.solver, step, point, counted=isinstance(self.f, CountedMap))
             count += 1 + point.skip
             samples.z, samples.fz = step.z, step.fz
             self._release(point.z)
-            samples.evaluations = samples.evaluations + step.evaluations
-            self.most = self.most + step.evaluations if isinstance(step.evaluations, int) else int(samples.evaluations.max())
+            if isinstance(self.f, CountedMap):
+                samples.evaluations = self.f.after_step()
+                self.most = int(samples.evaluations.max())
+            else:
+                more = step.evaluations
+                samples.evaluations = samples.evaluations + more
+                self.most = self.most + more if isinstance(more, int) else int(samples.evaluations.max())
             if unobserved and self.solver.is_plain:
                 count += self._plain_steps(self.schedule.next_due(count, self.idle) - count)
 
@@ -215,8 +216,9 @@ class _Stage:
         if idle == 0:
             self.idle = None
             return None
+        few = 0.0 if self.f.leaves_at_once and not self.f.built_in else self.solver.idle_part * r.shape[0]
         # Rows with NaN, or that diverge, leave at once: f should not be evaluated there again.
-        if idle >= self.solver.idle_part * r.shape[0] or bool((leave & (lost | grown)).any()):
+        if idle >= few or bool((leave & (lost | grown)).any()):
             return (~self.idle).nonzero().squeeze(1)
         return None
 

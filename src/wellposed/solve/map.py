@@ -32,6 +32,9 @@ class AbstractMap(abc.ABC):
     #: Whether f cannot turn finite numbers into NaN or infinity, except by growth over many steps:
     #: then the loop need not measure every step.
     steady: bool = False
+    #: Whether a finished sample takes part in no further evaluation, since every one is counted, unless
+    #: the map is built in. If not, it stays until taking it out pays: see `AbstractSolver.idle_part`.
+    leaves_at_once: bool = True
 
     @property
     def built_in(self) -> bool:
@@ -72,10 +75,12 @@ class RowsCoupled(Exception):
     Attributes:
         value: (batch, features) the points of the samples.
         evaluations: Evaluations of f so far. The loop fills in both.
+        within: Those before it in the same step, if the solver filled it in.
     """
 
     value: Tensor
     evaluations: int = 0
+    within: int = 0
 
 
 class StandingRows(AbstractMap):

@@ -11,7 +11,7 @@ from torch import Tensor
 from wellposed._checks import check_interval
 from wellposed.errors import InvalidType
 from wellposed.linalg import GMRES, AbstractLinearSolver, DenseSolve
-from wellposed.solve.map import AbstractMap
+from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solver import AbstractSolver, Point, Step, advice
 from wellposed.status import Status
 
@@ -95,7 +95,7 @@ def backtrack(f: AbstractMap, point: Point, direction: Tensor, *, accept: Tensor
         used: (batch,) evaluations that were spent on finding the direction.
     """
     z = point.z + direction
-    fz = f(z)
+    fz = _evaluate(f, z, used)
     r = torch.linalg.vector_norm(fz - z, dim=1)
     used = used + 1
     t = 1.0
@@ -105,7 +105,7 @@ def backtrack(f: AbstractMap, point: Point, direction: Tensor, *, accept: Tensor
             break
         t *= 0.5
         z_try = torch.add(point.z[rows], direction[rows], alpha=t)
-        f_try = f.take(rows)(z_try)
+        f_try = _evaluate(f.take(rows), z_try, used)
         r_try = torch.linalg.vector_norm(f_try - z_try, dim=1)
         used = used.index_add(0, rows, torch.ones_like(rows))
         better = (r_try < r[rows]) | ~r[rows].isfinite()
@@ -113,3 +113,12 @@ def backtrack(f: AbstractMap, point: Point, direction: Tensor, *, accept: Tensor
         fz = fz.index_copy(0, rows[better], f_try[better])
         r = r.index_copy(0, rows[better], r_try[better])
     return Step(z, fz, used)
+
+
+def _evaluate(f: AbstractMap, z: Tensor, used: Tensor) -> Tensor:
+    """f(z); if rows are found to be coupled, the error holds what the step has used before."""
+    try:
+        return f(z)
+    except RowsCoupled as found:
+        found.within = int(used.max())
+        raise

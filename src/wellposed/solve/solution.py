@@ -22,6 +22,7 @@ from wellposed.errors import (
     NotConverged,
     NotConvergedWarning,
 )
+from wellposed.linalg.rounding import round_up
 from wellposed.solve._closing import COUPLED, Closing
 from wellposed.solve._samples import Outcome, relative
 from wellposed.solve._whole_batch import WholeBatch
@@ -44,8 +45,8 @@ class Solution:
             is float32.
         residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
         absolute_residual: (batch,) |f(z) - z|, measured at `value`.
-        num_steps: (batch,) evaluations of f that each sample took part in; a product with the
-            Jacobian counts as one.
+        num_steps: (batch,) evaluations of f that each sample took part in, at most max_steps; a
+            product with the Jacobian counts as one.
         status: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the
             measured contraction.
@@ -74,19 +75,21 @@ class Solution:
 
         Banach: |z - z*| <= |f(z) - z| / (1 - contraction), in the norm of all features of a sample
         together. The residual is computed in floating point; its own rounding, some eps |f(z)|, is
-        not part of the bound.
+        not part of the bound. What follows from it is rounded upward.
 
         Args:
             contraction: An upper bound of the contraction factor of f, in [0, 1); one number, or
                 one per sample.
         """
-        factor = torch.as_tensor(contraction, dtype=self.residual.dtype, device=self.residual.device)
+        residual = self.absolute_residual.double()
+        factor = torch.as_tensor(contraction, dtype=torch.float64, device=residual.device)
         if not bool(((factor >= 0) & (factor < 1)).all()):
             raise InvalidArgument(
                 f"error_bound needs a contraction factor in [0, 1); got {contraction}. "
                 "Without contraction the residual alone does not bound the distance to an equilibrium."
             )
-        return self.absolute_residual / (1.0 - factor)
+        # 1 - q is rounded by at most half a unit, and so is the quotient
+        return round_up(residual / (1.0 - factor) * (1.0 + 2.0**-51), self.absolute_residual.dtype)
 
     def as_batch(self, shape: torch.Size) -> Solution:
         """The solution of one sample that is a whole batch, for every row of it."""
@@ -188,7 +191,7 @@ class SolveOptions:
             whole = WholeBatch(f, z.shape)
             outcome = self.run(whole, z.reshape(1, -1), first=first, record=record, keep_image=keep_image)
             return outcome.as_batch(z.shape)
-        trusted = is_built_in(*(stage for stage, _ in self.solver.stages()))
+        trusted = is_built_in(*(part for stage in self.solver.stages() for part in stage if part is not None))
         if (trusted and f.built_in) or z.shape[0] == 0:
             budget: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": self.max_steps}
             return iterate(f, z, self.solver, first=first, record=record, keep_image=keep_image, **budget)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.solve._samples import scaled_norm, smallest_norm
 from wellposed.status import Status
 
@@ -86,6 +87,30 @@ class Step:
     z: Tensor
     fz: Tensor
     evaluations: int | Tensor = 1
+
+
+def check_step(solver: AbstractSolver, step: Any, point: Point, *, counted: bool) -> None:
+    """Raises for a step that is not the next evaluated point of every row.
+
+    Args:
+        solver: The method. step: What it returned at `point`.
+        point: The point.
+        counted: Whether the map counts its evaluations, and those of the step are not read.
+    """
+    owner = f"{type(solver).__name__}.step"
+    if not isinstance(step, Step):
+        raise InvalidType(f"{owner} must return a Step(z, fz), the next point and f at it; got {type(step).__name__}.")
+    for name, rows in (("z", step.z), ("fz", step.fz)):
+        if rows.shape != point.z.shape or rows.dtype != point.z.dtype:
+            raise InvalidArgument(
+                f"{owner} must keep the shape and dtype of Point.z, {tuple(point.z.shape)} and {point.z.dtype}; "
+                f"Step.{name} has {tuple(rows.shape)} and {rows.dtype}."
+            )
+    claimed = step.evaluations
+    if counted or (isinstance(claimed, int) and claimed >= 1):
+        return
+    if isinstance(claimed, int) or (not is_built_in(solver) and bool((claimed < 1).any())):
+        raise InvalidArgument(f"{owner} must report at least 1 evaluation of f; Step.evaluations is {claimed}.")
 
 
 class AbstractSolver(abc.ABC):

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TypeVar, cast
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 
 from wellposed.errors import IllPosed, NotConverged, RunError, WellposedError
+from wellposed_lab.cli._printable import PrintableConsole, printable
 
 __all__ = ["ExitCode", "app", "guarded", "main", "out", "say"]
 
@@ -58,12 +60,12 @@ class _Settings:
 
 def out() -> Console:
     """Where results go. Made anew, because tests and pipes replace the stream."""
-    return Console(soft_wrap=True)
+    return PrintableConsole(soft_wrap=True)
 
 
 def say() -> Console:
     """Where everything else goes: progress, hints, errors."""
-    return Console(stderr=True, soft_wrap=True)
+    return PrintableConsole(stderr=True, soft_wrap=True)
 
 
 def _show_version(asked: bool) -> None:
@@ -131,6 +133,8 @@ def main() -> None:
     """The entry point `wellposed`."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller chose to ignore it
         signal.signal(signal.SIGTERM, _terminated)
+    as_usual = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **options: printable(as_usual(*args, **options))
     # `wellposed train --debug` means the same as `wellposed --debug train`
     words = sys.argv[1:]
     if "--debug" in words:

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 from torch import Tensor, nn
 
-from wellposed._io import write_whole, writing
+from wellposed._io import check_outputs, write_whole, writing
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
@@ -88,12 +88,11 @@ def landscape(
         refuse_foreign(run)
         folder = run / "figures"
     file = folder / "landscape.npz"
+    check_outputs(folder, ("landscape.npz", "landscape.json", "landscape.png"))
     if file.exists() and not resume:
         raise InvalidArgument(
             f"{file} holds a landscape already: go on with it by --resume, or choose another folder by --out."
         )
-    with writing(folder, begun=False):
-        folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     directions = _directions(direction, 1 if one else 2, model, loss, X, y, generator)
     try:
@@ -128,7 +127,7 @@ def landscape(
     picture = _draw(found, folder / "landscape.png", f"{config.model.name} on {config.data.name}, {summary['at']}")
     summary["files"] = {"record": str(file), "summary": str(folder / "landscape.json"), "picture": picture}
     text = json.dumps(summary, indent=2)
-    write_whole(folder / "landscape.json", f"{text}\n".encode())
+    write_whole(folder / "landscape.json", f"{text}\n".encode(), begun=False)
     if as_json:
         typer.echo(text)
     else:
@@ -220,7 +219,7 @@ def _draw(found: Surface, path: Path, title: str) -> str | None:
     figure.axes[0].set_title(title, fontsize=10)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
-    write_whole(path, content.getvalue())
+    write_whole(path, content.getvalue(), begun=False)
     return str(path)
 
 

@@ -20,7 +20,8 @@ from wellposed_lab.cli._layout import print_table
 from wellposed_lab.cli._progress import watching
 from wellposed_lab.runs._fingerprint import extended
 from wellposed_lab.runs._licence import halving, hidden_ratio, moves, plain_flow
-from wellposed_lab.runs._run_files import certificate_files, read_certificate
+from wellposed_lab.runs._recorded import last_recorded
+from wellposed_lab.runs._run_files import read_metrics
 from wellposed_lab.runs.config import Config, read, resolve
 from wellposed_lab.runs.defaults import filled_in
 from wellposed_lab.runs.models import MODELS
@@ -133,7 +134,7 @@ def _show(trained: Trained, settings: Config) -> None:
         ("network", f"width {settings.model.width}, {summary['parameters']} parameters, {settings.run.dtype}"),
         (
             "trained",
-            f"{summary['epochs']} epochs, {summary['steps']} steps, {summary['seconds']:.1f} s: {summary['stop_message']}",
+            f"{summary['epochs']} epochs, {summary['steps']} steps, {_seconds(summary['seconds'])}: {summary['stop_message']}",
         ),
     ]
     for measure, form in (("loss", "{:.4g}"), ("accuracy", "{:.2%}"), ("miou", "{:.2%}")):
@@ -143,32 +144,37 @@ def _show(trained: Trained, settings: Config) -> None:
     if "equilibrium_steps" in last:
         failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
-    if "certified" in last:
-        certificate, origin = _last_certificate(trained)
-        if certificate is not None:
-            words = _certificate(certificate, summary["first_certified_epoch"], settings.optimizer.name)
-            rows.append(("certificate", words + origin))
+    if "certified" in last and (words := _last_certificate(trained, settings.optimizer.name)):
+        rows.append(("certificate", words))
     for row in rows:
         table.add_row(*row)
     print_table(table)
 
 
-def _last_certificate(trained: Trained) -> tuple[Certificate | None, str]:
-    """The last certificate: of this session, or as a file has it, which is said."""
+def _seconds(total: float | None) -> str:
+    return "unknown time" if total is None else f"{total:.1f} s"
+
+
+def _last_certificate(trained: Trained, optimizer: str) -> str:
+    """The last certificate in words: of this session, or as a file has it, which is said."""
+    first = trained.summary["first_certified_epoch"]
     if trained.outcome.certificate is not None:
-        return trained.outcome.certificate, ""
-    files = certificate_files(trained.folder)
-    if not files:
-        return None, ""
-    path = files[-1][1]
-    return read_certificate(trained.folder, path), f" (as recorded in {path.name})"
+        return _certificate(trained.outcome.certificate, first, optimizer)
+    found = last_recorded(trained.folder, read_metrics(trained.folder))
+    if found is None:
+        return ""
+    if found.contradiction:
+        words = f"not certified: {found.contradiction}; `wellposed certify RUN` computes it again"
+    else:
+        words = _certificate(found.certificate, first, optimizer)
+    return f"{words} (as recorded in {found.name})"
 
 
 def _certificate(certificate: Certificate, first: int | None, optimizer: str) -> str:
     """The last verdict, and what it is about: not the optimizer that was used."""
     if not certificate.certified:
         return f"not certified ({certificate.theorem}); `wellposed certify RUN` says why"
-    head = f"CERTIFIED by {certificate.theorem}, first at epoch {first}: "
+    head = f"CERTIFIED by {certificate.theorem}{'' if first is None else f', first at epoch {first}'}: "
     if certificate.rate is None:
         return head + "exactly one equilibrium for every input; nothing about training"
     flows = certificate.dynamics == "flow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -56,7 +57,8 @@ def spectrum(states: Mapping[str, NetworkState]) -> Figure | str:
 def predictions(state: NetworkState) -> list[Figure] | str:
     """What the network says, against the targets."""
     if state.kind == "signs" and state.predictions:
-        return [_histogram(state)]
+        shown = _histogram(state)
+        return shown if isinstance(shown, str) else [shown]
     if state.kind == "numbers" and state.predictions:
         return [_scatter(state)]
     if state.confusion:
@@ -66,16 +68,18 @@ def predictions(state: NetworkState) -> list[Figure] | str:
     return "The network could not be evaluated, so there are no predictions."
 
 
-def _histogram(state: NetworkState) -> Figure:
-    outputs = [value for y_hat, _ in state.predictions.values() for value in y_hat]
-    low, high = min(outputs), max(outputs)
-    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
-    centres, traces, sentences, rows = (edges[1:] + edges[:-1]) / 2, [], [], []
+def _histogram(state: NetworkState) -> Figure | str:
+    outputs = [value for y_hat, _ in state.predictions.values() for value in y_hat if math.isfinite(value)]
+    if not outputs:
+        return "No prediction is a finite number, so there is no histogram."
+    edges = _edges(min(outputs), max(outputs))
+    centres, traces, sentences, rows = edges[1:] / 2 + edges[:-1] / 2, [], [], []
     for part, (y_hat, y) in state.predictions.items():
         for target in (-1.0, 1.0):
             chosen = [value for value, truth in zip(y_hat, y, strict=True) if truth == target]
-            counts = np.histogram(chosen, edges)[0]
-            wrong = sum(value * target <= 0 for value in chosen)
+            finite = [value for value in chosen if math.isfinite(value)]
+            counts = np.histogram(finite, edges)[0]
+            wrong = sum(not value * target > 0 for value in chosen)
             name = f"{part}, target {target:+g}"
             pattern = {"shape": "" if part == "train" else "/" if part == "test" else "x", "size": 6, "solidity": 0.5}
             traces.append(
@@ -92,11 +96,25 @@ def _histogram(state: NetworkState) -> Figure:
                 }
             )
             sentences.append(f"{name}: {wrong} of {len(chosen)} on the wrong side of zero.")
-            rows.append((name, len(chosen), wrong, float(np.mean(chosen)) if chosen else None))
+            rows.append((name, len(chosen), wrong, _mean(finite)))
     layout = axes("prediction", "samples", barmode="overlay", showlegend=True)
     caption = "The sign decides the class; the targets are -1 and +1. Parts are switched on and off in the legend."
     header = ("part and target", "samples", "wrong sign", "mean prediction")
     return Figure("predictions", "Predictions", traces, layout, " ".join(sentences), caption, header, rows)
+
+
+def _edges(low: float, high: float) -> np.ndarray:
+    """Of `BINS` bins between two finite numbers, whose difference need not be one."""
+    edges = np.linspace(low / 2, high / 2, BINS + 1) * 2 if high > low else np.linspace(low, low + 1.0, BINS + 1)
+    if bool((edges[1:] > edges[:-1]).all()):
+        return edges
+    # large, and equal or nearly so: one more is not another number
+    return np.sort(np.linspace(0.9, 1.0, BINS + 1) * max(low, high, key=abs))
+
+
+def _mean(values: list[float]) -> float | None:
+    """Of finite numbers, whose sum need not be one."""
+    return math.fsum(value / len(values) for value in values) if values else None
 
 
 def _scatter(state: NetworkState) -> Figure:
@@ -108,7 +126,7 @@ def _scatter(state: NetworkState) -> Figure:
         pairs = list(zip(y, y_hat, strict=True))
         hover = "%{fullData.name}: target %{x:.4g}, prediction %{y:.4g}<extra></extra>"
         traces.append(line(part, pairs, index, mode="markers", marker={"opacity": 0.7}, hovertemplate=hover))
-        error = float(np.sqrt(np.mean([(a - b) ** 2 for a, b in pairs])))
+        error = math.dist(y, y_hat) / math.sqrt(len(pairs))  # its squares may be beyond all numbers
         sentences.append(f"{part}: root mean square error {number(error)} on {len(pairs)} samples.")
         rows += [(part, a, b) for a, b in thinned(pairs, 20)]
     layout = axes("target", "prediction", showlegend=True)

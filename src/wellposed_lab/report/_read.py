@@ -80,7 +80,10 @@ def read_run(folder: Path) -> RunFiles:
     run.config = _config(run, run.config_text)
     run.rows = [row for row in _lines(run, "metrics.jsonl") if as_number(row.get("epoch")) is not None]
     times = [as_number(row.get("seconds")) for row in _lines(run, "times.jsonl", optional=True)]
-    run.seconds = math.fsum(time for time in times if time is not None) if times else None
+    run.seconds = sum(time for time in times if time is not None) if times else None
+    if run.seconds is not None and not math.isfinite(run.seconds):
+        run.seconds = None
+        run.remarks.append("times.jsonl: the times are left out, because their sum is not finite.")
     environment = _json(run, "environment.json")
     sessions = environment.get("sessions") if isinstance(environment, dict) else None
     run.sessions = [one for one in sessions if isinstance(one, dict)] if isinstance(sessions, list) else []

@@ -18,6 +18,9 @@ __all__ = ["badge", "certificate_parts", "configuration", "environment", "glance
 _SIGNS = {Verdict.CERTIFIED: "✓", Verdict.VIOLATED: "✗", Verdict.UNDECIDED: "?"}
 _HOLDS = {True: "✓ holds", False: "✗ fails", None: "? undecided"}
 
+#: Sessions and entries of environment.json on the page; a session has about 20.
+SESSIONS, ENTRIES = 10, 200
+
 AS_RECORDED = (
     "Verdicts are shown as recorded in certificates/. This page checks that each agrees with its own numbers, not that the "
     "numbers are those of the network: wellposed certify RUN computes them again."
@@ -129,11 +132,15 @@ def environment(run: RunFiles) -> list[Html]:
     """What it ran on, a column for every session."""
     if not run.sessions:
         return [sentence("environment.json is missing or empty, so the environment is not known.")]
-    flat = [dict(_flat(session)) for session in run.sessions]
+    count = len(run.sessions)
+    flat = [dict(_flat(session)) for session in run.sessions[-SESSIONS:]]
     names = list(dict.fromkeys(name for session in flat for name in session))
-    header = ("", *(f"session {index}" for index in range(1, len(flat) + 1))) if len(flat) > 1 else ("", "value")
-    rows = [(name, *(_text(session.get(name)) for session in flat)) for name in names]
-    return [table("Environment", header, rows)]
+    header = ("", *(f"session {index}" for index in range(count - len(flat) + 1, count + 1))) if count > 1 else ("", "value")
+    rows = [(name, *(_text(session.get(name)) for session in flat)) for name in names[:ENTRIES]]
+    shown = [f"the last {SESSIONS} of {count} sessions"] if count > SESSIONS else []
+    shown += [f"the first {ENTRIES} of {len(names)} entries"] if len(names) > ENTRIES else []
+    said = [el("p", f"Shown are {' and '.join(shown)}; environment.json holds all.")] if shown else []
+    return [*said, table("Environment", header, rows)]
 
 
 def log_part(run: RunFiles) -> list[Html]:

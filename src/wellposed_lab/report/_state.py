@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import WellposedError
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractNetwork
 from wellposed_lab.runs._threads import on_threads, threads_for
@@ -72,7 +71,7 @@ def network_state(folder: Path) -> NetworkState:
         try:
             with on_threads():
                 _fill(state, folder)
-        except (WellposedError, ImportError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # the data are a file of any origin, and the records can be shown without them
             text = " ".join(str(error).split()) or type(error).__name__
             state.remarks.append(f"The network could not be loaded or evaluated. {text}")
     state.remarks += sorted({" ".join(str(warning.message).split()) for warning in caught})

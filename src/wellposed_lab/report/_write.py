@@ -80,5 +80,5 @@ def save(text: str, out: str | os.PathLike[str]) -> Path:
     with writing(path, begun=False):
         path.parent.mkdir(parents=True, exist_ok=True)
     # text from a run may hold lone surrogates, which UTF-8 cannot
-    write_whole(path, text.encode("utf-8", errors="replace"))
+    write_whole(path, text.encode("utf-8", errors="replace"), begun=False)
     return path

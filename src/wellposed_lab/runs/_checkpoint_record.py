@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["WrongRecord", "check_optimizer", "check_progress", "check_record"]
+__all__ = ["WrongRecord", "check_progress", "check_record", "is_number", "need"]
 
 #: Why a run may be over.
 _STOPS = ("patience", "stop_loss", "not_finite")
@@ -30,25 +29,25 @@ def check_record(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> No
         record: From JSON.
         tensors: From safetensors.
     """
-    _need(isinstance(record.get("fingerprint"), str), "fingerprint")
+    need(isinstance(record.get("fingerprint"), str), "fingerprint")
     _check_progress(record.get("progress"))
     order = tensors.get("order")
-    _need(order is not None and order.dim() == 1 and order.dtype == torch.int64, "order")
-    _need(order is not None and torch.equal(order.sort().values, torch.arange(len(order))), "order")
+    need(order is not None and order.dim() == 1 and order.dtype == torch.int64, "order")
+    need(order is not None and torch.equal(order.sort().values, torch.arange(len(order))), "order")
     optimizer: Any = record.get("optimizer")
-    _need(isinstance(optimizer, dict), "optimizer")
+    need(isinstance(optimizer, dict), "optimizer")
     groups, scalars = optimizer.get("groups"), optimizer.get("scalars")
-    _need(isinstance(groups, list) and all(isinstance(group, dict) for group in groups), "optimizer.groups")
-    _need(isinstance(scalars, dict) and all(map(_is_index, scalars)), "optimizer.scalars")
-    _need(
-        all(isinstance(slots, dict) and all(map(_is_number, slots.values())) for slots in scalars.values()), "optimizer.scalars"
+    need(isinstance(groups, list) and all(isinstance(group, dict) for group in groups), "optimizer.groups")
+    need(isinstance(scalars, dict) and all(map(_is_index, scalars)), "optimizer.scalars")
+    need(
+        all(isinstance(slots, dict) and all(map(is_number, slots.values())) for slots in scalars.values()), "optimizer.scalars"
     )
     for name in tensors:
         parts = name.split("/")
-        _need(parts[0] != "optimizer" or (len(parts) == 3 and _is_index(parts[1])), name)
+        need(parts[0] != "optimizer" or (len(parts) == 3 and _is_index(parts[1])), name)
     _check_random(record.get("random"), tensors)
     habits: Any = record.get("habits")
-    _need(isinstance(habits, dict) and all(isinstance(known, dict) for known in habits.values()), "habits")
+    need(isinstance(habits, dict) and all(isinstance(known, dict) for known in habits.values()), "habits")
     for known in habits.values():
         for habit in known.values():
             _check_habit(habit)
@@ -65,89 +64,56 @@ def check_progress(record: Mapping[str, Any], order: Tensor, samples: int, batch
     """
     progress = record["progress"]
     begun = progress["batch"] > 0
-    _need(progress["batch"] < batches, "progress.batch")
-    _need(len(order) == (samples if begun else 0), "order")
-    _need(len(progress["totals"]) == (totals if begun else 0), "progress.totals")
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], slots: dict[int, dict[str, Any]]) -> None:
-    """Raises `WrongRecord` unless groups and slots are those of an optimizer of this kind on these parameters.
-
-    Args:
-        optimizer: The one that is to be restored.
-        groups: Its options, from the record.
-        slots: Its numbers and tensors by parameter.
-    """
-    own = optimizer.state_dict()["param_groups"]
-    _need(len(groups) == len(own), "optimizer.groups")
-    for group, mine in zip(groups, own, strict=True):
-        _need(set(group) == set(mine) and group["params"] == mine["params"], "optimizer.groups")
-        for name, value in mine.items():
-            _need(_is_alike(group[name], value), f"optimizer.groups.{name}")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, values in slots.items():
-        _need(index < len(parameters), f"optimizer/{index}")
-        for name, value in values.items():
-            shapes = (parameters[index].shape, torch.Size([]))
-            _need(not isinstance(value, Tensor) or value.shape in shapes, f"optimizer/{index}/{name}")
-            _need(not isinstance(value, Tensor) or value.is_floating_point(), f"optimizer/{index}/{name}")
+    need(progress["batch"] < batches, "progress.batch")
+    need(len(order) == (samples if begun else 0), "order")
+    need(len(progress["totals"]) == (totals if begun else 0), "progress.totals")
 
 
 def _check_progress(progress: Any) -> None:
     names = {"epoch", "step", "batch", "totals", "best", "best_epoch", "stop"}
-    _need(isinstance(progress, dict) and set(progress) == names, "progress")
+    need(isinstance(progress, dict) and set(progress) == names, "progress")
     for name in ("epoch", "step", "batch"):
-        _need(_is_count(progress[name]), f"progress.{name}")
+        need(_is_count(progress[name]), f"progress.{name}")
     totals = progress["totals"]
-    _need(isinstance(totals, list) and len(totals) < 100 and all(map(_is_number, totals)), "progress.totals")
-    _need(progress["best"] is None or _is_number(progress["best"]), "progress.best")
-    _need(progress["best_epoch"] is None or _is_count(progress["best_epoch"]), "progress.best_epoch")
-    _need(progress["stop"] is None or progress["stop"] in _STOPS, "progress.stop")
+    need(isinstance(totals, list) and len(totals) < 100 and all(map(is_number, totals)), "progress.totals")
+    need(progress["best"] is None or is_number(progress["best"]), "progress.best")
+    need(progress["best_epoch"] is None or _is_count(progress["best_epoch"]), "progress.best_epoch")
+    need(progress["stop"] is None or progress["stop"] in _STOPS, "progress.stop")
 
 
 def _check_random(random: Any, tensors: Mapping[str, Tensor]) -> None:
     """NumPy and torch take a position outside their words, and read memory there."""
-    _need(
+    need(
         isinstance(random, dict) and isinstance(random.get("numpy"), dict) and isinstance(random.get("python"), dict), "random"
     )
     numpy, python = random["numpy"], random["python"]
-    _need(
-        numpy.get("name") == "MT19937" and numpy.get("has_gauss") in (0, 1) and _is_number(numpy.get("gauss")), "random.numpy"
-    )
-    _need(_is_count(numpy.get("position")) and numpy["position"] <= _WORDS, "random.numpy.position")
+    need(numpy.get("name") == "MT19937" and numpy.get("has_gauss") in (0, 1) and is_number(numpy.get("gauss")), "random.numpy")
+    need(_is_count(numpy.get("position")) and numpy["position"] <= _WORDS, "random.numpy.position")
     words = tensors.get("random/numpy")
-    _need(words is not None and words.shape == (_WORDS,) and words.dtype == torch.int64, "random/numpy")
-    _need(words is not None and bool(((words >= 0) & (words < 2**32)).all()), "random/numpy")
+    need(words is not None and words.shape == (_WORDS,) and words.dtype == torch.int64, "random/numpy")
+    need(words is not None and bool(((words >= 0) & (words < 2**32)).all()), "random/numpy")
     state = python.get("words")
-    _need(isinstance(state, list) and len(state) == _WORDS + 1 and all(map(_is_count, state)), "random.python.words")
-    _need(max(state) < 2**32 and state[-1] <= _WORDS, "random.python.words")
-    _need(python.get("version") == 3 and (python.get("gauss") is None or _is_number(python["gauss"])), "random.python")
+    need(isinstance(state, list) and len(state) == _WORDS + 1 and all(map(_is_count, state)), "random.python.words")
+    need(max(state) < 2**32 and state[-1] <= _WORDS, "random.python.words")
+    need(python.get("version") == 3 and (python.get("gauss") is None or is_number(python["gauss"])), "random.python")
     torch_state = tensors.get("random/torch")
-    _need(torch_state is not None and torch_state.dim() == 1 and torch_state.dtype == torch.uint8, "random/torch")
+    need(torch_state is not None and torch_state.dim() == 1 and torch_state.dtype == torch.uint8, "random/torch")
     if torch_state is not None and len(torch_state) == _TORCH_BYTES:
         head = bytes(torch_state[:24].tolist())
         left, following = int.from_bytes(head[8:12], "little"), int.from_bytes(head[16:24], "little")
-        _need((left, following) == (1, 0) or (left > 0 and left + following == _WORDS + 1), "random/torch")
+        need((left, following) == (1, 0) or (left > 0 and left + following == _WORDS + 1), "random/torch")
 
 
 def _check_habit(habit: Any) -> None:
-    _need(isinstance(habit, dict) and set(habit) == {"value", "sizes", "rest", "patience"}, "habits")
-    _need(isinstance(habit["sizes"], list) and all(map(_is_number, habit["sizes"])), "habits")
-    _need(_is_number(habit["value"]) and _is_count(habit["rest"]) and _is_count(habit["patience"]), "habits")
+    need(isinstance(habit, dict) and set(habit) == {"value", "sizes", "rest", "patience"}, "habits")
+    need(isinstance(habit["sizes"], list) and all(map(is_number, habit["sizes"])), "habits")
+    need(is_number(habit["value"]) and _is_count(habit["rest"]) and _is_count(habit["patience"]), "habits")
 
 
-def _need(holds: Any, name: str) -> None:
+def need(holds: Any, name: str) -> None:
+    """Raises `WrongRecord` about a part of a record unless something holds."""
     if not holds:
         raise WrongRecord(f"{name!r:.60} is missing, or is not what training writes there")
-
-
-def _is_alike(value: Any, own: Any) -> bool:
-    """Whether an option of an optimizer can stand in the place of its own."""
-    if isinstance(own, (tuple, list)):
-        return isinstance(value, (tuple, list)) and len(value) == len(own) and all(map(_is_alike, value, own))
-    if isinstance(own, float):
-        return _is_number(value) and math.isfinite(value)
-    return type(value) is type(own) and value == own
 
 
 def _is_index(name: str) -> bool:
@@ -158,6 +124,6 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """A number that a float can hold; JSON of Python has NaN and infinities."""
-    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+    return type(value) is float or (type(value) is int and value.bit_length() < 1024)

@@ -14,10 +14,11 @@ from torch.distributed import ReduceOp
 
 from wellposed.errors import InvalidArgument
 
-__all__ = ["World", "joined"]
+__all__ = ["World", "joined", "world_size"]
 
 #: The first process may spend this long on a certificate while the others wait.
 PATIENCE = timedelta(hours=12)
+_START = "Start by torchrun, which sets these variables, or unset WORLD_SIZE for one process."
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,42 @@ class World:
 @contextmanager
 def joined() -> Iterator[World]:
     """The world that torchrun made, as long as the context is open; a world of one process without it."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or "RANK" not in os.environ:
+    size = world_size()
+    if size == 1:
         yield World()
         return
+    _check_variables(size)
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         raise InvalidArgument("This torch has no distributed training with gloo; start one process, without torchrun.")
-    torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:  # no such host or port, or one that is taken
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InvalidArgument(f"The other processes could not be joined ({reason}). {_START}") from error
     try:
         yield World(torch.distributed.get_rank(), torch.distributed.get_world_size())
     finally:
         torch.distributed.destroy_process_group()
+
+
+def world_size() -> int:
+    """How many processes train together: WORLD_SIZE, or 1 if it is not set."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not _is_count(text) or int(text) < 1:
+        raise InvalidArgument(f"WORLD_SIZE must be the number of processes, at least 1; got {text!r}. {_START}")
+    return int(text)
+
+
+def _check_variables(size: int) -> None:
+    """Raises unless the variables that torchrun sets are there and fit each other."""
+    rank = os.environ.get("RANK")
+    if rank is None:
+        raise InvalidArgument(f"WORLD_SIZE is {size} and RANK is not set. {_START}")
+    if not _is_count(rank) or int(rank) >= size:
+        raise InvalidArgument(f"RANK must be the number of this process, 0 to {size - 1}; got {rank!r}. {_START}")
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise InvalidArgument(f"WORLD_SIZE is {size} and {missing[0]} is not set. {_START}")
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 9

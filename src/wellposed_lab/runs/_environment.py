@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from wellposed_lab.runs._distributed import world_size
 from wellposed_lab.runs._git_head import git_head
 
 __all__ = ["environment"]
@@ -35,7 +36,7 @@ def environment(seed: int, threads: int | str) -> dict[str, Any]:
         "processors": os.cpu_count(),
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
         "threads": threads,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "processes": world_size(),
         "seed": seed,
         "command": sys.argv,
         "git": {"source": _commit(Path(__file__).parent), "working_directory": _commit(Path())},

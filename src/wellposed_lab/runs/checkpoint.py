@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed._io import write_whole
+from wellposed._io import remove, set_aside, write_whole
 from wellposed._reading import files_in, read_bytes, read_text
 from wellposed.errors import CheckpointRefused, MissingPackage, how_to_install
 from wellposed.kernel._memory import available_memory
 from wellposed.nn.maps.operator import OperatorCache, TunedValue
-from wellposed_lab.runs._checkpoint_record import WrongRecord, check_optimizer, check_progress, check_record
+from wellposed_lab.runs._checkpoint_record import WrongRecord, check_progress, check_record
+from wellposed_lab.runs._optimizer_record import check_optimizer
 from wellposed_lab.runs._random_state import capture_random_state, restore_random_state
 
 __all__ = ["Checkpoint", "Progress", "capture", "check_point", "find", "load", "newest", "prune", "restore", "save", "tidy"]
@@ -132,7 +133,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
             slots.setdefault(int(index), {})[slot] = tensor
     groups = checkpoint.record["optimizer"]["groups"]
     try:
-        check_optimizer(optimizer, groups, slots)
+        check_optimizer(optimizer, groups, slots, progress.step)
         model.load_state_dict(saved)
         optimizer.load_state_dict({"state": slots, "param_groups": groups})
         restore_random_state(checkpoint.tensors, checkpoint.record["random"])
@@ -284,12 +285,12 @@ def prune(folder: Path, keep: int) -> None:
     kept = {path.stem for path in (*regular, *found[:1])}
     for path in found:
         if path.stem not in kept:
-            path.unlink(missing_ok=True)
+            remove(path)
     for path in folder.glob("step-*.safetensors"):
         # also those whose record is gone already: a process was killed here, or between the two writes of a checkpoint
         oldest = found[:1] if _is_interrupted(path) else regular[-1:]
         if _NAME.fullmatch(path.stem) and path.stem not in kept and oldest and _step(path) <= _step(oldest[0]):
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
@@ -298,7 +299,7 @@ def tidy(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
         if _step(path) > checkpoint.record["progress"]["step"]:
             for part in (path, path.with_suffix(".safetensors")):
                 if part.exists():
-                    part.replace(part.with_name(f"{part.name}.refused"))
+                    set_aside(part)
     prune(folder, keep)
 
 

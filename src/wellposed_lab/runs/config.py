@@ -246,7 +246,8 @@ def _numbers(value: Any) -> Any:
         return {key: _numbers(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_numbers(part) for part in value]
-    if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
+    # a digit has one place in the pattern, so that text that is almost a number takes no longer
+    if isinstance(value, str) and len(value) <= SHOWN and re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)[eE][+-]?\d+", value):
         return float(value)
     return value
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wellposed.data.own import checksum, is_path
+from wellposed.data.own import checksum, is_path, own_path
 from wellposed_lab.runs.models import kind_of
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def _of_file(data: DataSection) -> DataSection:
     """All of a file and as it is, unless said; by its full path, with its checksum, so that a run finds it again as it was."""
     said = data.model_fields_set
     changes: dict[str, Any] = {key: None for key in ("n", "norm") if key not in said}
-    path = Path(data.name).expanduser().absolute()
+    path = own_path(data.name).absolute()
     if data.sha256 is None:
         changes["sha256"] = checksum(str(path))
     return data.model_copy(update={**changes, "name": str(path)})

@@ -125,6 +125,7 @@ class Run:
 
     def log(self, text: str) -> None:
         """A line in log.txt, with the time."""
+        text = text.encode("utf-8", errors="backslashreplace").decode()  # names of files need not be UTF-8
         append_line(self.folder / "log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def append(self, row: Mapping[str, Any], seconds: float) -> None:

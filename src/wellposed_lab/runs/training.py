@@ -18,6 +18,7 @@ from wellposed_lab.runs.defaults import filled_in
 from wellposed_lab.runs.setup import Problem, prepare
 from wellposed_lab.runs._distributed import World, joined
 from wellposed_lab.runs._random_state import seed_everything
+from wellposed_lab.runs._recorded import last_recorded
 from wellposed_lab.runs._run_files import certificate_files, read_certificate, read_times
 from wellposed.certify._any_model import check_theorem
 from wellposed_lab.runs.checkpoint import Checkpoint, load, newest, restore, tidy
@@ -182,18 +183,29 @@ def _warnings_logged(run: Run | None) -> Iterator[None]:
         yield
 
 
-def _last_certificate(run: Run) -> dict[str, Any] | None:
-    """Of what, and for which dynamics and step sizes, the last certificate of a run is one; None without any."""
-    files = certificate_files(run.folder)
-    if not files:
-        return None
-    path = files[-1][1]
+def _last_certificate(run: Run, rows: list[dict[str, Any]], outcome: Outcome) -> dict[str, Any] | None:
+    """Of what, and for which dynamics and step sizes, the last certificate of a run is one; None without any.
+
+    `as_recorded` says whether it was read from a file, and not made in this session.
+    """
     try:
-        saved = read_certificate(run.folder, path).to_dict()
+        found = last_recorded(run.folder, rows)
     except RunError as error:  # the run has ended, and its summary must not be lost
         run.log(f"The summary has no certificate: {error}")
         return None
-    return {"file": path.name} | {key: saved[key] for key in ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")}
+    if found is None:
+        return None
+    if found.contradiction:
+        run.log(f"The last certificate does not count: {found.contradiction}.")
+    saved = found.certificate.to_dict()
+    keys = ("theorem", "verdict", "dynamics", "step_size", "rates", "rate")
+    return {"file": found.name, "as_recorded": outcome.certificate is None} | {key: saved[key] for key in keys}
+
+
+def _total_seconds(times: list[dict[str, Any]]) -> float | None:
+    """Of all epochs together; None if a float cannot hold it, so that it is not the time of this run."""
+    total = float(sum(time["seconds"] for time in times))
+    return round(total, 3) if math.isfinite(total) else None
 
 
 def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
@@ -208,11 +220,11 @@ def _summary(run: Run, problem: Problem, outcome: Outcome) -> dict[str, Any]:
         "stop_message": STOPS[outcome.stop],
         "epochs": outcome.progress.epoch,
         "steps": outcome.progress.step,
-        "seconds": round(sum(time["seconds"] for time in times), 3),
+        "seconds": _total_seconds(times),
         "samples": {name: len(X) for name, (X, _) in problem.parts.items()},
         "parameters": sum(parameter.numel() for parameter in problem.model.parameters()),
         "first_certified_epoch": certified[0] if certified else None,
-        "certificate": _last_certificate(run),
+        "certificate": _last_certificate(run, rows, outcome),
         "best_epoch": outcome.progress.best_epoch,
         "unconverged": sum(row.get("unconverged") or 0 for row in rows),
         "last": last,

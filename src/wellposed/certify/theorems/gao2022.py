@@ -12,6 +12,7 @@ from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._family import check_family
 from wellposed.certify._finish import in_range
+from wellposed.certify._gate import changed
 from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._report import gram_bounds, has_signs, parallel, report, unit_norm
 from wellposed.errors import InvalidArgument, did_you_mean
@@ -50,7 +51,7 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
         hint = did_you_mean(str(dynamics), DYNAMICS)
         raise InvalidArgument(f"gao2022: dynamics must be 'flow' or 'descent'; got {dynamics!r}.{hint}")
     X, y = check_data(model, X, y)
-    at = measure(model, X, y)
+    at = changed(model) or measure(model, X, y)
     if isinstance(at, str):
         return Certificate("gao2022", Verdict.UNDECIDED, dynamics=dynamics, note=at)
     return in_range("gao2022", dynamics, lambda: _reported(at, X, dynamics))
@@ -97,7 +98,7 @@ def _reported(at: Measurement, X: Tensor, dynamics: str) -> Certificate:
         Hypothesis.compare(
             "gamma leaves room for |A| to double",
             "[gao2022, Lemma 3.5]",
-            float(twin.gamma),
+            abs(float(twin.gamma)),
             "<",
             down(min(0.5, 1 / (4 * c)) if c > 0 else 0.5),
             refutes=False,

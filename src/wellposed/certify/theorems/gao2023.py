@@ -11,6 +11,7 @@ from wellposed.certify._certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._family import check_family
 from wellposed.certify._finish import in_range
+from wellposed.certify._gate import changed
 from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._report import gram_bounds, has_signs, report, unit_norm
 from wellposed.linalg import spectral_norm_upper
@@ -44,7 +45,7 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
     """
     check_family("gao2023", model, ImplicitOnlyDEQ)
     X, y = check_data(model, X, y)
-    at = measure(model, X, y)
+    at = changed(model) or measure(model, X, y)
     if isinstance(at, str):
         return Certificate("gao2023", Verdict.UNDECIDED, dynamics="flow", note=at)
     return in_range("gao2023", "flow", lambda: _reported(at, X, y))
@@ -53,7 +54,7 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
 def _reported(at: Measurement, X: Tensor, y: Tensor) -> Certificate:
     """The report; X and y as they were given."""
     twin: Any = at.model
-    n, m, gamma = X.shape[0], twin.width, twin.gamma
+    n, m, gamma = X.shape[0], twin.width, abs(twin.gamma)
     H = gamma**2 * (at.P @ at.P.t()) * (at.Z @ at.Z.t())
     lower, _ = gram_bounds(H)
     A = spectral_norm_upper(twin.A.detach())

@@ -12,6 +12,7 @@ from wellposed.certify._certificate import Certificate, Verdict
 from wellposed.certify._directed import down, up, vector_norm_lower, vector_norm_upper
 from wellposed.certify._family import check_family
 from wellposed.certify._finish import finish, in_range
+from wellposed.certify._gate import changed, trained_otherwise
 from wellposed.certify._least import Condition, Radii, Theorem, root_rate
 from wellposed.certify._measure import Measurement, check_data, measure
 from wellposed.certify._sides import least_singular_value_upper, spectral_norm_lower
@@ -94,9 +95,7 @@ def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -
             "not grow; 8 supports the printed step size."
         )
     X, y = check_data(model, X, y)
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        note = f"The theorem trains all parameters; {', '.join(frozen)} do not require gradients."
+    if note := changed(model) or trained_otherwise(model, ("W", "U", "a")):
         return Certificate("ling2022", Verdict.UNDECIDED, dynamics="descent", note=note)
     at = measure(model, X, y)
     if isinstance(at, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from wellposed._checks import check_interval, check_positive_integer
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
+from wellposed.linalg.rounding import round_up, row_norms_upper
 from wellposed.nn.activations import Identity, LeakyReLU, ReLU, SoftThreshold
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions.weight_tying import WeightTiedCell
@@ -105,14 +107,15 @@ class UnrolledNetwork(nn.Module):
         """(n,) the bound of |z_k - z*| above, with an allowance for rounding; infinite where q >= 1 proves nothing."""
         q = self.contraction_upper()
         with torch.no_grad():
-            z1 = self._run(X, z0, 1)
-            first = torch.linalg.vector_norm(z1 if z0 is None else z1 - z0, dim=1)
+            z1, z = self._run(X, z0, 1), self._run(X, z0, self.steps)
+            finfo = torch.finfo(z.dtype)
             if q >= 1:
-                return torch.full_like(first, torch.inf)
-            # a layer rounds by at most some m eps |z|, and later ones make less of it
-            size = torch.linalg.vector_norm(self._run(X, z0, self.steps), dim=1)
-            rounding = 4 * (z1.shape[1] + 8) * torch.finfo(size.dtype).eps * size
-            return (first * q**self.steps + rounding) / (1 - q)
+                return z.new_full((z.shape[0],), torch.inf)
+            first = row_norms_upper(z1 if z0 is None else z1 - z0) * (1 + finfo.eps)
+            # a layer rounds by at most some m eps |z|, or m eps tiny where it underflows, and later ones make less of it
+            rounding = 4 * (z.shape[1] + 8) * finfo.eps * (row_norms_upper(z) + finfo.tiny)
+            power = math.nextafter(q**self.steps * (1 + 2.0**-40), math.inf)
+            return round_up((first * power + rounding) / (1 - q) * (1 + 2.0**-50), z.dtype)
 
     def _run(self, X: Tensor, z0: Tensor | None, steps: int) -> Tensor:
         if isinstance(self.network, AbstractNetwork):

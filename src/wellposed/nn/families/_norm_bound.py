@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wellposed._tree import LOW_PRECISION
 from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.scaling import ldexp_up, scaled
 
 __all__ = ["NormBound"]
 
@@ -23,9 +24,8 @@ class NormBound:
     change goes unnoticed, whichever way it was made.
     """
 
-    def __init__(self) -> None:
-        self._reference: Tensor | None = None
-        self._bound = math.inf
+    #: The matrix that was last decomposed and its bound: one value, so that threads never see one of them without the other.
+    _known: tuple[Tensor, float] | None = None
 
     def __call__(self, V: Tensor, below: float) -> float:
         """An upper bound of |V|; a sharp one if a cheap one is not below `below`.
@@ -35,19 +35,25 @@ class NormBound:
             below: What the bound is compared with; 0 always asks for the sharp one.
         """
         V = V.detach()
-        drift = self._drift(V)
-        if drift == 0.0:
-            return self._bound
-        cheap = math.nextafter(self._bound + drift, math.inf)
-        if cheap < below:
-            return cheap
-        self._reference, self._bound = V.clone(), spectral_norm_upper(V)
-        return self._bound
+        if self._known is not None:
+            W, bound = self._known
+            drift = _drift(V, W)
+            if drift == 0.0:
+                return bound
+            cheap = math.nextafter(bound + drift, math.inf)
+            if cheap < below:
+                return cheap
+        bound = spectral_norm_upper(V)
+        self._known = V.clone(), bound
+        return bound
 
-    def _drift(self, V: Tensor) -> float:
-        W = self._reference
-        if W is None or W.shape != V.shape or W.dtype != V.dtype or W.device != V.device:
-            return math.inf
-        if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
-            V, W = V.float(), W.float()
-        return float(torch.linalg.vector_norm(V - W, dtype=torch.float64)) * _SLACK
+
+def _drift(V: Tensor, W: Tensor) -> float:
+    """Upper bound of |V - W|_F; 0 only if they are equal, and infinite if they cannot be compared."""
+    if W.shape != V.shape or W.dtype != V.dtype or W.device != V.device:
+        return math.inf
+    if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
+        V, W = V.float(), W.float()
+    D, exponent = scaled((V - W).double())
+    norm = float(torch.linalg.vector_norm(D))
+    return ldexp_up(norm * _SLACK, exponent) if norm > 0 else 0.0

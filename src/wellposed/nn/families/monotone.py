@@ -70,12 +70,20 @@ class MonotoneDEQ(AbstractNetwork):
         super().__init__(in_features, width, solver=solver, gradient=gradient, max_steps=max_steps, **options)
         self._cache = OperatorCache()
         self.parametrization = Monotone(margin)
-        self.margin = margin
         draw: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         self.A = nn.Parameter(torch.randn(width, width, **draw) / (2 * math.sqrt(width)))
         self.B = nn.Parameter(torch.randn(width, width, **draw) / (2 * math.sqrt(width)))
         self.U = nn.Parameter(torch.randn(width, in_features, **draw) * math.sqrt(2 / in_features))
         self.u = nn.Parameter(torch.randn(width, **draw) / math.sqrt(width))
+
+    @property
+    def margin(self) -> float:
+        """m, that of the parametrization; checked when it is assigned."""
+        return self.parametrization.margin
+
+    @margin.setter
+    def margin(self, margin: float) -> None:
+        self.parametrization.margin = margin
 
     def recurrent(self) -> Tensor:
         W: Tensor = self.parametrization(self.A, self.B)

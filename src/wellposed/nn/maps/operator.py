@@ -245,6 +245,9 @@ class MonotoneOperator(DenseOperator):
         self._margin = margin
         self._W = self.cached("W", self._form)
 
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        return super().cached((key, self._margin), make)  # W depends on it as well as on the tensors
+
     def _form(self) -> Tensor:
         """Like `Monotone`, in place: three passes over a matrix and one product."""
         A, B = self.plain
