@@ -185,11 +185,8 @@ class _CountingJacobian(AbstractJacobian):
     setup = 1
 
     def __init__(self, inner: AbstractJacobian, book: Callable[[], None]) -> None:
+        super().__init__(inner.point)
         self._inner, self._book = inner, book
-
-    @property
-    def at(self) -> Tensor:
-        return self._inner.at
 
     def mv(self, u: Tensor) -> Tensor:
         self._book()

@@ -28,7 +28,7 @@ from wellposed.errors import (
 )
 from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
-from wellposed.linalg import GMRES, BiCGStab, Dense, Neumann
+from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
 from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.solve import (
     Anderson,
@@ -62,7 +62,7 @@ __all__ = [
     "CheckpointRefused",
     "CoupledRowsWarning",
     "DeepOptEq",
-    "Dense",
+    "DenseSolve",
     "DivergedWarning",
     "DouglasRachford",
     "EquilibriumLayer",
@@ -124,6 +124,8 @@ def __getattr__(name: str) -> _Any:
     if name == "sklearn" or name in _ESTIMATORS:
         estimators = _importlib.import_module("wellposed.sklearn")
         return estimators if name == "sklearn" else getattr(estimators, name)
+    if name == "Dense":
+        raise AttributeError("wellposed.Dense is now wellposed.DenseSolve.")
     raise AttributeError(f"module 'wellposed' has no attribute {name!r}")
 
 

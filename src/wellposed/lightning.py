@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.certify import Certificate, certify
 from wellposed.certify._dispatch import has_certificate
 from wellposed.certify.well_posedness import well_posed
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
-from wellposed.solve import Solution, check_positive_integer
+from wellposed.solve import Solution
 
 Callback: Any = object  # without lightning the module can still be imported and read
 _MISSING = importlib.util.find_spec("lightning") is None

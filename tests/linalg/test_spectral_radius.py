@@ -204,7 +204,7 @@ def test_function_gets_the_dtype_it_asked_for() -> None:
         (torch.ones(2, 2, dtype=torch.int32), {}, "torch.int32"),
         (torch.ones(2, 2, dtype=torch.complex64), {}, "torch.complex64"),
         (torch.tensor([[math.nan]]), {}, "finite, got 1 entries"),
-        (torch.ones(2, 2), {"size": 2}, "Drop it"),
+        (torch.ones(2, 2), {"size": 2}, "Omit it"),
         (lambda v: v, {}, "size=None"),
         (lambda v: v, {"size": 0}, "size=0"),
         (lambda v: v[:1], {"size": 2}, r"flat with size=2.*\(1,\)"),

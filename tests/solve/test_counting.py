@@ -12,8 +12,7 @@ from torch import Tensor
 import wellposed as wp
 from conformance import every_method
 from problems import gaussian
-from wellposed.solve import AbstractMap, AbstractSolver, Auto, Picard, Point, Step
-from wellposed.solve.solver import AbstractWatch
+from wellposed.solve import AbstractMap, AbstractSolver, AbstractSwitchingRule, Auto, Picard, Point, Step
 
 F64 = torch.float64
 MIX, X = 0.15 * gaussian(5, 5, seed=0), gaussian(5, 3, seed=1)
@@ -128,9 +127,9 @@ def test_a_splitting_of_others_must_report_its_evaluations() -> None:
         layer(gaussian(2, 3, seed=1))
 
 
-def test_a_watch_of_others_makes_a_solve_be_confirmed() -> None:
-    class Meddling(AbstractWatch):
-        def see(self, count: int, point: Point) -> None:
+def test_a_switching_rule_of_others_makes_a_solve_be_confirmed() -> None:
+    class Meddling(AbstractSwitchingRule):
+        def decide(self, count: int, point: Point) -> None:
             point.target.fill_(1e9)
 
         def take(self, rows: Tensor) -> None:

@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_positive_integer
 from wellposed.certify._dispatch import OwnTheorem, certificate_by, check_theorem
 from wellposed.certify.certificate import Certificate
 from wellposed.certify.measurement import Measurement, check_data, features_of, measure
 from wellposed.certify.radius_certificate import check_radius_options, radius_at
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg import least_singular_value_lower, norm_upper_by_test
+from wellposed.linalg import least_singular_value_lower
 from wellposed.linalg.directed import down, up, vector_norm_upper
+from wellposed.linalg.verified_cholesky import norm_upper_by_test
 from wellposed.nn.families import AbstractNetwork, NormBound, is_theory_network
-from wellposed.solve import check_positive_integer
 
 _log = logging.getLogger(__name__)
 #: How much of sigma_min, and of 1 - |R|, may be lost to the distance from the reference before it is decomposed again.

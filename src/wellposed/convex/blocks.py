@@ -34,7 +34,7 @@ from torch import Tensor
 from wellposed.convex.regularizers import AbstractRegularizer
 from wellposed.convex.stages import MatrixMap, UnitLayer
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged
-from wellposed.linalg import batched_solve
+from wellposed.linalg.direct import batched_solve
 from wellposed.nn import AbstractActivation
 
 #: Newton steps for a conjugate.

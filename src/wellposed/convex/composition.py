@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from wellposed.convex.stages import AbstractStage, Tangent
-from wellposed.implicit import AbstractPullback, AbstractStructuredMap, JacobianPullback
+from wellposed.implicit.adjoint import AbstractPullback, AbstractStructuredMap, JacobianPullback
 from wellposed.linalg import AbstractJacobian
-from wellposed.solve._map import is_built_in
+from wellposed.solve.solver import is_built_in
 
 
 class CompositionMap(AbstractStructuredMap):
@@ -118,16 +118,13 @@ class _ChainJacobian(AbstractJacobian):
     setup = 1
 
     def __init__(self, tangents: list[Tangent], point: Tensor, shape: tuple[int, ...]) -> None:
-        self._tangents, self._point, self._shape = tangents, point, shape
-
-    @property
-    def at(self) -> Tensor:
-        return self._point
+        super().__init__(point)
+        self._tangents, self._shape = tangents, shape
 
     @property
     def value(self) -> Tensor:
         """(batch, features) f at the point."""
-        return self._tangents[-1].value.reshape(self._point.shape)
+        return self._tangents[-1].value.reshape(self.point.shape)
 
     def mv(self, u: Tensor) -> Tensor:
         state = u.reshape(-1, *self._shape)

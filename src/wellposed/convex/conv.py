@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
+from wellposed._checks import check_positive_integer
 from wellposed.convex._network import AbstractOptEq, check_norm_bound
 from wellposed.convex.stages import AbstractLinearMap, UnitLayer
 from wellposed.errors import InvalidArgument
 from wellposed.nn import ConvNormBall, conv_norm_upper
-from wellposed.solve import check_positive_integer
 
 #: The channels of the five layers of [xie2021, Section 5.1]; Section 5.2 has (16, 32, 64, 64, 128).
 PAPER_CHANNELS = (16, 32, 64, 128, 128)

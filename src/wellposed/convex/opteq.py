@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.convex._network import AbstractOptEq, check_norm_bound
 from wellposed.convex.composition import CompositionMap
 from wellposed.convex.stages import MatrixMap, UnitLayer
@@ -21,7 +22,6 @@ from wellposed.nn.families import Theory
 from wellposed.nn.parametrizations import NormBall
 from wellposed.nn.sensitivity import AbstractSensitivity
 from wellposed.nn.tangent import GramProduct, TangentFeatures, gram, outer
-from wellposed.solve import check_positive_integer
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_interval
 from wellposed.convex.regularizers import AbstractRegularizer
 from wellposed.errors import InvalidType
 from wellposed.linalg import Jacobian
 from wellposed.nn import AbstractActivation
-from wellposed.solve import check_interval
 
 
 class AbstractLinearMap(abc.ABC):

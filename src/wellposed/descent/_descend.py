@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.certify import certify
 from wellposed.descent._objective import AbstractObjective, objective_of
 from wellposed.descent._progress import progress_of
@@ -26,7 +27,7 @@ from wellposed.errors import (
     did_you_mean,
 )
 from wellposed.nn.families import is_theory_network
-from wellposed.solve import check_positive_integer, user_level
+from wellposed.solve.solution import user_level
 
 __all__ = ["descend"]
 

@@ -1,15 +1,22 @@
-"""Gradients inside `torch.func` transforms: a tail of recorded steps at the equilibrium."""
+"""Equilibria and their gradients inside `torch.func` transforms, by recorded steps.
+
+Under `vmap` a tensor stands for many at once, under `grad` and `jvp` it carries a derivative. The
+loop here uses operations that every transform supports: plain steps, finished samples held by
+`where`, and a stop when all samples of all levels are done, read from the concrete values.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from wellposed._torch import concrete, random_state, watched
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
@@ -17,79 +24,149 @@ from wellposed.errors import (
     NotConvergedWarning,
     WellposedError,
 )
-from wellposed.implicit._gradient import Context
-from wellposed.solve import AbstractMap, TransformedOutcome, concrete, iterate_transformed, user_level
-from wellposed.solve._random import random_state
-from wellposed.solve._transforms import draws_again
-
-__all__ = ["solve_transformed", "with_tail"]
+from wellposed.solve._closing import RANDOM, UNREPEATED
+from wellposed.solve._samples import differs, relative, scaled_norm
+from wellposed.solve.loop import GROWTH_LIMIT
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solution import SolveOptions, user_level
+from wellposed.solve.solver import Tolerance
 
 #: A map slower than this would need a tail too long to be called a derivative of the equilibrium.
 SLOWEST_RATE = 0.99
-#: Products beyond this are called divergence; probes have entries of size 1.
-GROWTH_LIMIT = 1e8
-#: Probes of the norm of J^k: it is bounded but with probability 10^-PROBES.
+#: Probes of the norm of J^k: the bound holds except with probability 10^-PROBES.
 PROBES = 6
 
 
-def solve_transformed(f: AbstractMap, start: Tensor, context: Context) -> TransformedOutcome:
-    """The equilibrium by plain iteration, under whatever transforms are active; applies the policy."""
+@dataclass
+class TransformedOutcome:
+    """The result of a solve inside transforms.
+
+    Attributes:
+        value: (batch, features) on the levels of the transforms.
+        failed, total: Number of samples, over all levels.
+        worst: Largest relative residual among those that failed; 0 if none did.
+        steps: Evaluations.
+        done: (batch,) which samples have converged, as the transforms see it.
+        note: Why no sample has, if f draws random numbers: a sentence, else empty.
+    """
+
+    value: Tensor
+    failed: int
+    total: int
+    worst: float
+    steps: int
+    done: Tensor
+    note: str = ""
+
+
+def iterate_transformed(
+    f: Callable[[Tensor], Tensor], z: Tensor, *, tolerance: Tolerance, max_steps: int
+) -> TransformedOutcome:
+    """Plain iteration z <- f(z) with finished samples held.
+
+    Args:
+        f: Row-wise function of (batch, features).
+        z: (batch, features) the start.
+        tolerance: When a sample is done.
+        max_steps: Evaluations at most.
+    """
+    least: Tensor | None = None
+    most = max_steps
+    for steps in range(1, max_steps + 1):
+        before = random_state(z.device)
+        fz = f(z)
+        changed = not torch.equal(before, random_state(z.device))
+        if steps == 1 and changed:
+            most = max(max_steps - 1, 1)  # one evaluation is left to find out whether f draws
+        r, s = scaled_norm(fz - z), scaled_norm(fz)
+        finite = r.isfinite() & s.isfinite()
+        done = ((r <= tolerance.rtol * s) | (r <= tolerance.atol)) & finite  # inf <= inf is not convergence
+        least = r if least is None else torch.minimum(least, r)
+        going = concrete(~done & finite & (r <= GROWTH_LIMIT * least))
+        if steps == most or not bool(going.any()):
+            break
+        z = torch.where(done.unsqueeze(1), z, fz)
+    note = ""
+    if changed:
+        note = UNREPEATED if steps == max_steps else draws_again(f, z, fz)
+        steps = min(steps + 1, max_steps)
+    if note:
+        done = torch.zeros_like(done)
+    finished = concrete(done)
+    residual = concrete(relative(r, s)).detach()
+    failed = int((~finished).sum())
+    worst = float(residual[~finished].nan_to_num(torch.inf).max()) if failed else 0.0
+    return TransformedOutcome(z, failed, finished.numel(), worst, steps, done, note)
+
+
+def draws_again(f: Callable[[Tensor], Tensor], z: Tensor, fz: Tensor) -> str:
+    """A sentence if f, evaluated at z again, draws random numbers or does not give fz; else ""."""
+    again, drawn = watched(f, z)
+    return RANDOM if drawn or bool(concrete(differs(again, fz)).any()) else ""
+
+
+def solve_transformed(f: AbstractMap, start: Tensor, options: SolveOptions) -> TransformedOutcome:
+    """The equilibrium by plain iteration, under the active transforms; applies the policy."""
     with torch.no_grad():
-        outcome = iterate_transformed(f.tracked, start, tolerance=context.tolerance, max_steps=context.max_steps)
-    report(outcome, context)
+        outcome = iterate_transformed(f.tracked, start, tolerance=options.tolerance, max_steps=options.max_steps)
+    report(outcome, options)
     return outcome
 
 
-def report(outcome: TransformedOutcome, context: Context, *, backward: bool = False) -> None:
-    """Counts samples that failed as one failure, and raises or warns if the policy says so, as for any other solve."""
+def report(outcome: TransformedOutcome, options: SolveOptions, *, backward: bool = False) -> None:
+    """Counts samples that failed as one failure, and raises or warns if the policy says so.
+
+    Args:
+        outcome: Of the solve.
+        options: Those of the solve.
+        backward: Whether it was the linear system of a backward pass.
+    """
     if outcome.failed == 0:
         return
-    cause = f"{'backward' if backward else 'forward'} inside torch.func"
-    if outcome.note:
-        cause += f", {outcome.note.partition(':')[0]}"
-    context.counts[cause] += 1
-    if context.on_failure == "ignore":
+    if options.record is not None:
+        cause = f"{'backward' if backward else 'forward'} inside torch.func"
+        options.record.failures[f"{cause}, {outcome.note.partition(':')[0]}" if outcome.note else cause] += 1
+    if options.on_failure == "ignore":
         return
     text = f"inside torch.func transforms: {outcome.failed} of {outcome.total} samples did not converge"
     if backward:
         text = f"backward of the equilibrium {text}, and their gradients are NaN"
-    text += (
-        f". {outcome.note}"
-        if outcome.note
-        else (
-            f"; the worst has residual {outcome.worst:.1e} > rtol={context.tolerance.rtol:.0e} after {outcome.steps} steps "
-            f"(max_steps={context.max_steps}). Only plain iteration works under transforms: raise max_steps, or make the map "
+    if outcome.note:
+        text += f". {outcome.note}"
+    else:
+        text += (
+            f"; the worst has residual {outcome.worst:.1e} > rtol={options.tolerance.rtol:.0e} after {outcome.steps} steps "
+            f"(max_steps={options.max_steps}). Only plain iteration works under transforms: raise max_steps, or make the map "
             "contract more."
         )
-    )
-    if context.on_failure == "raise":
+    if options.on_failure == "raise":
         raise (AdjointNotConverged if backward else NotConverged)(text)
     warnings.warn(text, AdjointNotConvergedWarning if backward else NotConvergedWarning, stacklevel=user_level())
 
 
-def with_tail(f: AbstractMap, outcome: TransformedOutcome, context: Context) -> Tensor:
-    r"""z* followed by k recorded plain steps, whose derivatives of every kind and order are those of the equilibrium.
+def with_tail(f: AbstractMap, outcome: TransformedOutcome, options: SolveOptions) -> Tensor:
+    r"""z* and k recorded plain steps, whose derivatives are those of the equilibrium.
 
-    k recorded steps give sum_{i<k} J^i instead of (I - J)^-1: the part missing is J^k (I - J)^-1. k is chosen so that J^k is
-    below the tolerance, with half as many steps again for second derivatives.
+    k recorded steps give sum_{i<k} J^i instead of (I - J)^-1: J^k (I - J)^-1 is missing. k is
+    chosen so that J^k is below the tolerance, with half as many steps again for second derivatives.
     """
     z = outcome.value.detach()
-    length = _tail_length(f, z, context.tolerance.rtol)
+    length = _tail_length(f, z, options.tolerance.rtol)
     before = random_state(z.device)
     for _ in range(length):
         z = f.tracked(z)
-    if not outcome.note and not torch.equal(before, random_state(z.device)):  # f may draw where a graph is recorded only
+    if not outcome.note and not torch.equal(before, random_state(z.device)):  # f may draw only where a graph is recorded
         note = draws_again(f.tracked, z, f.tracked(z))
-        report(replace(outcome, failed=outcome.total if note else 0, note=note), context)
+        report(replace(outcome, failed=outcome.total if note else 0, note=note), options)
     return z
 
 
 def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
-    r"""The k at which |J^k| <= rtol, measured on J itself at z: how fast the iteration came there says nothing of a sample that
-    began at its equilibrium.
+    r"""The k at which |J^k| <= rtol, measured on J at z: a start may be the equilibrium.
 
-    With w_1, ..., w_r Gaussian, |J^k| <= 10 sqrt(2/pi) max_i |J^k w_i| but with probability 10^-r [halko2011, Lemma 4.1]. The
-    vectors depend on z, so that none is orthogonal to the slow directions of every map.
+    With w_1, ..., w_r Gaussian, |J^k| <= 10 sqrt(2/pi) max_i |J^k w_i| except with probability
+    10^-r [halko2011, Lemma 4.1]. The vectors depend on z, so that none is orthogonal to the slow
+    directions of every map.
     """
     if z.numel() == 0:
         return 1
@@ -104,7 +181,7 @@ def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
             largest = float(concrete(torch.linalg.vector_norm(probes.flatten(1), dim=1)).max())
             if largest <= target:
                 return math.ceil(1.5 * k) + 2
-            if not largest < GROWTH_LIMIT:
+            if not largest < GROWTH_LIMIT:  # probes have entries of size 1
                 break
     raise WellposedError(
         "Inside torch.func transforms an equilibrium is differentiated by recorded plain steps, which needs a contraction; "

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.errors import InvalidArgument
 from wellposed.landscape.hessian import HessianProduct, hessian_eigenvalues
-from wellposed.solve import check_positive_integer
 
 __all__ = ["Sharpness", "TraceEstimate", "hessian_trace", "sharpness"]
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.landscape._model import check_rows, move, preserved, trained
@@ -20,7 +21,6 @@ from wellposed.landscape._point import PointLoss
 from wellposed.landscape._progress import Report, reporting
 from wellposed.landscape.directions import Direction, check_direction, filter_normalized, random_direction
 from wellposed.landscape.record import Surface
-from wellposed.solve import check_positive_integer
 
 __all__ = ["surface"]
 

@@ -18,8 +18,10 @@ from wellposed.landscape._archive import load_arrays, save_arrays, whole
 from wellposed.landscape._model import equilibrium_layers, strict
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.layer import DEFAULT_RTOL
-from wellposed.solve import AbstractSolver, AbstractSplitting, FunctionMap, Tolerance, fixed_point, iterate
-from wellposed.solve._map import RowsCoupled
+from wellposed.solve import AbstractSolver, AbstractSplitting, fixed_point
+from wellposed.solve.loop import iterate
+from wellposed.solve.map import FunctionMap, RowsCoupled
+from wellposed.solve.solver import Tolerance
 
 __all__ = ["Trajectory", "trajectory"]
 
@@ -186,7 +188,7 @@ def _entered(model: nn.Module, layer: EquilibriumLayer, X: Any) -> tuple[Any, An
         raise InvalidArgument(f"{type(model).__name__} did not call the chosen layer on these inputs, so it has no trajectory.")
     x, z0 = seen
     if z0 is None:
-        _, start, layout = layer._bind(x, None)
+        _, start, layout, _ = layer._bind(x, None, whole=False)
         z0 = layout.unflatten(start)
     return x, z0
 

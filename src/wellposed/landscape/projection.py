@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from wellposed._checks import check_positive_integer
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.landscape._archive import from_plain, load_arrays, plain, save_arrays, whole
 from wellposed.landscape._trajectory import Trajectory
-from wellposed.solve import check_positive_integer
 
 __all__ = ["Projection", "project"]
 

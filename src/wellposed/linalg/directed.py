@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from wellposed.linalg.bounds import spectral_norm_upper
-from wellposed.linalg.norm_test import norm_is_below
 from wellposed.linalg.scaling import ldexp_down, ldexp_up, scaled
+from wellposed.linalg.verified_cholesky import norm_is_below
 
 #: Unit roundoff of float64.
 ROUNDING = 2.0**-53

@@ -1,18 +1,45 @@
-"""A batch whose rows depend on each other, as one sample."""
+"""Maps around a map: for all its rows only, with the batch as one sample, with a count."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.linalg.jacobian import AbstractJacobian
-from wellposed.solve._map import AbstractMap
+from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
+from wellposed.solve.map import AbstractMap, StandingRows
 
-__all__ = ["WholeBatch"]
+
+class Together(AbstractMap):
+    """A map that is only evaluated for all its rows: those of finished samples stand still.
+
+    Args:
+        f: The map.
+        z: (batch, features) where it was evaluated last. fz: (batch, features) f there.
+    """
+
+    def __init__(self, f: AbstractMap, z: Tensor, fz: Tensor) -> None:
+        self.inner = f
+        self._seen = (z, fz)
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        value = self.inner(z)
+        self._seen = (z, value)
+        return value
+
+    def tracked(self, z: Tensor) -> Tensor:
+        return self.inner.tracked(z)
+
+    def take(self, rows: Tensor) -> AbstractMap:
+        return StandingRows(self, *self._seen, rows)
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        return self.inner.jacobian(z)
 
 
 class WholeBatch(AbstractMap):
-    """A map of a batch whose rows depend on each other, seen as a map of one row: the batch is one sample.
+    """A map of a batch whose rows depend on each other, as a map of one row.
 
     Args:
         f: The map.
@@ -43,31 +70,96 @@ class WholeBatch(AbstractMap):
         return self  # there is only one row
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        return _WholeJacobian(self._f.jacobian(z.reshape(self._shape)), z)
+        inner, shape = self._f.jacobian(z.reshape(self._shape)), self._shape
+        return ProductJacobian(
+            z,
+            lambda u: inner.mv(u.reshape(shape)).reshape(u.shape),
+            lambda u: inner.rmv(u.reshape(shape)).reshape(u.shape),
+            value=None if inner.value is None else inner.value.reshape(z.shape),
+            setup=inner.setup,
+        )
 
     def forget(self) -> None:
         self._f.forget()
 
 
-class _WholeJacobian(AbstractJacobian):
-    """The Jacobian of a whole batch as that of one row."""
+class CountedMap(AbstractMap):
+    """A map that counts the evaluations of each row: a solver need not report them right.
 
-    def __init__(self, inner: AbstractJacobian, at: Tensor) -> None:
-        self._inner, self._at = inner, at
-        self.setup = inner.setup
+    Args:
+        f: The map.
+        counts: (batch,) evaluations so far, shared by all parts of the map.
+        settled: (batch,) those up to the last step, shared likewise.
+        rows: (k,) the samples of the batch that the rows of f are.
+    """
+
+    def __init__(self, f: AbstractMap, counts: Tensor, settled: Tensor, rows: Tensor) -> None:
+        self.inner, self._counts, self._settled, self._rows = f, counts, settled, rows
+        self.writes_out, self.steady, self.leaves_at_once = f.writes_out, f.steady, f.leaves_at_once
+
+    @classmethod
+    def of(cls, f: AbstractMap, batch: int, device: torch.device) -> CountedMap:
+        """The map of a whole batch that has been evaluated once."""
+        once = torch.ones(batch, dtype=torch.int64, device=device)
+        return cls(f, once, once.clone(), torch.arange(batch, device=device))
+
+    def after_step(self) -> Tensor:
+        """(k,) evaluations of these rows; a step counts as at least one, so that every run ends."""
+        counts = torch.maximum(self._counts[self._rows], self._settled[self._rows] + 1)
+        self._counts[self._rows] = self._settled[self._rows] = counts
+        return counts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)  # what else the map offers to a solver that knows it
 
     @property
-    def at(self) -> Tensor:
-        return self._at
+    def built_in(self) -> bool:
+        return self.inner.built_in
 
-    @property
-    def value(self) -> Tensor:
-        """(1, features) f at the point."""
-        value: Tensor = self._inner.value  # type: ignore[attr-defined]  # of those that are recorded
-        return value.reshape(self._at.shape)
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        self.count(1)
+        return self.inner(z, out=out)
+
+    def tracked(self, z: Tensor) -> Tensor:
+        self.count(1)
+        return self.inner.tracked(z)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return self.inner.inputs()
+
+    def with_inputs(self, *inputs: Tensor) -> CountedMap:
+        return CountedMap(self.inner.with_inputs(*inputs), self._counts, self._settled, self._rows)
+
+    def take(self, rows: Tensor) -> CountedMap:
+        return CountedMap(self.inner.take(rows), self._counts, self._settled, self._rows[rows])
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        jacobian = self.inner.jacobian(z)
+        self.count(jacobian.setup)
+        return _CountedJacobian(jacobian, self)
+
+    def forget(self) -> None:
+        self.inner.forget()
+
+    def count(self, evaluations: int) -> None:
+        """Adds evaluations, or products with the Jacobian, of every row."""
+        self._counts[self._rows] += evaluations
+
+
+class _CountedJacobian(ProductJacobian):
+    """A Jacobian whose products count as evaluations."""
+
+    def __init__(self, inner: AbstractJacobian, f: CountedMap) -> None:
+        super().__init__(inner.point, inner.mv, inner.rmv, value=inner.value, setup=inner.setup)
+        self._inner, self._f = inner, f
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def mv(self, u: Tensor) -> Tensor:
-        return self._inner.mv(u.reshape(self._inner.shape)).reshape(u.shape)
+        self._f.count(1)
+        return super().mv(u)
 
     def rmv(self, u: Tensor) -> Tensor:
-        return self._inner.rmv(u.reshape(self._inner.shape)).reshape(u.shape)
+        self._f.count(1)
+        return super().rmv(u)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import CheckpointRefused
-from wellposed.nn.maps.operator import Habit, Memory
+from wellposed.nn.maps.operator import OperatorCache, TunedValue
 
 __all__ = [
     "Checkpoint",
@@ -107,9 +107,9 @@ def capture(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progre
         },
         # step sizes that solvers found, with which they begin at the next parameters
         "habits": {
-            name: {key: asdict(habit) for key, habit in memory.habits.items()}
+            name: {key: asdict(habit) for key, habit in memory.tuned.items()}
             for name, memory in _memories(model).items()
-            if memory.habits
+            if memory.tuned
         },
     }
     return Checkpoint(tensors, record)
@@ -151,7 +151,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
         raise CheckpointRefused(f"The checkpoint does not fit this run: {' '.join(str(error).split())}.") from error
     for name, memory in _memories(model).items():
         known = record["habits"].get(name, {})
-        memory.habits = {key: Habit(**{**plain, "sizes": tuple(plain["sizes"])}) for key, plain in known.items()}
+        memory.tuned = {key: TunedValue(**{**plain, "sizes": tuple(plain["sizes"])}) for key, plain in known.items()}
     return progress
 
 
@@ -168,13 +168,13 @@ def _restore_random_state(tensors: Mapping[str, Tensor], record: Mapping[str, An
 def forget_tuned_values(model: nn.Module) -> None:
     """Makes the next solve equal to that of a new process, such as one that resumes the run."""
     for module in model.modules():
-        if isinstance(getattr(module, "_memory", None), Memory):
-            setattr(module, "_memory", Memory())  # noqa: B010 (a plain assignment is typed as a parameter)
+        if isinstance(getattr(module, "_cache", None), OperatorCache):
+            setattr(module, "_cache", OperatorCache())  # noqa: B010 (a plain assignment is typed as a parameter)
 
 
-def _memories(model: nn.Module) -> dict[str, Memory]:
-    found = {name: getattr(module, "_memory", None) for name, module in model.named_modules()}
-    return {name: memory for name, memory in found.items() if isinstance(memory, Memory)}
+def _memories(model: nn.Module) -> dict[str, OperatorCache]:
+    found = {name: getattr(module, "_cache", None) for name, module in model.named_modules()}
+    return {name: memory for name, memory in found.items() if isinstance(memory, OperatorCache)}
 
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -17,7 +17,7 @@ from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, did_you
 from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.scaling import ldexp_up, scaled
 from wellposed.nn.families._network import AbstractNetwork
-from wellposed.solve import user_level
+from wellposed.solve.solution import user_level
 
 ILL_POSED_POLICIES = ("raise", "warn", "ignore")
 #: Covers the rounding of a difference, and of its norm summed in float64, for matrices of up to 2^30 entries.

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.nn.families._contraction import AbstractContraction
 from wellposed.nn.families._network import signs
 from wellposed.nn.families.theory import Theory
 from wellposed.nn.tangent import TangentFeatures, outer
-from wellposed.solve import check_interval
 
 INITS = ("gaussian", "half_normal", "diagonal")
 #: How often a Gaussian A is drawn before gamma0 is reported to be too large.

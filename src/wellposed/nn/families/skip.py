@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval
 from wellposed.nn.families._contraction import AbstractContraction
 from wellposed.nn.families._network import signs
 from wellposed.nn.families.theory import Theory
 from wellposed.nn.tangent import TangentFeatures, gram, outer
-from wellposed.solve import check_interval
 
 
 class SkipDEQ(AbstractContraction):

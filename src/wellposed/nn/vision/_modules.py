@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, skip_init
 
+from wellposed._checks import check_positive_integer
 from wellposed.errors import InvalidArgument
-from wellposed.solve import check_positive_integer
 
 __all__ = ["checked_channels", "conv", "linear", "norm"]
 

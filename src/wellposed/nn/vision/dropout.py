@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from wellposed.solve import check_interval
+from wellposed._checks import check_interval
 
 __all__ = ["VariationalDropout"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.nn.vision._modules import checked_channels, conv, norm
-from wellposed.solve import check_positive_integer
 
 __all__ = ["ImageEncoder", "PyramidEncoder"]
 

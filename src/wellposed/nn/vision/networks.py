@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from wellposed.errors import InvalidType
-from wellposed.nn._solving import Solving, check_solving
-from wellposed.nn.layer import EquilibriumLayer
+from wellposed.nn.layer import EquilibriumLayer, SolverKwargs, check_solver_kwargs
 from wellposed.nn.vision._modules import checked_channels
 from wellposed.nn.vision._network import EquilibriumNetwork
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
@@ -66,9 +65,9 @@ class ResidualDEQ(EquilibriumNetwork):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solving: Unpack[Solving],
+        **solving: Unpack[SolverKwargs],
     ) -> None:
-        check_solving("ResidualDEQ", solving)
+        check_solver_kwargs("ResidualDEQ", solving)
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = ResidualCell(
             channels,
@@ -123,11 +122,11 @@ class MultiscaleDEQ(EquilibriumNetwork):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solving: Unpack[Solving],
+        **solving: Unpack[SolverKwargs],
     ) -> None:
         channels = checked_channels("MultiscaleDEQ", channels)
         _check_head(head)
-        check_solving("MultiscaleDEQ", solving)
+        check_solver_kwargs("MultiscaleDEQ", solving)
         made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = MultiscaleCell(channels, groups=groups, init_std=init_std, weight_norm=weight_norm, **made)
         super().__init__(
