@@ -1,4 +1,4 @@
-"""wellposed: equilibrium networks that never lie to you."""
+"""wellposed: equilibrium networks with verified convergence."""
 
 import importlib as _importlib
 from typing import Any as _Any
@@ -46,8 +46,11 @@ from wellposed.status import Status
 
 __version__ = "0.1.0.dev0"
 
-#: Public too, but loaded when asked for: they need scikit-learn, and `from wellposed import *` must not.
+#: Public too, but imported at the first use: scikit-learn is optional, and conformance tests are for test files.
 _ESTIMATORS = ("EquilibriumClassifier", "EquilibriumRegressor")
+_LAZY = ("sklearn", "testing")
+#: Former names and where their content is now.
+_MOVED = {"experiments": "wellposed_lab.papers", "train": "wellposed.descent (full batch) and wellposed_lab.runs (minibatches)"}
 
 __all__ = [
     "AdjointNotConverged",
@@ -120,11 +123,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    if name == "sklearn" or name in _ESTIMATORS:
-        estimators = _importlib.import_module("wellposed.sklearn")
-        return estimators if name == "sklearn" else getattr(estimators, name)
-    raise AttributeError(f"module 'wellposed' has no attribute {name!r}")
+    if name in _LAZY:
+        return _importlib.import_module(f"wellposed.{name}")
+    if name in _ESTIMATORS:
+        return getattr(_importlib.import_module("wellposed.sklearn"), name)
+    moved = f"; its content is now in {_MOVED[name]}" if name in _MOVED else ""
+    raise AttributeError(f"module 'wellposed' has no attribute {name!r}{moved}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ESTIMATORS, "sklearn"})
+    return sorted({*globals(), *_ESTIMATORS, *_LAZY})
