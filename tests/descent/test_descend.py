@@ -201,7 +201,7 @@ def test_callbacks_see_the_present_point() -> None:
         def on_step(self, state: wp.descent.State) -> None:
             with torch.no_grad():
                 torch.testing.assert_close(state.r, state.model(X) - y)
-                torch.testing.assert_close(state.at.value, state.model.equilibrium(X))
+                torch.testing.assert_close(state.point.value, state.model.equilibrium(X))
             assert state.X is X and state.y is y and state.time is None
             assert state.loss == pytest.approx(float(state.r @ state.r) / 2)
             assert state.history.rows[-1]["step"] == state.step
@@ -514,7 +514,7 @@ def test_uncertified_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"step_size": {"W": 1.0, "U": 1.0, "A": 1.0}}, wp.InvalidArgument, "names 'A', which is no parameter of GaussianDEQ"),
+        ({"step_size": {"W": 1.0, "U": 1.0, "A": 1.0}}, wp.InvalidArgument, "names 'A', which is not a parameter of GaussianDEQ"),
         ({"step_size": -1.0}, wp.InvalidArgument, "step_size must be a finite number at least 0; got -1.0"),
         ({"step_size": {"W": math.nan, "U": 1.0, "a": 1.0}}, wp.InvalidArgument, r"step_size\['W'\].*got nan"),
         ({"step_size": "certifed"}, wp.InvalidArgument, "Did you mean 'certified'"),

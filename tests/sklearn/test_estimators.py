@@ -23,8 +23,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 import wellposed as wp
+from wellposed.sklearn._estimator import BOUND, Ball
 from wellposed.sklearn._families import FAMILIES, Headed
-from wellposed.sklearn._minibatches import BOUND, Ball
 
 # An epoch is one step on the small data of most checks, and several on those that ask for a good score.
 QUICK: dict[str, Any] = {"width": 6, "max_iter": 6, "batch_size": 50, "learning_rate": 0.1, "rtol": 1e-4}

@@ -29,7 +29,7 @@ from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.scaling import ldexp, ldexp_up, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier
 from wellposed.nn.maps.operator import AbstractOperator
-from wellposed.nn.monotone._conjugate import conjugate_gradients
+from wellposed.nn.monotone.conjugate_gradients import conjugate_gradients
 
 __all__ = ["SLACK", "LipschitzBounds", "certified_operator", "classifier_bounds"]
 

@@ -109,7 +109,7 @@ class CertificateMonitor:
         if not isinstance(self.theorem, str):
             return "nothing is measured for a callable", certificate_by(self.theorem, state.model, state.X, state.y, {})
         assert self._measure is not None
-        at = self._measure(state.model, state.at)
+        at = self._measure(state.model, state.point)
         return at, radius_at(at, self.dynamics, self._rate, tuple(self.sharpen))
 
     def _record(self, state: Any, at: Measurement | str, certificate: Certificate) -> None:

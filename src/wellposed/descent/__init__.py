@@ -2,15 +2,7 @@
 
 from wellposed.descent._descend import descend
 from wellposed.descent._flow import flow
-from wellposed.descent.callbacks import Callback, State
 from wellposed.descent.history import Event, History, Stop
+from wellposed.descent.recorder import Callback, State
 
-__all__ = [
-    "Callback",
-    "Event",
-    "History",
-    "State",
-    "Stop",
-    "descend",
-    "flow",
-]
+__all__ = ["Callback", "Event", "History", "State", "Stop", "descend", "flow"]

@@ -11,20 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._progress import progress_display
 from wellposed.certify import certify
-from wellposed.descent._objective import AbstractObjective, objective_of
-from wellposed.descent._progress import progress_of
-from wellposed.descent._recorder import Recorder, Travelled, check_callbacks, norm, say_where
-from wellposed.descent._speeds import speeds
-from wellposed.descent.callbacks import Callback
+from wellposed.descent._objective import AbstractObjective, objective_of, speeds
 from wellposed.descent.history import History, Stop
-from wellposed.errors import (
-    DivergedWarning,
-    InvalidArgument,
-    InvalidType,
-    WellposedError,
-    did_you_mean,
-)
+from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
+from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, WellposedError, did_you_mean
 from wellposed.nn import AbstractNetwork
 from wellposed.solve import check_positive_integer, user_level
 
@@ -87,7 +79,7 @@ def descend(
     certificate = _certified(objective, step_size) if isinstance(step_size, str) else None
     sizes = speeds("step_size", step_size if certificate is None else certificate.step_size, model, default=0.0)
     history = History("descent", sizes, certificate=None if certificate is None else certificate.to_dict())
-    with progress_of("descent", steps, show=progress) as bar, torch.no_grad():
+    with progress_display("descent", steps, show=progress, line=PROGRESS_LINE) as bar, torch.no_grad():
         recorder = Recorder(objective, history, callbacks, stop_loss=stop_loss, progress=bar)
         _run(objective, sizes, recorder, steps, record_every)
     if history.stop in (Stop.NOT_FINITE, Stop.DIVERGED):
@@ -107,7 +99,7 @@ def _run(objective: AbstractObjective, sizes: dict[str, float], recorder: Record
     limit = math.inf
     try:
         for step in itertools.count():
-            with say_where(f"step {step} of descend"):
+            with with_location(f"step {step} of descend"):
                 now = objective.evaluate()
             recorder.count(now)
             if not math.isfinite(now.loss):

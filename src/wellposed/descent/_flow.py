@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.descent._objective import AbstractObjective, Evaluation, objective_of
-from wellposed.descent._progress import progress_of
-from wellposed.descent._recorder import Recorder, Travelled, check_callbacks, norm, say_where
-from wellposed.descent._speeds import speeds
-from wellposed.descent.callbacks import Callback
+from wellposed._progress import progress_display
+from wellposed.descent._objective import AbstractObjective, Evaluation, objective_of, speeds
 from wellposed.descent.history import History, Stop
+from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
 from wellposed.errors import (
     DivergedWarning,
     InvalidArgument,
@@ -86,7 +84,7 @@ def flow(
     chosen = speeds("rates", rates, model, default=1.0)
     history = History("flow", chosen)
     atol = rtol / 1000 if atol is None else atol
-    with progress_of("flow", grid[-1], show=progress) as bar, torch.no_grad():
+    with progress_display("flow", grid[-1], show=progress, line=PROGRESS_LINE) as bar, torch.no_grad():
         recorder = Recorder(objective, history, callbacks, stop_loss=stop_loss, progress=bar)
         field = _Field(objective, chosen, recorder)
         _run(field, recorder, grid, {"rtol": rtol, "atol": atol, "method": method})
@@ -141,7 +139,7 @@ class _Field:
     def evaluate(self, state: Sequence[Tensor]) -> Evaluation:
         self.load(state)
         rows = self._recorder.history.rows
-        with say_where(f"time {rows[-1]['time']:.6g} of flow, or soon after" if rows else "time 0 of flow"):
+        with with_location(f"time {rows[-1]['time']:.6g} of flow, or soon after" if rows else "time 0 of flow"):
             now = self._objective.evaluate()
         self._recorder.count(now)
         if not math.isfinite(now.loss):

@@ -13,10 +13,18 @@ from torch import Tensor, nn
 
 from wellposed._tree import leaves, rebuild
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, NotConverged, NotConvergedWarning
-from wellposed.landscape._equilibria import Equilibria, Key, agreement_of, distances, proved_unique, random_start, rows_of
-from wellposed.landscape._model import without_proof
+from wellposed.landscape._model import (
+    Equilibria,
+    Key,
+    agreement_of,
+    distances,
+    proved_unique,
+    random_start,
+    rows_of,
+    without_proof,
+)
 from wellposed.landscape._predictor import Index, Predictor
-from wellposed.landscape.cell_status import CellStatus
+from wellposed.landscape.record import CellStatus
 from wellposed.solve import Solution
 
 __all__ = ["Measured", "PointLoss"]

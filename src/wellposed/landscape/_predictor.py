@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed._tree import Layout, leaves, rebuild
-from wellposed.landscape._equilibria import Key
+from wellposed.landscape._model import Key
 
 __all__ = ["Predictor"]
 

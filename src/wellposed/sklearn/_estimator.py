@@ -1,8 +1,11 @@
-"""What the two estimators share: parameters, the loop over epochs, and warnings that say what went wrong."""
+"""What the two estimators share: parameters, the loop over epochs, the certificate, warnings."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +16,130 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from wellposed.certify import Certificate
+from wellposed.certify import Certificate, certify, contraction, monotone
+from wellposed.certify._any_model import certificate_of, has_certificate
 from wellposed.errors import InvalidArgument
-from wellposed.nn import EquilibriumLayer
-from wellposed.sklearn._certificate import certificate_after_fit
-from wellposed.sklearn._families import build
-from wellposed.sklearn._minibatches import Ball, epoch, unconverged
+from wellposed.nn import AbstractNetwork, EquilibriumLayer, MonotoneDEQ
+from wellposed.sklearn._families import Headed, build, contracting
 
-__all__ = ["AbstractEstimator"]
+__all__ = ["AbstractEstimator", "Account", "Ball", "certificate_after_fit", "epoch", "unconverged"]
+
+
+def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certificate | None, str]:
+    """The certificate, and what it is about; None and the reason if there is none.
+
+    Args:
+        model: As it was fitted.
+        X: (n, d) inputs. y: (n,) the targets that it was trained on.
+    """
+    if isinstance(model, AbstractNetwork):
+        return certify(
+            model, X, y
+        ), "about training: descent or flow on |r|^2/2 from the fitted parameters, standardized targets"
+    inner = model.features if isinstance(model, Headed) else model
+    if isinstance(inner, AbstractNetwork):
+        found = monotone(inner) if isinstance(inner, MonotoneDEQ) else contraction(inner)
+        return found, "about equilibria: no theorem covers training with cross-entropy"
+    if has_certificate(model):
+        return certificate_of(model, X, y), f"about equilibria: no theorem covers training of {type(inner).__name__}"
+    return None, f"no theorem is known for {type(inner).__name__}"
+
+
+#: Contractions are kept at most here, so that equilibria stay unique and solves stay short.
+BOUND = 0.95
+
+
+@dataclass
+class Account:
+    """What an epoch was like.
+
+    Attributes:
+        loss: Mean over the samples, each at the parameters that its batch saw.
+        solves: Equilibria asked for. failed: Those, and adjoints, that did not converge.
+        finite: Whether every loss and gradient was; if not, the step was not taken and the epoch ended.
+    """
+
+    loss: float = 0.0
+    solves: int = 0
+    failed: int = 0
+    finite: bool = True
+
+
+class Ball:
+    """|R| <= 0.95 for the networks that are well-posed because they contract.
+
+    After a step, a recurrent matrix outside of the ball is scaled back to its surface. One decomposition serves until the
+    matrix may have left: |R| <= |R_0| + |R - R_0|_F.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._networks = contracting(model)
+        self._known: list[tuple[Tensor, float] | None] = [None] * len(self._networks)
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Scales back what is outside."""
+        for index, (network, parameter) in enumerate(self._networks):
+            known, R = self._known[index], network.recurrent()
+            if known is not None and known[1] + float((R - known[0]).norm()) <= BOUND:
+                continue
+            upper = network.contraction_upper()
+            if upper > BOUND:
+                parameter.mul_(BOUND / upper)
+                upper = BOUND
+            self._known[index] = (network.recurrent().clone(), upper)
+
+
+def epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    data: tuple[Tensor, Tensor],
+    *,
+    batch_size: int,
+    random: np.random.RandomState,
+) -> Account:
+    """One pass over the data, in place.
+
+    Args:
+        model: Of it the parameters that require a gradient are trained.
+        optimizer: Of these.
+        loss: (outputs, targets) -> the mean over the samples.
+        data: (n, d) inputs and (n,) targets.
+        batch_size: Samples a step.
+        random: Of the order.
+    """
+    X, y = data
+    account, ball = Account(), Ball(model)
+    model.train()
+    for rows in torch.from_numpy(random.permutation(len(X))).split(batch_size):
+        optimizer.zero_grad()
+        value = loss(model(X[rows]), y[rows])
+        account.solves += len(rows)
+        account.failed += unconverged(model)
+        if not math.isfinite(float(value.detach())):
+            account.finite = False
+            break
+        value.backward()
+        account.failed += unconverged(model, adjoint=True)
+        if not all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None):
+            account.finite = False
+            break
+        optimizer.step()
+        ball.keep()
+        account.loss += float(value.detach()) * len(rows) / len(X)
+    return account
+
+
+def unconverged(model: nn.Module, *, adjoint: bool = False) -> int:
+    """How many equilibria, or adjoints, of the last pass did not converge."""
+    failed = 0
+    for module in model.modules():
+        if isinstance(module, EquilibriumLayer):
+            solution = module.last_adjoint if adjoint else module.last_solution
+            failed += 0 if solution is None else int((~solution.converged).sum())
+    return failed
+
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

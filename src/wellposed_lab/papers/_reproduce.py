@@ -13,7 +13,7 @@ from typing import Any
 
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean
 from wellposed.plot._figure import new_figure
-from wellposed.plot.experiments import experiment as picture_of
+from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers._cache import TaskCache, program, write
 from wellposed_lab.papers._config import Config
 from wellposed_lab.papers._experiment import AbstractExperiment, Record, Result, Task

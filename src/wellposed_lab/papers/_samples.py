@@ -38,7 +38,7 @@ def at_hand(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> tuple
         try:
             samples(name, 2, 2, paper=paper, seed=0)
         except (InvalidArgument, MissingPackage) as error:
-            if "is not at hand" not in str(error) or name == "digits":
+            if "is not available" not in str(error) or name == "digits":
                 raise
             notes.append(f"scikit-learn's digits take the place of {name}: {error}")
             name = "digits"

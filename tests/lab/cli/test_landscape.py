@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from wellposed.landscape import CellStatus, Surface, filter_normalized, random_direction
-from wellposed.landscape.hessian import HessianProduct
+from wellposed.landscape.curvature import HessianProduct
 from wellposed_lab.cli import app
 from wellposed_lab.runs.training import load_run
 

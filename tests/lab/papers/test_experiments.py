@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from wellposed.nn import GaussianDEQ
-from wellposed.plot.experiments import experiment as picture_of
+from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers import EXPERIMENTS, Outcome, Record, reproduce
 from wellposed_lab.papers._experiment import Result
 from wellposed_lab.papers._full_batch import largest_eigenvalue

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from wellposed.linalg import batched_solve
 from wellposed.nn.maps.operator import AbstractOperator, Memory
-from wellposed.nn.monotone._lattice import Lattice, symbol
-from wellposed.nn.monotone._norms import largest_norm_upper
+from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 
 __all__ = ["FourierOperator"]
 

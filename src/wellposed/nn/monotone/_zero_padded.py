@@ -8,9 +8,8 @@ from torch.nn.functional import conv2d, conv_transpose2d
 
 from wellposed.nn._positive import inverse_of_positive
 from wellposed.nn.maps.operator import AbstractOperator, Memory
-from wellposed.nn.monotone._conjugate import conjugate_gradients
-from wellposed.nn.monotone._lattice import Lattice, symbol
-from wellposed.nn.monotone._norms import largest_norm_upper
+from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
+from wellposed.nn.monotone.conjugate_gradients import conjugate_gradients
 
 __all__ = ["ZeroPaddedOperator"]
 

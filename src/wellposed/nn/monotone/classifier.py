@@ -16,14 +16,7 @@ from wellposed.nn.cell import DenseCell
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.monotone.cells import MonotoneConvCell, MonotoneTierCell
 from wellposed.nn.parametrizations.monotone import Monotone
-from wellposed.solve import (
-    AbstractSolver,
-    ForwardBackward,
-    PeacemanRachford,
-    Solution,
-    TunedStep,
-    check_positive_integer,
-)
+from wellposed.solve import AbstractSolver, ForwardBackward, PeacemanRachford, Solution, TunedStep, check_positive_integer
 
 __all__ = ["MonotoneClassifier"]
 
@@ -38,8 +31,8 @@ class MonotoneClassifier(nn.Module):
         >>> model(torch.randn(3, 1, 8, 8)).shape
         torch.Size([3, 10])
 
-    Unless told otherwise the equilibrium and its adjoint are found by `PeacemanRachford(TunedStep())`, with one factorization
-    for both; with zero padding, which has no cheap resolvent, by `ForwardBackward(TunedStep())`.
+    By default `PeacemanRachford(TunedStep())` solves for the equilibrium and its adjoint, with one
+    factorization for both; with zero padding, which has no cheap resolvent, `ForwardBackward(TunedStep())`.
 
     Args:
         cell: `DenseCell` with `Monotone` weights, `MonotoneConvCell` or `MonotoneTierCell`.
@@ -97,23 +90,18 @@ class MonotoneClassifier(nn.Module):
         *,
         margin: float = 0.1,
         activation: AbstractActivation | None = None,
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> MonotoneClassifier:
-        """z = s(W z + U x + b) with a matrix W; inputs (batch, in_features), or anything that flattens to it.
+        """z = s(W z + U x + b) with a matrix W; inputs (batch, in_features), or of a shape that flattens to it.
 
         Args:
             in_features, width, classes: d, m, k.
             margin: Of I - W.
             activation: s; `ReLU()` if not given.
-            generator, device, dtype: Of all parameters.
-            options: As in the class.
+            options: As in the class; generator, device and dtype are for all parameters.
         """
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = DenseCell(in_features, width, activation, weight=Monotone(margin), **made)
-        return cls(cell, None, classes, **made, **options)
+        cell = DenseCell(in_features, width, activation, weight=Monotone(margin), **_factory_kwargs(options))
+        return cls(cell, None, classes, **options)
 
     @classmethod
     def conv(
@@ -122,32 +110,24 @@ class MonotoneClassifier(nn.Module):
         channels: int,
         classes: int,
         *,
-        grid: int = 1,
         margin: float = 0.1,
         activation: AbstractActivation | None = None,
         kernel_size: int = 3,
         padding: str = "circular",
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> MonotoneClassifier:
         """One convolution; inputs (batch, C, H, W).
 
         Args:
             image: (C, H, W).
-            channels: Of the state.
-            classes: k.
-            grid: Regions per side that the read-out averages over; must divide H and W.
+            channels, classes: Of the state, and k.
             margin, activation, kernel_size, padding: As in `MonotoneConvCell`.
-            generator, device, dtype: Of all parameters.
-            options: As in the class.
+            options: As in the class; generator, device and dtype are for all parameters. `grid` must
+                divide H and W.
         """
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = MonotoneConvCell(
-            _checked_image(image)[0], channels, activation, kernel_size=kernel_size, margin=margin, padding=padding, **made
-        )
-        return cls(cell, image, classes, grid=grid, **made, **options)
+        structure: dict[str, Any] = {"kernel_size": kernel_size, "margin": margin, "padding": padding}
+        cell = MonotoneConvCell(_checked_image(image)[0], channels, activation, **structure, **_factory_kwargs(options))
+        return cls(cell, image, classes, **options)
 
     @classmethod
     def multitier(
@@ -156,22 +136,16 @@ class MonotoneClassifier(nn.Module):
         channels: Sequence[int],
         classes: int,
         *,
-        grid: int = 1,
         margin: float = 0.1,
         activation: AbstractActivation | None = None,
         kernel_size: int = 3,
         padding: str = "circular",
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> MonotoneClassifier:
-        """Several resolutions; inputs (batch, C, H, W), arguments as in `conv` with channels per tier."""
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = MonotoneTierCell(
-            _checked_image(image)[0], channels, activation, kernel_size=kernel_size, margin=margin, padding=padding, **made
-        )
-        return cls(cell, image, classes, grid=grid, **made, **options)
+        """Several resolutions; arguments as in `conv`, with the channels of each tier."""
+        structure: dict[str, Any] = {"kernel_size": kernel_size, "margin": margin, "padding": padding}
+        cell = MonotoneTierCell(_checked_image(image)[0], channels, activation, **structure, **_factory_kwargs(options))
+        return cls(cell, image, classes, **options)
 
     @property
     def cell(self) -> DenseCell | MonotoneConvCell | MonotoneTierCell:
@@ -241,6 +215,11 @@ class MonotoneClassifier(nn.Module):
 
     def extra_repr(self) -> str:
         return f"image={self.image}, classes={self.classes}, grid={self.grid}"
+
+
+def _factory_kwargs(options: dict[str, Any]) -> dict[str, Any]:
+    """generator, device and dtype, if given."""
+    return {name: options[name] for name in ("generator", "device", "dtype") if name in options}
 
 
 def _checked_image(image: Any) -> tuple[int, int, int]:

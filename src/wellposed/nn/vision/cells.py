@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed.nn.vision._modules import checked_channels, conv, norm
+from wellposed.nn.vision.modules import checked_channels, conv, norm
 from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["MultiscaleCell", "ResidualCell"]
@@ -56,12 +56,12 @@ class ResidualCell(nn.Module):
         if kernel_size % 2 == 0:
             raise InvalidArgument(f"The 'kernel_size' parameter of ResidualCell must be odd. Got {kernel_size} instead.")
         check_interval("ResidualCell", "init_std", init_std, low=0.0, closed="neither")
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         drawn: dict[str, Any] = {"std": init_std, "generator": generator, "weight_norm": weight_norm}
-        self.conv1 = conv(channels, inner, kernel_size, **drawn, **made)
-        self.conv2 = conv(inner, channels, kernel_size, **drawn, **made)
-        self.norm1 = norm(inner, groups, **made)
-        self.norm2, self.norm3 = norm(channels, groups, **made), norm(channels, groups, **made)
+        self.conv1 = conv(channels, inner, kernel_size, **drawn, **factory_kwargs)
+        self.conv2 = conv(inner, channels, kernel_size, **drawn, **factory_kwargs)
+        self.norm1 = norm(inner, groups, **factory_kwargs)
+        self.norm2, self.norm3 = norm(channels, groups, **factory_kwargs), norm(channels, groups, **factory_kwargs)
         self.inner = inner
 
     def forward(self, z: Tensor, x: CellInput) -> Tensor:
@@ -69,7 +69,7 @@ class ResidualCell(nn.Module):
 
         Args:
             z: The state.
-            x: Features of the shape of z; or those and a mask on norm(relu(W1 * z)), as a tuple.
+            x: Features of the shape of z; or a tuple of features and a mask on norm(relu(W1 * z)).
         """
         x, mask = x if isinstance(x, tuple) else (x, None)
         return self.block(z, x, mask)
@@ -119,14 +119,14 @@ class MultiscaleCell(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = checked_channels("MultiscaleCell", channels)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         drawn: dict[str, Any] = {"generator": generator, "weight_norm": weight_norm, "init_std": init_std}
-        self.blocks = nn.ModuleList(ResidualCell(c, groups=groups, **drawn, **made) for c in self.channels)
+        self.blocks = nn.ModuleList(ResidualCell(c, groups=groups, **drawn, **factory_kwargs) for c in self.channels)
         self.mixers = nn.ModuleList(
-            nn.ModuleList(self._mixer(j, i, **drawn, **made) for j in range(len(self.channels)))
+            nn.ModuleList(self._mixer(j, i, **drawn, **factory_kwargs) for j in range(len(self.channels)))
             for i in range(len(self.channels))
         )
-        self.norms = nn.ModuleList(norm(c, groups, **made) for c in self.channels)
+        self.norms = nn.ModuleList(norm(c, groups, **factory_kwargs) for c in self.channels)
 
     def _mixer(self, source: int, target: int, *, init_std: float, **options: Any) -> nn.Module:
         """T for one pair of resolutions, up to the final resizing; its size keeps that of its argument."""
@@ -144,7 +144,7 @@ class MultiscaleCell(nn.Module):
 
         Args:
             z: The state.
-            x: A tuple of features, of the shapes of z; or such a tuple and one of masks, as a tuple of two.
+            x: A tuple of features, of the shapes of z; or a tuple of that tuple and one of masks.
         """
         features, masks = x if isinstance(x[0], tuple) else (x, (None,) * len(z))
         y = [

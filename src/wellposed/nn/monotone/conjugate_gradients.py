@@ -16,12 +16,7 @@ MOST_ROUNDS = 20
 
 
 def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    transposed: Callable[[Tensor], Tensor] | None,
-    b: Tensor,
-    *,
-    rtol: float,
-    floor: float,
+    apply: Callable[[Tensor], Tensor], transposed: Callable[[Tensor], Tensor] | None, b: Tensor, *, rtol: float, floor: float
 ) -> tuple[Tensor, Tensor]:
     r"""Solves M x = b for a positive definite M, or for any invertible M through M^T M x = M^T b (CGNR) [saad2003, 8.3].
 

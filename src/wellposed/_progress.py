@@ -1,0 +1,91 @@
+"""The one progress display, on stderr: a bar on a terminal if rich is installed, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["ProgressDisplay", "progress_display"]
+
+SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_UPDATES = 0.1
+
+
+class ProgressDisplay:
+    """Shows how much work is done, at most every few seconds.
+
+    Args:
+        total: All of the work; None if it is not known yet.
+        seconds: Least time between two displays.
+        show: Called with done, total and a text.
+        ends: Whether the end of the work is always shown.
+    """
+
+    def __init__(
+        self, total: float | None, seconds: float, show: Callable[[float, float | None, str], None], *, ends: bool = True
+    ) -> None:
+        self._total, self._seconds, self._show, self._ends = total, seconds, show, ends
+        self._done, self._last = 0.0, time.monotonic()
+
+    def update(self, done: float, text: str | Callable[[], str] = "", *, total: float | None = None) -> None:
+        """May be called as often as wanted; a function `text` is called only when something is shown."""
+        self._done, self._total = done, self._total if total is None else total
+        at_end = self._ends and self._total is not None and done >= self._total
+        now = time.monotonic()
+        if at_end or now - self._last > self._seconds:
+            self._last = now
+            self._show(done, self._total, text() if callable(text) else text)
+
+    def advance(self, amount: float) -> None:
+        """Adds to the work done."""
+        self.update(self._done + amount)
+
+
+@contextmanager
+def progress_display(
+    title: str,
+    total: float | None = None,
+    *,
+    show: bool = True,
+    line: str = "{title}: {done:g} of {total:g}",
+    bar: str = "{text}",
+    ends: bool = True,
+) -> Iterator[ProgressDisplay]:
+    """The display of some work while the context is open.
+
+    Args:
+        title: Beside the bar.
+        total: All of the work; None if `update` gives it later.
+        show: Whether to show anything.
+        line: Format of a line, with title, done, total, percent and text.
+        bar: Format of the text beside the bar, with done, total and text.
+        ends: Whether the end of the work is always shown in a line.
+    """
+
+    def write(done: float, total: float | None, text: str) -> None:
+        percent = int(100 * done / total) if total else 0
+        print(line.format(title=title, done=done, total=total or 0, percent=percent, text=text), file=sys.stderr, flush=True)
+
+    if not show:
+        yield ProgressDisplay(total, float("inf"), lambda *_: None)
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield ProgressDisplay(total, SECONDS_BETWEEN_LINES, write, ends=ends)
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield ProgressDisplay(total, SECONDS_BETWEEN_LINES, write, ends=ends)
+        return
+    columns = (TextColumn(title), BarColumn(), TextColumn("{task.fields[text]}", markup=False), TimeRemainingColumn())
+    with Progress(*columns, console=console) as rich_bar:
+        task = rich_bar.add_task(title, total=total, text="")
+
+        def draw(done: float, total: float | None, text: str) -> None:
+            rich_bar.update(task, completed=done, total=total, text=bar.format(done=done, total=total or 0, text=text))
+
+        yield ProgressDisplay(total, SECONDS_BETWEEN_UPDATES, draw)
