@@ -3,27 +3,17 @@
 import importlib as _importlib
 from typing import Any as _Any
 
-from wellposed import certify, convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve
+# the packages are attributes, as in `wp.nn`, but `from wellposed import *` does not bring them
+from wellposed import certify, convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve  # noqa: F401
 from wellposed.certify import Certificate, CertificateMonitor, Verdict, generalization_bound, suggest
 from wellposed.convex import DeepOptEq, OptEq
 from wellposed.descent import History, descend, flow
 from wellposed.errors import (
-    AdjointNotConverged,
-    AdjointNotConvergedWarning,
-    CheckpointRefused,
-    CoupledRowsWarning,
-    DivergedWarning,
     IllPosed,
-    IllPosedWarning,
     InvalidArgument,
     InvalidType,
-    MissingPackage,
     NotConverged,
-    NotConvergedWarning,
-    RunError,
-    RunLocked,
     WellposedError,
-    WellposedWarning,
 )
 from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
@@ -53,19 +43,14 @@ _LAZY = ("sklearn", "testing")
 _MOVED = {"experiments": "wellposed_lab.papers", "train": "wellposed.descent (full batch) and wellposed_lab.runs (minibatches)"}
 
 __all__ = [
-    "AdjointNotConverged",
-    "AdjointNotConvergedWarning",
     "Anderson",
     "Auto",
     "BiCGStab",
     "Broyden",
     "Certificate",
     "CertificateMonitor",
-    "CheckpointRefused",
-    "CoupledRowsWarning",
     "DeepOptEq",
     "Dense",
-    "DivergedWarning",
     "DouglasRachford",
     "EquilibriumLayer",
     "ForwardBackward",
@@ -73,24 +58,19 @@ __all__ = [
     "GaussianDEQ",
     "History",
     "IllPosed",
-    "IllPosedWarning",
     "ImplicitGradient",
     "ImplicitOnlyDEQ",
     "InvalidArgument",
     "InvalidType",
     "JacobianFree",
-    "MissingPackage",
     "MonotoneDEQ",
     "Neumann",
     "NewtonKrylov",
     "NotConverged",
-    "NotConvergedWarning",
     "OptEq",
     "PeacemanRachford",
     "PhantomGradient",
     "Picard",
-    "RunError",
-    "RunLocked",
     "SkipDEQ",
     "Solution",
     "Status",
@@ -99,24 +79,12 @@ __all__ = [
     "UnrolledGradient",
     "Verdict",
     "WellposedError",
-    "WellposedWarning",
     "certify",
-    "convex",
-    "data",
     "descend",
-    "descent",
-    "errors",
     "fixed_point",
     "flow",
     "generalization_bound",
-    "implicit",
-    "kernel",
-    "landscape",
     "least_eigenvalue",
-    "linalg",
-    "nn",
-    "plot",
-    "solve",
     "suggest",
     "tangent_kernel",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.data.images import FILES, NORMS, choose, digits, normalise, part_parallel, pixels, read
+from wellposed.data.files import FILES, NORMS, choose, digits, normalise, part_parallel, pixels, read
 from wellposed.data.own import SUFFIXES, is_path, read_own
 from wellposed.errors import InvalidArgument, did_you_mean
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import ImplicitGradient
-from wellposed.nn import AbstractNetwork, EquilibriumLayer, Linearised
+from wellposed.nn import AbstractNetwork, EquilibriumLayer
+from wellposed.nn.layer import Linearised
 from wellposed.solve import Solution
 from wellposed.status import Status
 

@@ -16,7 +16,7 @@ from wellposed._progress import ProgressDisplay
 from wellposed.descent._objective import AbstractObjective, Evaluation, trained_parameters
 from wellposed.descent.history import History, Stop
 from wellposed.errors import IllPosed, InvalidType, NotConverged
-from wellposed.nn import Linearised
+from wellposed.nn.layer import Linearised
 
 __all__ = ["PROGRESS_LINE", "Callback", "Recorder", "State", "Travelled", "check_callbacks", "with_location"]
 

@@ -22,7 +22,7 @@ from wellposed.errors import InvalidArgument
 from wellposed.nn import AbstractNetwork, EquilibriumLayer, MonotoneDEQ
 from wellposed.sklearn._families import Headed, build, contracting
 
-__all__ = ["AbstractEstimator", "Account", "Ball", "certificate_after_fit", "epoch", "unconverged"]
+__all__ = ["AbstractEstimator", "EpochStats", "SpectralProjection", "certificate_after_fit", "epoch", "unconverged"]
 
 
 def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certificate | None, str]:
@@ -33,9 +33,8 @@ def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certi
         X: (n, d) inputs. y: (n,) the targets that it was trained on.
     """
     if isinstance(model, AbstractNetwork):
-        return certify(
-            model, X, y
-        ), "about training: descent or flow on |r|^2/2 from the fitted parameters, standardized targets"
+        about = "about training: descent or flow on |r|^2/2 from the fitted parameters, standardized targets"
+        return certify(model, X, y), about
     inner = model.features if isinstance(model, Headed) else model
     if isinstance(inner, AbstractNetwork):
         found = monotone(inner) if isinstance(inner, MonotoneDEQ) else contraction(inner)
@@ -50,26 +49,25 @@ BOUND = 0.95
 
 
 @dataclass
-class Account:
-    """What an epoch was like.
+class EpochStats:
+    """Results of an epoch.
 
     Attributes:
-        loss: Mean over the samples, each at the parameters that its batch saw.
-        solves: Equilibria asked for. failed: Those, and adjoints, that did not converge.
-        finite: Whether every loss and gradient was; if not, the step was not taken and the epoch ended.
+        loss: Mean over the samples, each at the parameters of its batch.
+        failed: Equilibria and adjoints that did not converge.
+        finite: Whether all losses and gradients were; if not, the epoch ended before that step.
     """
 
     loss: float = 0.0
-    solves: int = 0
     failed: int = 0
     finite: bool = True
 
 
-class Ball:
-    """|R| <= 0.95 for the networks that are well-posed because they contract.
+class SpectralProjection:
+    """Keeps |R| <= 0.95 in the networks that are well-posed because they contract.
 
-    After a step, a recurrent matrix outside of the ball is scaled back to its surface. One decomposition serves until the
-    matrix may have left: |R| <= |R_0| + |R - R_0|_F.
+    A recurrent matrix outside of the ball is scaled to its surface. One decomposition serves until
+    the matrix may have left the ball: |R| <= |R_0| + |R - R_0|_F.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -77,8 +75,8 @@ class Ball:
         self._known: list[tuple[Tensor, float] | None] = [None] * len(self._networks)
 
     @torch.no_grad()
-    def keep(self) -> None:
-        """Scales back what is outside."""
+    def apply(self) -> None:
+        """Scales the matrices that are outside of the ball."""
         for index, (network, parameter) in enumerate(self._networks):
             known, R = self._known[index], network.recurrent()
             if known is not None and known[1] + float((R - known[0]).norm()) <= BOUND:
@@ -98,37 +96,27 @@ def epoch(
     *,
     batch_size: int,
     random: np.random.RandomState,
-) -> Account:
-    """One pass over the data, in place.
-
-    Args:
-        model: Of it the parameters that require a gradient are trained.
-        optimizer: Of these.
-        loss: (outputs, targets) -> the mean over the samples.
-        data: (n, d) inputs and (n,) targets.
-        batch_size: Samples a step.
-        random: Of the order.
-    """
+) -> EpochStats:
+    """One pass over (n, d) inputs and (n,) targets in random order, a step of the optimizer a batch."""
     X, y = data
-    account, ball = Account(), Ball(model)
+    stats, projection = EpochStats(), SpectralProjection(model)
     model.train()
     for rows in torch.from_numpy(random.permutation(len(X))).split(batch_size):
         optimizer.zero_grad()
         value = loss(model(X[rows]), y[rows])
-        account.solves += len(rows)
-        account.failed += unconverged(model)
+        stats.failed += unconverged(model)
         if not math.isfinite(float(value.detach())):
-            account.finite = False
+            stats.finite = False
             break
         value.backward()
-        account.failed += unconverged(model, adjoint=True)
+        stats.failed += unconverged(model, adjoint=True)
         if not all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None):
-            account.finite = False
+            stats.finite = False
             break
         optimizer.step()
-        ball.keep()
-        account.loss += float(value.detach()) * len(rows) / len(X)
-    return account
+        projection.apply()
+        stats.loss += float(value.detach()) * len(rows) / len(X)
+    return stats
 
 
 def unconverged(model: nn.Module, *, adjoint: bool = False) -> int:
@@ -212,7 +200,7 @@ class AbstractEstimator(BaseEstimator):
             generator=generator,
             dtype=DTYPES[self.dtype],
         )
-        Ball(self.model_).keep()
+        SpectralProjection(self.model_).apply()
         trained = [p for p in self.model_.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(trained, lr=float(self.learning_rate), weight_decay=float(self.weight_decay))
         self.loss_curve_: list[float] = []
@@ -233,26 +221,26 @@ class AbstractEstimator(BaseEstimator):
         """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
         best, since, failed = np.inf, 0, 0
         for _ in range(epochs):
-            account = epoch(
+            stats = epoch(
                 self.model_, self._optimizer, self._loss, (X, y), batch_size=int(self.batch_size), random=self._random
             )
             self.n_iter_ += 1
-            failed = account.failed
-            if not account.finite:
+            failed = stats.failed
+            if not stats.finite:
                 return f"the loss or a gradient was not finite in epoch {self.n_iter_}; take a smaller learning_rate"
-            self.loss_curve_.append(account.loss)
-            since = 0 if account.loss < best - float(self.tol) else since + 1
-            best = min(best, account.loss)
+            self.loss_curve_.append(stats.loss)
+            since = 0 if stats.loss < best - float(self.tol) else since + 1
+            best = min(best, stats.loss)
             if since >= self.n_iter_no_change:
                 break
         first, much = self.loss_curve_[0], 2.0 if epochs > 1 else 10.0  # the parts of partial_fit differ among themselves
-        if account.loss > much * first + float(self.tol):
+        if stats.loss > much * first + float(self.tol):
             return (
-                f"the loss rose from {first:.3g} to {account.loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
+                f"the loss rose from {first:.3g} to {stats.loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
                 f"smaller learning_rate than {self.learning_rate}"
             )
         if since < self.n_iter_no_change and (epochs > 1 or self.max_iter == 1):
-            return f"the loss still fell after max_iter={self.max_iter} epochs (now {account.loss:.3g}); raise max_iter"
+            return f"the loss still fell after max_iter={self.max_iter} epochs (now {stats.loss:.3g}); raise max_iter"
         if failed:
             return (
                 f"{failed} equilibria or adjoints of the last epoch did not converge to rtol={self.rtol}, so the gradients "

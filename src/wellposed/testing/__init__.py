@@ -1,10 +1,9 @@
 """Conformance tests to inherit, and problems with exact solutions, for a user's own solvers, cells and networks."""
 
-from wellposed.testing._problem import Problem
 from wellposed.testing.cells import CellConformance, GradientConformance
 from wellposed.testing.families import FamilyConformance
 from wellposed.testing.linear_solvers import LinearSolverConformance
-from wellposed.testing.problems import PROBLEMS, problem
+from wellposed.testing.problems import PROBLEMS
 from wellposed.testing.solvers import SolverConformance
 
 __all__ = [
@@ -13,7 +12,5 @@ __all__ = [
     "GradientConformance",
     "LinearSolverConformance",
     "PROBLEMS",
-    "Problem",
     "SolverConformance",
-    "problem",
 ]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from wellposed.data import Dataset, load
 from wellposed.data._load import NAMES
-from wellposed.data.images import FILES
+from wellposed.data.files import FILES
 from wellposed.errors import InvalidArgument, WellposedError, did_you_mean
 from wellposed_lab.cli._app import ExitCode, app, guarded, out, say
 from wellposed_lab.cli._layout import print_table

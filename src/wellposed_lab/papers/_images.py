@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wellposed.data import load
-from wellposed.data.images import digits, read
+from wellposed.data.files import digits, read
 from wellposed_lab.papers._samples import at_hand
 
 __all__ = ["accuracy", "fit", "images", "ten_classes"]

@@ -10,9 +10,8 @@ from torch import Tensor
 
 import wellposed as wp
 from wellposed.linalg import GMRES
-from wellposed.nn import TierWeights
 from wellposed.nn.maps.operator import AbstractOperator
-from wellposed.nn.monotone import _zero_padded, conjugate_gradients
+from wellposed.nn.monotone import TierWeights, _zero_padded, conjugate_gradients
 
 F64 = torch.float64
 #: channels of the tiers, (height, width)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import wellposed as wp
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
-from wellposed.nn import TierWeights
 from wellposed.nn.maps.operator import AbstractOperator
+from wellposed.nn.monotone import TierWeights
 from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 
 F64 = torch.float64
