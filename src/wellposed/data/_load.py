@@ -25,7 +25,8 @@ class Dataset:
     Attributes:
         name: Of the data set.
         X: (n, ...) training inputs. y: (n, ...) training targets.
-        X_test: (n_test, ...) test inputs. y_test: (n_test, ...) their targets; both None if there is no test part.
+        X_test: (n_test, ...) test inputs. y_test: (n_test, ...) their targets; both None if there
+            is no test part.
         steps: What was done, in order, one sentence each.
     """
 
@@ -52,7 +53,7 @@ def sphere(n: int, features: int, rng: np.random.Generator) -> tuple[np.ndarray,
 
 
 def moons(n: int, noise: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(n, 2) two interleaving half circles, (n,) classes 0 and 1 in turn, as scikit-learn's `make_moons`."""
+    """(n, 2) two half circles, (n,) classes 0 and 1 in turn, as scikit-learn's `make_moons`."""
     y = np.arange(n) % 2
     angle = np.pi * rng.random(n)
     upper, lower = np.stack([np.cos(angle), np.sin(angle)], 1), np.stack([1 - np.cos(angle), 0.5 - np.sin(angle)], 1)
@@ -92,29 +93,31 @@ def load(
         >>> data.X.shape, data.y.shape
         (torch.Size([10, 50]), torch.Size([10]))
 
-    Built in: "sphere" (unit sphere, standard normal labels), "moons", "digits" (needs scikit-learn).
-    "mnist", "fashion_mnist", "cifar10", "svhn", "camvid" come from `<name>.npz` in the folder
-    $WELLPOSED_DATA, or from OpenML through scikit-learn, which caches them; pixels are scaled to
-    [0, 1]. A path that ends with .csv or .parquet is a table with named columns; a .npz file holds
-    arrays X and y, and X_test and y_test if it has a test part.
+    Built in: "sphere" (unit sphere, standard normal labels), "moons", "digits" (needs
+    scikit-learn). "mnist", "fashion_mnist", "cifar10", "svhn", "camvid" come from `<name>.npz` in
+    the folder $WELLPOSED_DATA, or from OpenML through scikit-learn, which caches them; pixels are
+    scaled to [0, 1]. A path that ends with .csv or .parquet is a table with named columns; a .npz
+    file holds arrays X and y, and X_test and y_test if it has a test part.
 
     Args:
         name: One of the above.
         n: Training samples, as equally many of each class as possible; all if not given (100 for
             "sphere", 200 for "moons"). A file without a test part keeps a fifth to test, or all
             samples that remain if n is given.
-        classes: Which classes; all if not given. Two classes have targets -1 and +1, others indices.
+        classes: Which classes; all if not given. Two classes have targets -1 and +1, others
+            indices.
         seed: Of every draw.
         n_test: Test samples; all if not given (as many as n for "sphere" and "moons").
-        paper: "ling2022", "gao2022" or "gao2023": the preprocessing of that paper (grey, 28x28, rows
-            of norm sqrt(d) or 1, parallel samples separated) instead of `grey`, `size` and `norm`.
+        paper: "ling2022", "gao2022" or "gao2023": the preprocessing of that paper (grey, 28x28,
+            rows of norm sqrt(d) or 1, parallel samples separated) instead of `grey`, `size` and
+            `norm`.
         grey: Whether colours become luminance.
         size: Height and width to which images are resized.
         norm: Rows of norm 1 ("unit") or sqrt(d) ("sqrt_d").
         flatten: (n, d) rows instead of (n, channels, height, width) images.
         features, noise: d of "sphere", standard deviation of "moons".
-        target, columns: Columns of a table: to learn ("target", "y" or "label" if not given), and to
-            learn from (all others).
+        target, columns: Columns of a table: to learn ("target", "y" or "label" if not given), and
+            to learn from (all others).
         classify: Whether the target of a file holds classes; by default text does, numbers do not.
         standardize: Whether numbers of a file get mean 0 and standard deviation 1 over the training
             samples; by default those of a table do.
@@ -194,7 +197,7 @@ def _images(
 
 
 def _targets(labels: np.ndarray, classes: tuple[int, ...] | None) -> Tensor:
-    """-1 and +1 for two classes, else class indices in the order in which the classes were given."""
+    """-1 and +1 for two classes, else class indices in the order of `classes`."""
     if classes is None:
         return torch.from_numpy(labels.astype(np.int64))
     if len(classes) == 2:

@@ -34,7 +34,8 @@ CHECKSUMS = {
     "06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64": "mnist",
     "73f962d142f785ff5e06b07e664b5a3cb7d519f2eab5ad2b31811d6ae5b67c9b": "svhn",
 }
-#: The largest size of a file and of its arrays; the largest that we know, SVHN with its extra images, has 1.9e9.
+#: The largest size of a file and of its arrays; the largest that we know, SVHN with its extra
+#: images, has 1.9e9.
 BYTES = 1 << 31
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -137,7 +138,7 @@ NUDGE = 1e-3
 
 
 def choose(y: np.ndarray, classes: tuple[int, ...], n: int | None, rng: np.random.Generator) -> np.ndarray:
-    """Indices of n samples, the same number of each class (the first ones get one more), in random order."""
+    """Indices of n samples in random order, equally many of each class (or one more)."""
     pools = [rng.permutation(np.flatnonzero(y == c)) for c in classes]
     if n is None:
         return rng.permutation(np.concatenate(pools))
@@ -149,7 +150,7 @@ def choose(y: np.ndarray, classes: tuple[int, ...], n: int | None, rng: np.rando
 
 
 def pixels(images: np.ndarray, *, grey: bool, size: int | None) -> Tensor:
-    """(n, H, W) or (n, H, W, 3) uint8 -> (n, channels, h, w) in [0, 1]; grey by luminance, resized with antialiasing."""
+    """(n, H, W[, 3]) uint8 -> (n, channels, h, w) in [0, 1]; grey by luminance, resized."""
     x = torch.from_numpy(np.ascontiguousarray(images)).to(torch.float64) / 255
     x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
     if grey and x.shape[1] == 3:
@@ -169,7 +170,7 @@ def normalise(X: Tensor, norm: str) -> Tensor:
 
 
 def part_parallel(X: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
-    """(n, d) without parallel rows, and their number: noise moves the later of two, at the same norm."""
+    """(n, d) without parallel rows, and their number: noise moves the later of two."""
     length = torch.linalg.vector_norm(X, dim=1, keepdim=True)
     U = X / length
     C = (U @ U.t()).abs().tril(-1)

@@ -52,7 +52,7 @@ def read_own(
     classify: bool | None,
     standardize: bool | None,
 ) -> tuple[Parts, list[str]]:
-    """x_train, y_train, x_test, y_test of float64 or, for classes, y of int64 from 0; and what was done.
+    """x_train, y_train, x_test, y_test of float64 (classes: int64 from 0), and what was done.
 
     Args:
         name: The path.
@@ -224,7 +224,7 @@ def _drawn(name: str, side: np.ndarray, count: int | None, rng: np.random.Genera
 
 
 def _standardize(parts: Parts, steps: list[str]) -> None:
-    """Every input, and a target of numbers, to mean 0 and standard deviation 1 over the training samples."""
+    """Inputs and numerical targets to mean 0 and standard deviation 1 over training samples."""
     mean, size = _moments(parts["x_train"])
     for key in ("x_train", "x_test"):
         parts[key] = (parts[key] - mean) / size

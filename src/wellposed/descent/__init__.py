@@ -1,4 +1,4 @@
-"""Full-batch gradient descent and gradient flow, as the theorems assume them, with a record of every step."""
+"""Full-batch gradient descent and gradient flow, as the theorems assume them."""
 
 from wellposed.descent._descend import descend
 from wellposed.descent._flow import flow

@@ -82,7 +82,7 @@ class AbstractObjective(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self) -> Evaluation:
-        """Loss and gradients at the present parameters, with the model's policies for failed solves."""
+        """Loss and gradients at the present parameters; applies the policies of the model."""
 
     def _residual(self, prediction: Tensor) -> tuple[Tensor, float]:
         """y_hat - y and the loss."""

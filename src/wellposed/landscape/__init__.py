@@ -1,4 +1,4 @@
-"""Loss landscapes and trajectories that know about equilibria: numbers only, `wellposed.plot` draws them."""
+"""Loss landscapes and trajectories of models with equilibria, as numbers; `plot` draws them."""
 
 from wellposed.landscape._basin import basin
 from wellposed.landscape._surface import surface

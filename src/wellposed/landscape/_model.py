@@ -18,22 +18,6 @@ from wellposed.nn import AbstractContraction, DenseCell, EquilibriumLayer, Monot
 from wellposed.nn.layer import DEFAULT_RTOL
 from wellposed.solve import Solution
 
-__all__ = [
-    "Equilibria",
-    "Key",
-    "agreement_of",
-    "check_rows",
-    "distances",
-    "equilibrium_layers",
-    "move",
-    "preserved",
-    "proved_unique",
-    "random_start",
-    "strict",
-    "trained",
-    "without_proof",
-]
-
 
 def trained(model: Any) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient, by name; raises if there are none."""
@@ -73,7 +57,7 @@ def move(
 
 @contextmanager
 def strict(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, and a solve that fails raises `NotConverged`; modes, policies and records come back."""
+    """Evaluation mode; failed solves raise `NotConverged`. Restores modes, policies, records."""
     modes = [(module, module.training) for module in model.modules()]
     layers = [(layer, layer.on_failure, layer.last_solution, layer.last_adjoint) for layer in equilibrium_layers(model)]
     try:
@@ -90,7 +74,7 @@ def strict(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_proof(model: nn.Module) -> Iterator[None]:
-    """Inside, a network evaluates also where its own bound does not prove an equilibrium; raises `IllPosed` if none does so."""
+    """Ignores the bounds of contractions inside; raises `IllPosed` if that would change nothing."""
     policies = [(module, module.on_ill_posed) for module in model.modules() if isinstance(module, AbstractContraction)]
     if all(policy == "ignore" for _, policy in policies):
         raise IllPosed("The model refuses, and no network in it has a policy for that.")
@@ -105,7 +89,7 @@ def without_proof(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """As `strict`; and whatever happens inside, parameters and buffers are afterwards what they were, bit for bit."""
+    """As `strict`; also restores parameters and buffers, bit for bit."""
     parameters = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
     buffers = [
         (module, name, buffer, buffer.detach().clone())
@@ -187,7 +171,7 @@ class Equilibria:
 
 
 def random_start(value: Any, generator: torch.Generator) -> Any:
-    """Standard normal, scaled to the root mean square of each sample's equilibrium: of its size, but anywhere."""
+    """Standard normal, scaled to the root mean square of each sample's equilibrium."""
     layout = Layout.of(value, "z")
     rows = layout.flatten(value)
     size = torch.linalg.vector_norm(rows, dim=1, keepdim=True) / math.sqrt(max(rows.shape[1], 1))
@@ -206,10 +190,10 @@ def distances(a: Any, b: Any) -> Tensor:
 
 
 def agreement_of(layer: EquilibriumLayer, dtype: torch.dtype) -> float:
-    r"""The distance up to which two results of a layer count as one: the square root of its tolerance.
+    r"""The distance up to which two results count as one: the root of the layer's tolerance.
 
-    With residuals of `rtol` two results of a map that contracts by q differ by up to about 2 rtol/(1 - q); the root allows
-    1 - q as small as 2 sqrt(rtol).
+    With residuals of `rtol` two results of a map that contracts by q differ by up to about 2
+    rtol/(1 - q); the root allows 1 - q as small as 2 sqrt(rtol).
     """
     rtol = DEFAULT_RTOL[dtype] if layer.rtol is None else layer.rtol
     return math.sqrt(max(rtol, torch.finfo(dtype).eps))
@@ -221,10 +205,10 @@ def rows_of(value: Any, rows: Tensor) -> Any:
 
 
 def proved_unique(model: nn.Module) -> bool:
-    """Whether every equilibrium of the model, at its present parameters, is proved to be the only one.
+    """Whether all equilibria at the present parameters are proved to be unique.
 
-    By its own bound of a contraction factor (`contraction_upper`), by a monotone construction, or by |W| < 1 of a `DenseCell`
-    with an activation that does not expand.
+    By its own bound of a contraction factor (`contraction_upper`), by a monotone construction, or
+    by |W| < 1 of a `DenseCell` with an activation that does not expand.
     """
     proved = set()
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""The Hessian of a loss: products, largest eigenvalues, trace, and directions of large curvature."""
+"""The Hessian of a loss: products, largest eigenvalues, trace, directions of curvature."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ __all__ = [
 ]
 
 
-#: Up to this many parameters the whole Hessian is formed: a product a column, and no eigenvalue can be missed.
+#: Up to this many parameters the whole Hessian is formed: a product a column, and no eigenvalue can
+#: be missed.
 DENSE_SIZE = 64
 
 
 class HessianProduct:
-    r"""v -> H v, H the Hessian of loss(model(X), y) in the trained parameters, by differentiating <gradient, v>.
+    r"""v -> H v, the Hessian of loss(model(X), y) in the trained parameters, by <gradient, v>.
 
-    Each product costs one more backward pass through the gradient, which is recorded once. Equilibria are differentiated
-    twice by the implicit function theorem (`ImplicitGradient`); at kinks of a ReLU the second derivative is that of the
-    piece that autograd picks. Solves that fail raise `NotConverged`.
+    Each product costs one more backward pass through the gradient, which is recorded once.
+    Equilibria are differentiated twice by the implicit function theorem (`ImplicitGradient`); at
+    kinks of a ReLU the second derivative is that of the piece that autograd picks. Solves that fail
+    raise `NotConverged`.
 
-    The graph of the gradient is that of the parameters at construction; make a new one after they change.
+    The graph of the gradient is that of the parameters at construction; make a new one after they
+    change.
 
     Args:
         model: Any module, evaluated in evaluation mode.
@@ -114,8 +117,8 @@ def hessian_eigenvalues(
 ) -> HessianSpectrum:
     r"""The `num` algebraically largest eigenvalues by restarted Lanczos (ARPACK [lehoucq1998]).
 
-    Small Hessians are formed as a whole. Lanczos may miss copies of a multiple eigenvalue; the residuals bound how far each
-    value is from some eigenvalue, not that none was missed.
+    Small Hessians are formed as a whole. Lanczos may miss copies of a multiple eigenvalue; the
+    residuals bound how far each value is from some eigenvalue, not that none was missed.
 
     Args:
         product: The Hessian.
@@ -148,7 +151,8 @@ def hessian_eigenvalues(
                 f"hessian_eigenvalues: ARPACK gave up after max_restarts={max_restarts} ({error}). "
                 f"Raise it, or loosen rtol={rtol:.0e}."
             ) from error
-    # copies: an array of one entry counts as contiguous with its negative stride, which torch does not take
+    # copies: an array of one entry counts as contiguous with its negative stride, which torch does
+    # not take
     top = torch.from_numpy(values[::-1][:num].copy())
     rows = torch.from_numpy(vectors.T[::-1][:num].copy())
     images = torch.stack([product(row.to(product.dtype)).double().cpu() for row in rows])
@@ -174,7 +178,8 @@ def hessian_directions(
     """
     spectrum = hessian_eigenvalues(HessianProduct(model, loss, X, y), num=num, generator=generator)
     vectors = spectrum.vectors
-    # The sign of an eigenvector is free; the largest entry is made positive so that a picture can be repeated.
+    # The sign of an eigenvector is free; the largest entry is made positive so that a picture can
+    # be repeated.
     vectors = vectors * vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True)).sign()
     return [unflatten(vector, trained(model)) for vector in vectors]
 
@@ -192,7 +197,7 @@ def _numpy(product: HessianProduct) -> Callable[[np.ndarray], np.ndarray]:
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """value: The mean over probes. standard_error: Of that mean, NaN for one probe. probes: How many."""
+    """The mean over probes, its standard error (NaN for one probe), and the number of probes."""
 
     value: float
     standard_error: float
@@ -200,7 +205,8 @@ class TraceEstimate:
 
 
 def hessian_trace(product: HessianProduct, *, probes: int = 32, generator: torch.Generator | None = None) -> TraceEstimate:
-    r"""tr H = E[s^T H s] over random signs s [hutchinson1989]: unbiased, variance 2 (|H|_F^2 - sum_i H_ii^2) a probe.
+    r"""tr H = E[s^T H s] over random signs s [hutchinson1989]: unbiased, variance 2
+    (|H|_F^2 - sum_i H_ii^2) a probe.
 
     Args:
         product: The Hessian.
@@ -247,7 +253,7 @@ class Sharpness:
     def from_dict(cls, record: Mapping[str, Any]) -> Sharpness:
         """What `to_dict` wrote."""
         if wrong := set(cls.__dataclass_fields__) ^ set(record):
-            raise InvalidArgument(f"This is no sharpness: fields {sorted(wrong)} are missing or unknown.")
+            raise InvalidArgument(f"This is not a sharpness: fields {sorted(wrong)} are missing or unknown.")
         fields: dict[str, Any] = dict(record)
         fields |= {name: tuple(fields[name]) for name in ("eigenvalues", "residuals")}
         return cls(**fields)
@@ -267,7 +273,7 @@ def sharpness(
     probes: int = 32,
     generator: torch.Generator | None = None,
 ) -> Sharpness:
-    """Trace and largest eigenvalues of the Hessian of loss(model(X), y) at the model's present parameters.
+    """Trace and largest eigenvalues of the Hessian of loss(model(X), y).
 
     Args:
         model, loss, X, y: As in `surface`.

@@ -53,7 +53,7 @@ def from_plain(value: Any, dtype: Any = np.float64) -> np.ndarray:
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], text: Mapping[str, Any]) -> None:
-    """Writes next to the target and renames, which the file system does at once; both are on the disk afterwards."""
+    """Writes beside the target and renames, so that the target is old or new, never half."""
     target = Path(path)
     sweep(target.parent, target=target.name)
     with replacing(target) as file:
@@ -81,12 +81,7 @@ def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.n
 
 @contextmanager
 def whole(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Turns a part of a record that is missing, or has the wrong form, into a sentence.
-
-    Args:
-        path: The file.
-        kind: What it should hold.
-    """
+    """Raises `InvalidArgument` where a part of a record is missing or has the wrong form."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -135,11 +130,14 @@ class Surface:
 
     Attributes:
         coordinates: One (k,) array for each direction: the multiples of it.
-        values: (k,) or (k, l) the loss; NaN wherever it is not known to be that of *the* equilibrium.
+        values: (k,) or (k, l) the loss; NaN wherever it is not known to be that of *the*
+            equilibrium.
         status: The same shape, of `CellStatus` codes.
-        num_steps: The same shape: evaluations of the map a sample, all starts together; 0 without equilibria.
-        failed: The same shape: at a point that is NOT_CONVERGED or NOT_UNIQUE the part of its (checked) samples that are to
-            blame, with batches at least that part; NaN where that is not known, 0 at points that are fine.
+        num_steps: The same shape: evaluations of the map a sample, all starts together; 0 without
+            equilibria.
+        failed: The same shape: at a point that is NOT_CONVERGED or NOT_UNIQUE the part of its
+            (checked) samples that are to blame, with batches at least that part; NaN where that is
+            not known, 0 at points that are fine.
         seconds: Spent on it, interruptions left out.
         info: How it was made; plain Python.
     """
@@ -186,7 +184,7 @@ class Surface:
     def from_dict(cls, record: Mapping[str, Any]) -> Surface:
         """The surface that `to_dict` wrote."""
         if wrong := set(_FIELDS) ^ set(record):
-            raise InvalidArgument(f"This is no surface: fields {sorted(wrong)} are missing or unknown.")
+            raise InvalidArgument(f"This is not a surface: fields {sorted(wrong)} are missing or unknown.")
         return cls(
             tuple(from_plain(axis) for axis in record["coordinates"]),
             from_plain(record["values"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +33,7 @@ __all__ = ["Projection", "Trajectory", "project", "trajectory"]
 
 @dataclass(eq=False)
 class Trajectory:
-    """Every point at which the map was evaluated on the way, sample by sample.
+    """Every point at which the map was evaluated, sample by sample.
 
     Attributes:
         states: (steps, batch, features), NaN after a sample's last evaluation.
@@ -66,11 +65,8 @@ class Trajectory:
         arrays, text = load_arrays(path, "trajectory")
         with whole(path, "trajectory"):
             states, residual, num_steps, status = (arrays[name] for name in ("states", "residual", "num_steps", "status"))
-            if (
-                states.ndim != 3
-                or residual.shape != states.shape[:2]
-                or not num_steps.shape == status.shape == states.shape[1:2]
-            ):
+            fits = states.ndim == 3 and residual.shape == states.shape[:2]
+            if not fits or not num_steps.shape == status.shape == states.shape[1:2]:
                 raise ValueError("the shapes of its arrays do not fit each other")
             return cls(states, residual, num_steps, status, dict(text["info"]))
 
@@ -91,15 +87,17 @@ def trajectory(
 ) -> Trajectory:
     r"""z^[0], z^[1], ... of a solver on the equilibrium of a model, as in [nguyen2022, Fig. 4.2].
 
-    Samples that do not converge are recorded as well, with their status. Only values of the map are recorded, not products
-    with its Jacobian (`NewtonKrylov`); with a line search its trials belong to the way.
+    Samples that do not converge are recorded too, with their status. Values of the map are
+    recorded, not products with its Jacobian (`NewtonKrylov`); the trials of a line search are part
+    of the path.
 
     Args:
-        model: A model with an `EquilibriumLayer`, or such a layer; X is its input.
+        model: A model with an `EquilibriumLayer`, or a layer; X is its input.
         X: (batch, ...) inputs.
-        solver: That of the layer if not given. Splittings need a resolvent and are not followed: give another one.
-        z0: The start; that of the model (zeros) if not given.
-        rtol, max_steps: Those of the layer if not given.
+        solver: By default that of the layer. Splitting methods cannot be followed: give another
+            one.
+        z0: The start; by default that of the model (zeros).
+        rtol, max_steps: By default those of the layer.
         layer: Which of the model's equilibrium layers.
     """
     chosen = _chosen(model, layer)
@@ -110,7 +108,7 @@ def trajectory(
         x, start = _entered(model, chosen, X)
         start = start if z0 is None else z0
         layout = Layout.of(start, "z0")
-        way = _Way(chosen.cell, layout)
+        cell = _RecordingCell(chosen.cell, layout)
         index = torch.arange(layout.batch, device=layout.device)
         tolerance = DEFAULT_RTOL[layout.compute_dtype] if chosen.rtol is None else chosen.rtol
         rtol = tolerance if rtol is None else rtol
@@ -120,19 +118,17 @@ def trajectory(
         flat = layout.flatten(start).detach().to(layout.compute_dtype)
         try:
             iterate(
-                FunctionMap(way, layout, (x, index)), flat, solver, tolerance=Tolerance(rtol, chosen.atol), max_steps=max_steps
+                FunctionMap(cell, layout, (x, index)), flat, solver, tolerance=Tolerance(rtol, chosen.atol), max_steps=max_steps
             )
         except RowsCoupled:
-            raise InvalidArgument(
-                "trajectory follows samples one by one, but the rows of this cell depend on each other."
-            ) from None
-    states, residual = way.padded()
+            raise InvalidArgument("trajectory follows single samples; the rows of this cell depend on each other.") from None
+    states, residual = cell.padded()
     info = {"model": type(model).__name__, "solver": repr(solver), "layer": layer}
     return Trajectory(states, residual, (~np.isnan(residual)).sum(axis=0), np.asarray(solution.status), info)
 
 
-class _Way:
-    """A cell that writes down where it was evaluated. Samples are told apart by an index that follows them."""
+class _RecordingCell:
+    """A cell that records where it was evaluated; an argument `index` identifies samples."""
 
     def __init__(self, cell: Callable[..., Any], layout: Layout) -> None:
         self._cell, self._layout = cell, layout
@@ -179,13 +175,15 @@ def _entered(model: nn.Module, layer: EquilibriumLayer, X: Any) -> tuple[Any, An
         seen.extend([x, args[1] if len(args) > 1 else kwargs.get("z0")])
         raise _Entered
 
-    with _hooked(layer, hook):
-        try:
-            model(X)
-        except _Entered:
-            pass
-        except NotConverged as error:
-            raise NotConverged(f"trajectory: a layer before the chosen one failed: {error}", error.solution) from error
+    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        model(X)
+    except _Entered:
+        pass
+    except NotConverged as error:
+        raise NotConverged(f"trajectory: a layer before the chosen one failed: {error}", error.solution) from error
+    finally:
+        handle.remove()
     if not seen:
         raise InvalidArgument(f"{type(model).__name__} did not call the chosen layer on these inputs, so it has no trajectory.")
     x, z0 = seen
@@ -193,15 +191,6 @@ def _entered(model: nn.Module, layer: EquilibriumLayer, X: Any) -> tuple[Any, An
         _, start, layout = layer._bind(x, None)
         z0 = layout.unflatten(start)
     return x, z0
-
-
-@contextmanager
-def _hooked(layer: nn.Module, hook: Any) -> Any:
-    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _chosen(model: Any, number: int) -> EquilibriumLayer:
@@ -243,7 +232,7 @@ class Projection:
     def from_dict(cls, record: Mapping[str, Any]) -> Projection:
         """What `to_dict` wrote."""
         if wrong := {"kind", "points", "residuals", "explained", "names"} ^ set(record):
-            raise InvalidArgument(f"This is no projection: fields {sorted(wrong)} are missing or unknown.")
+            raise InvalidArgument(f"This is not a projection: fields {sorted(wrong)} are missing or unknown.")
         return cls(
             [from_plain(part) for part in record["points"]],
             [from_plain(part) for part in record["residuals"]],
@@ -272,13 +261,13 @@ class Projection:
 def project(
     trajectories: Sequence[Trajectory], *, num: int = 2, names: Sequence[str] | None = None, scale: bool = False
 ) -> Projection:
-    """PCA (scikit-learn) of all states of all trajectories together, so that their pictures can be compared.
+    """PCA (scikit-learn) of all states of all trajectories together.
 
     Args:
-        trajectories: With equal numbers of features: different starts, samples, solvers, or epochs of one model.
+        trajectories: With equally many features: starts, samples, solvers, or epochs of one model.
         num: Components.
         names: Of the trajectories; numbers if not given.
-        scale: Whether to give all features unit variance first; for states of very different units.
+        scale: Whether all features get unit variance first.
     """
     check_positive_integer("project", "num", num)
     if not trajectories:

@@ -1,7 +1,7 @@
 """Pictures of saved records; the only importer of matplotlib, and only when something is drawn.
 
-Every function takes a record (what a `to_dict()` gave, also after JSON, or the object itself) and returns a matplotlib
-`Figure` that no window holds: `figure.savefig("picture.png")`.
+Every function takes a record (what a `to_dict()` gave, also after JSON, or the object itself) and
+returns a matplotlib `Figure` that no window holds: `figure.savefig("picture.png")`.
 """
 
 from wellposed.plot.curves import experiment, losses, residuals, spectrum, trajectories

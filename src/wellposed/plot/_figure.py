@@ -32,7 +32,7 @@ def record_of(record: Any, kind: str, fields: tuple[str, ...]) -> Mapping[str, A
     if not isinstance(record, Mapping):
         raise InvalidType(f"plot needs a record of a {kind}, as an object or as its to_dict(); got {type(record).__name__}.")
     if missing := [name for name in fields if name not in record]:
-        raise InvalidArgument(f"This is no record of a {kind}: it has no {', '.join(missing)}.")
+        raise InvalidArgument(f"This is not a record of a {kind}: it has no {', '.join(missing)}.")
     return record
 
 

@@ -14,7 +14,8 @@ __all__ = ["experiment", "losses", "residuals", "spectrum", "trajectories"]
 
 
 def losses(histories: Any, *, rates: Mapping[str, float] | None = None) -> Any:
-    r"""The loss of one or several runs, solid; dashed what their certificate promised: loss_0 q^(2k) or loss_0 e^(-2 q t).
+    r"""The loss of one or several runs, solid; dashed what their certificate promised: loss_0
+    q^(2k) or loss_0 e^(-2 q t).
 
     Args:
         histories: A `History` or its record, or a dictionary of them by name.
@@ -57,11 +58,12 @@ FIELDS = ("points", "residuals", "explained", "names")
 
 
 def trajectories(record: Any, *, labels: Any = None, samples: int = 40, columns: int = 4) -> Any:
-    """A panel for each trajectory of a `Projection`, all in the same plane: a line for each sample, a dot where it ends.
+    """A panel for each trajectory of a `Projection`: a line for each sample, a dot at its end.
 
     Args:
         record: A `Projection` or its record, with at least two components.
-        labels: (batch,) classes; samples are coloured by them. By default by their place in the batch.
+        labels: (batch,) classes; samples are coloured by them. By default by their place in the
+            batch.
         samples: At most so many samples are drawn.
         columns: Panels side by side.
     """
@@ -97,7 +99,7 @@ def trajectories(record: Any, *, labels: Any = None, samples: int = 40, columns:
 
 
 def residuals(record: Any, *, samples: int = 40, names: Sequence[str] | None = None) -> Any:
-    """Relative residuals against evaluations: thin lines for samples, a thick one for their median while all take part.
+    """Residuals against evaluations: thin lines for samples, a thick one for their median.
 
     Args:
         record: A `Projection` or its record; or a list of (steps, batch) arrays.
@@ -139,10 +141,11 @@ def _hex(color: Any) -> str:
 
 
 def spectrum(eigenvalues: Any, *, lower_bounds: Mapping[str, float] | None = None) -> Any:
-    """Eigenvalues in descending order on a logarithmic scale; those that are not positive are counted, not hidden.
+    """Eigenvalues in descending order on a logarithmic scale; others than positive are counted.
 
     Args:
-        eigenvalues: (n,) of one kernel, or a dictionary of them by name. A matrix is not accepted: compute its eigenvalues.
+        eigenvalues: (n,) of one kernel, or a dictionary of them by name. A matrix is not accepted:
+            compute its eigenvalues.
         lower_bounds: Proved lower bounds of the least eigenvalue by name, drawn as dashed lines.
     """
     named = eigenvalues if isinstance(eigenvalues, Mapping) else {"eigenvalues": eigenvalues}
@@ -173,7 +176,7 @@ _COLUMNS = 3
 
 
 def experiment(record: Any) -> Any:
-    """The panels of an experiment's record: the mean over seeds as a line, the least and the greatest as a band.
+    """The panels of an experiment: the mean over seeds as a line, least and greatest as a band.
 
     Args:
         record: A `Record` of `wellposed_lab.papers`, or its `to_dict()`.

@@ -87,16 +87,18 @@ def contour(
 ) -> Any:
     """Contours of one or several two-dimensional surfaces, on one scale of colours.
 
-    Each point stands for the rectangle halfway to its neighbours. Where a point has no value it is grey and hatched by reason;
-    where its value is not proved or not checked it is dotted. Contours stop before points without a value, and known points
-    beside them have the colour of their own value. The legend names every mark.
+    Each point stands for the rectangle halfway to its neighbours. Where a point has no value it is
+    grey and hatched by reason; where its value is not proved or not checked it is dotted. Contours
+    stop before points without a value, and known points beside them have the colour of their own
+    value. The legend names every mark.
 
     Args:
         records: A `Surface` or its record, or a list of them.
         names: Titles.
         levels: About how many contours.
         log: Contours and colours on a logarithmic scale; the losses must be positive.
-        path: (points, 2) a training path in the coordinates of the only surface, see `landscape.path_directions`.
+        path: (points, 2) a training path in the coordinates of the only surface, see
+            `landscape.path_directions`.
         columns: Panels side by side.
     """
     found = _grids(records)
@@ -120,7 +122,8 @@ def contour(
         ax.set_facecolor(UNKNOWN)
         if values.count():
             filled = ax.contourf(a, b, values.T, levels=edges, norm=norm, cmap="viridis", extend="max")
-            # contours end at the last known point: behind them, its rectangle in the colour of its contour
+            # contours end at the last known point: behind them, its rectangle in the colour of its
+            # contour
             band = np.ma.masked_array(filled.layers[np.digitize(values.filled(low), edges).clip(1) - 1], values.mask)
             ax.pcolormesh(*sides, band.T, norm=norm, cmap="viridis", zorder=filled.get_zorder() - 0.5)
             ax.contour(a, b, values.T, levels=edges, colors="black", linewidths=0.4, alpha=0.6)
@@ -145,7 +148,7 @@ def contour(
 
 
 def surface(record: Any, *, title: str | None = None, log: bool = False, clip: float | None = None) -> Any:
-    """A two-dimensional surface in perspective; points without a value are holes, and what is not known is marked on the floor.
+    """A surface in perspective; points without a value are holes, marked on the floor.
 
     Args:
         record: A `Surface` or its record.
@@ -189,7 +192,7 @@ def surface(record: Any, *, title: str | None = None, log: bool = False, clip: f
 
 
 def line(records: Mapping[str, Any] | Any, *, log: bool = False) -> Any:
-    """Losses along one direction; stretches without a value, or whose value is not proved, are shaded and hatched by reason.
+    """Losses along one direction; stretches that are not known or not proved are hatched.
 
     Args:
         records: A one-dimensional `Surface` or its record, or a dictionary of them by name.

@@ -97,7 +97,7 @@ def epoch(
     batch_size: int,
     random: np.random.RandomState,
 ) -> EpochStats:
-    """One pass over (n, d) inputs and (n,) targets in random order, a step of the optimizer a batch."""
+    """One pass over (n, d) inputs and (n,) targets in random order, a step a batch."""
     X, y = data
     stats, projection = EpochStats(), SpectralProjection(model)
     model.train()
@@ -133,7 +133,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 class AbstractEstimator(BaseEstimator):
-    """An equilibrium network trained by Adam on minibatches; see `EquilibriumRegressor` for the parameters."""
+    """A network trained by Adam on minibatches; parameters as in `EquilibriumRegressor`."""
 
     model_: nn.Module
     certificate_: Certificate | None
@@ -249,25 +249,25 @@ class AbstractEstimator(BaseEstimator):
         return None
 
     def _fit(self, X: Tensor, y: Tensor) -> None:
-        said = self._train(X, y, int(self.max_iter))
-        if said is not None:
-            warnings.warn(f"{type(self).__name__}: {said}.", ConvergenceWarning, stacklevel=3)
+        self._warn(self._train(X, y, int(self.max_iter)))
         if self.certify:
             self.certificate_, self.certificate_reason_ = certificate_after_fit(self.model_.eval(), X, y)
         else:
             self.certificate_, self.certificate_reason_ = None, "certify=False"
 
     def _partial_fit(self, X: Tensor, y: Tensor) -> None:
-        said = self._train(X, y, 1)
-        if said is not None:
-            warnings.warn(f"{type(self).__name__}: {said}.", ConvergenceWarning, stacklevel=3)
+        self._warn(self._train(X, y, 1))
         self.certificate_, self.certificate_reason_ = None, "partial_fit sees a part of the data; a certificate is about all"
+
+    def _warn(self, message: str | None) -> None:
+        if message is not None:
+            warnings.warn(f"{type(self).__name__}: {message}.", ConvergenceWarning, stacklevel=4)
 
     def _tensor(self, X: np.ndarray) -> Tensor:
         return torch.tensor(X, dtype=DTYPES[self.dtype])  # a copy: X may be read-only memory
 
     def _output(self, X: Any) -> Tensor:
-        """(n, k) or (n,) what the network says, with a warning if some equilibrium was not found."""
+        """(n, k) or (n,) outputs, with a warning if an equilibrium did not converge."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         self.model_.eval()
@@ -275,10 +275,5 @@ class AbstractEstimator(BaseEstimator):
             output: Tensor = self.model_(self._tensor(X))
         failed = unconverged(self.model_)
         if failed:
-            warnings.warn(
-                f"{type(self).__name__}: {failed} of {len(X)} equilibria did not converge; the predictions of those "
-                "samples are not those of the network.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+            self._warn(f"{failed} of {len(X)} equilibria did not converge, and their predictions are not those of the network")
         return output

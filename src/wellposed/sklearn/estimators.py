@@ -18,7 +18,7 @@ __all__ = ["EquilibriumClassifier", "EquilibriumRegressor"]
 
 
 class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
-    r"""An equilibrium network for classification: softmax(V z + v) with z = f(z, x), trained on cross-entropy.
+    r"""A classifier: softmax(V z + v) with z = f(z, x), trained on cross-entropy.
 
         >>> import numpy as np, wellposed as wp
         >>> X = np.linspace(-1, 1, 20)[:, None]
@@ -27,25 +27,22 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
         (20, 2)
 
     Args:
-        family: As in `EquilibriumRegressor`; of a theory network the equilibria are used, with a new read-out.
+        family: As in `EquilibriumRegressor`; of a theory network the equilibria are used, with a
+            new read-out.
         width, family_options, learning_rate, max_iter, batch_size: As in `EquilibriumRegressor`.
         tol, n_iter_no_change, weight_decay, rtol, dtype, certify, random_state: As there.
 
     Attributes:
         classes_: (k,) the labels.
         model_: The fitted network, X -> logits.
-        certificate_: Existence and uniqueness of equilibria, if they are proved for the family; else None. No theorem of the
-            papers is about training with cross-entropy.
+        certificate_: Existence and uniqueness of equilibria, if they are proved for the family;
+            else None. No theorem of the papers is about training with cross-entropy.
         certificate_reason_: What the certificate is about, or why there is none.
         n_iter_, loss_curve_: Epochs, and the mean loss of each.
     """
 
     def fit(self, X: Any, y: Any) -> EquilibriumClassifier:
-        """Trains a new network.
-
-        Args:
-            X: (n, d). y: (n,) labels of any kind.
-        """
+        """Trains a new network on (n, d) inputs and (n,) labels of any kind."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_ = unique_labels(y)
@@ -54,15 +51,15 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> EquilibriumClassifier:
-        """One epoch on these samples; the first call makes the network.
+        """One epoch on (n, d) inputs and (n,) labels; the first call makes the network.
 
         Args:
-            X: (n, d). y: (n,) labels.
-            classes: (k,) all labels that will ever come; needed at the first call.
+            X, y: The samples.
+            classes: (k,) all labels of all calls; the first call needs it.
         """
         first = not hasattr(self, "model_")
         if first and classes is None:
-            raise InvalidArgument("The first call of partial_fit needs classes=, all labels that will ever come.")
+            raise InvalidArgument("The first call of partial_fit needs classes=, all labels of all calls.")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         check_classification_targets(y)
         if first:
@@ -74,7 +71,7 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """(n, d) -> (n, k) logits; for two classes (n,) their difference, positive for `classes_[1]`."""
+        """(n, k) logits; for two classes (n,) their difference, positive for `classes_[1]`."""
         logits = self._output(X).double()
         return np.asarray((logits[:, 1] - logits[:, 0]) if len(self.classes_) == 2 else logits)
 
@@ -98,11 +95,12 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
 
 
 class EquilibriumRegressor(RegressorMixin, AbstractEstimator):
-    r"""An equilibrium network for regression: y = v . z with z = f(z, x), trained on |y_hat - y|^2/2.
+    r"""Regression by an equilibrium network: y = v . z, z = f(z, x), trained on |y_hat - y|^2/2.
 
-    Targets are shifted and scaled to mean 0 and variance 1 for the training; inputs are taken as they are, so put a
-    `StandardScaler` before it. Trained by Adam on minibatches in float64. A network that is well-posed because it contracts
-    is kept at |R| <= 0.95 after each step. When training or an equilibrium fails there is a `ConvergenceWarning` that says so.
+    Targets are shifted and scaled to mean 0 and variance 1 for the training; inputs are not, so put
+    a `StandardScaler` before it. Adam trains on minibatches. A network that is well-posed because
+    it contracts is projected to |R| <= 0.95 after each step. A `ConvergenceWarning` reports a
+    training or an equilibrium that fails.
 
         >>> import numpy as np, wellposed as wp
         >>> X = np.linspace(-1, 1, 20)[:, None]
@@ -111,48 +109,40 @@ class EquilibriumRegressor(RegressorMixin, AbstractEstimator):
         (20,)
 
     Args:
-        family: "gaussian", "skip", "implicit_only", "monotone", "dense" or "opteq"; a class or function of (in_features,
-            width, *, generator, dtype) such as `wp.DeepOptEq`; or a module such as an `EquilibriumLayer`, of which a copy is
-            trained from where it is.
+        family: "gaussian", "skip", "implicit_only", "monotone", "dense" or "opteq"; a class or
+            function of (in_features, width, *, generator, dtype) such as `wp.DeepOptEq`; or a
+            module such as an `EquilibriumLayer`, of which a copy is trained.
         width: Size of z; not used for a module.
         family_options: Further keywords of the family, e.g. `{"margin": 0.5}`.
-        learning_rate: Of Adam.
-        max_iter: Most epochs.
-        batch_size: Samples a step.
-        tol, n_iter_no_change: Training ends when the best loss has not fallen by `tol` for so many epochs.
-        weight_decay: Of Adam.
-        rtol: Tolerance of the equilibria in training, if the family does not bring its own; predictions are solved to 1e-12 in
-            float64 and 1e-6 in float32.
+        learning_rate, weight_decay: Of Adam.
+        max_iter, batch_size: Most epochs, and samples a step.
+        tol, n_iter_no_change: Training ends when the best loss has not fallen by `tol` for so many
+            epochs.
+        rtol: Tolerance of the equilibria in training, if the family has none; predictions are
+            solved to 1e-12 in float64 and 1e-6 in float32.
         dtype: "float64" or "float32".
         certify: Whether `fit` looks for a certificate.
         random_state: Of the initialization and the order of the samples.
 
     Attributes:
         model_: The fitted network, on standardized targets.
-        certificate_: What is proved: for theory networks `wp.certify` on the training data at the fitted parameters; for
-            others existence and uniqueness of equilibria; None if nothing is known.
+        certificate_: What is proved: for theory networks `wp.certify` on the training data at the
+            fitted parameters; for others existence and uniqueness of equilibria; None if nothing is
+            known.
         certificate_reason_: What the certificate is about, or why there is none.
         n_iter_, loss_curve_: Epochs, and the mean loss of each.
         y_mean_, y_scale_: Of the targets.
     """
 
     def fit(self, X: Any, y: Any) -> EquilibriumRegressor:
-        """Trains a new network.
-
-        Args:
-            X: (n, d). y: (n,).
-        """
+        """Trains a new network on (n, d) inputs and (n,) targets."""
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         self._start(X, y)
         self._fit(self._tensor(X), self._target(y))
         return self
 
     def partial_fit(self, X: Any, y: Any) -> EquilibriumRegressor:
-        """One epoch on these samples; the first call makes the network, and fixes shift and scale of the targets.
-
-        Args:
-            X: (n, d). y: (n,).
-        """
+        """One epoch; the first call makes the network and fixes shift and scale of the targets."""
         first = not hasattr(self, "model_")
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
         if first:

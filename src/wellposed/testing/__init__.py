@@ -1,4 +1,4 @@
-"""Conformance tests to inherit, and problems with exact solutions, for a user's own solvers, cells and networks."""
+"""Conformance tests to inherit, and problems with exact solutions."""
 
 from wellposed.testing.cells import CellConformance, GradientConformance
 from wellposed.testing.families import FamilyConformance

@@ -30,7 +30,7 @@ RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 def require(claim: bool | Tensor, message: str) -> None:
-    """Raises AssertionError unless the claim, or every entry of it, is true. Unlike `assert` it also works with -O."""
+    """Raises AssertionError unless (every entry of) the claim is true, also with -O."""
     if not bool(claim.all() if isinstance(claim, Tensor) else claim):
         raise AssertionError(message)
 
@@ -50,7 +50,7 @@ def rtol_of(p: Problem) -> float:
 
 
 def solve(p: Problem, solver: AbstractSolver, *, dense: bool = False, **options: Any) -> Solution:
-    """Solves a problem without warnings, as a function with args or (`dense`) as the map of a `DenseCell`."""
+    """Solves without warnings, as a function with args or (`dense`) as the map of a cell."""
     defaults: dict[str, Any] = {"rtol": rtol_of(p), "atol": p.atol, "max_steps": p.max_steps, "on_failure": "ignore"}
     options = defaults | options
     if dense:
@@ -59,7 +59,7 @@ def solve(p: Problem, solver: AbstractSolver, *, dense: bool = False, **options:
 
 
 def check_honest(p: Problem, sol: Solution, *, rtol: float | None = None, atol: float | None = None) -> None:
-    """The report is true whatever happened: residuals are those of `value`, and the status follows from them."""
+    """Residuals are those of `value`, and the status follows from them."""
     rtol, atol = rtol_of(p) if rtol is None else rtol, p.atol if atol is None else atol
     batch, dtype = p.batch, compute_dtype(p.dtype)
     require(flat(sol.value).shape == flat(p.z0).shape, f"{p.name}: the value has another shape than z0")
@@ -94,7 +94,7 @@ def check_honest(p: Problem, sol: Solution, *, rtol: float | None = None, atol: 
 
 
 def check_right(p: Problem, sol: Solution) -> None:
-    """Converged samples are at the solution, up to their residual times the conditioning of the problem."""
+    """Converged samples are at the solution, up to residual times conditioning."""
     if p.solution is None:
         require(~sol.converged, f"{p.name} has no fixed point, but the report is {sol}")
         return
@@ -107,7 +107,8 @@ def check_right(p: Problem, sol: Solution) -> None:
 def check_close(a: Solution, b: Solution, p: Problem) -> None:
     """Two solves of the same samples agree to rounding: same status, same steps, same values.
 
-    A rounding error in one evaluation is amplified by the rest of the run as the problem amplifies residuals.
+    A rounding error in one evaluation is amplified by the rest of the run as the problem amplifies
+    residuals.
     """
     require(a.status.codes == b.status.codes, f"{p.name}: the statuses differ, {a.status} and {b.status}")
     steps = a.num_steps.tolist(), b.num_steps.tolist()
@@ -190,5 +191,5 @@ class CountingFunction:
         return self._p.f(z, *args)
 
     def evaluations(self) -> list[int]:
-        """For each sample; the last evaluation is that of the whole batch, at the point that is returned."""
+        """For each sample; the last evaluation is that of the whole batch at the value."""
         return [len(points) for points in self.visited]

@@ -26,7 +26,7 @@ def polished(f: Callable[[Tensor], Tensor], z: Tensor, steps: int = 3) -> Tensor
 def adjoint_gradients(
     f: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, leaves: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """v^T dz/d(leaf) at z = f(z) for each leaf: the solution u of (I - J)^T u = v, pulled back through f.
+    """v^T dz/d(leaf) at z = f(z): the u of (I - J)^T u = v, pulled back through f.
 
     Args:
         f: Of tensors of the shape of z; depends on the leaves with a graph.

@@ -1,4 +1,5 @@
-"""A fixed-point problem with its exact answer, and the linear algebra that such problems are made of.
+"""A fixed-point problem with its exact answer, and the linear algebra that such problems are made
+of.
 
 The helpers do not use the solvers of the library, so that they cannot share their mistakes.
 """
@@ -44,11 +45,13 @@ class Problem:
         args: Per-sample data, batch first.
         z0: The start.
         solution: The fixed point in float64, structured like z0; None if there is none.
-        lipschitz: |f(z) - f(y)| <= lipschitz |z - y| for every sample; where there is no such number, one near z0.
+        lipschitz: |f(z) - f(y)| <= lipschitz |z - y| for every sample; where there is no such
+            number, one near z0.
         conditioning: |z - z*| <= conditioning |f(z) - z| for every sample and every z.
         solvers: Names of the classes that must solve it; None for every solver.
         max_steps: Enough for those.
-        atol: What a solve needs besides a relative tolerance: where z* = 0, no relative residual is small.
+        atol: What a solve needs besides a relative tolerance: where z* = 0, no relative residual is
+            small.
         matrix: W, if f is activation(W z + c) with c = args[0].
         activation: Of such an f.
     """
@@ -101,7 +104,7 @@ class Problem:
         return (flat(z) - flat(self.solution)).norm(dim=1)
 
     def rounding(self, z: Any) -> Tensor:
-        """(batch,) what rounding may change in one evaluation of f - z: some units of the largest term in it."""
+        """(batch,) what rounding may change in one evaluation of f - z."""
         zero = map_leaves(torch.zeros_like, z)
         largest = (1 + self.lipschitz) * flat(z).norm(dim=1) + flat(self.image(zero)).norm(dim=1)
         return 32 * torch.finfo(compute_dtype(self.dtype)).eps * largest
@@ -163,7 +166,7 @@ def rotations(n: int, seed: int) -> Tensor:
 
 
 def picard_reference(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """The fixed point of a contraction in float64, by plain iteration until nothing changes but the last digits."""
+    """The fixed point of a contraction in float64, by plain iteration to the last digits."""
     for _ in range(20000):
         fz = f(z)
         if z.numel() == 0 or float((fz - z).abs().max()) <= 1e-15 * float(fz.abs().max()):
@@ -199,7 +202,7 @@ def dense_problem(
     conditioning: float | None = None,
     **options: Any,
 ) -> Problem:
-    """activation(W z + c) with Gaussian c and start; for an affine map solution and conditioning are computed here."""
+    """activation(W z + c) with Gaussian c and start; affine maps are solved here."""
     activation = Identity() if activation is None else activation
     n = W.shape[0]
     c = gaussian(batch, n, seed=seed).to(dtype)

@@ -27,7 +27,8 @@ F64 = torch.float64
 class CellConformance(abc.ABC):
     """Tests that a cell inherits: subclass it in a test file and define `make` and `reference`.
 
-    `reference` is the dense twin: f(z, x) written from its definition, with whole matrices and no speed.
+    `reference` is the dense twin: f(z, x) written from its definition, with whole matrices and no
+    speed.
 
         >>> import torch, wellposed as wp
         >>> from wellposed.testing import CellConformance
@@ -40,8 +41,8 @@ class CellConformance(abc.ABC):
         >>> TestDenseCell().test_forward_is_the_definition()
 
     Attributes:
-        options: Of the `EquilibriumLayer` that the gradients are checked with, for example a solver or
-            `state_shape=`.
+        options: Of the `EquilibriumLayer` that the gradients are checked with, for example a solver
+            or `state_shape=`.
         rtol: How closely two computations in float64 must agree, relative to the largest entry.
     """
 
@@ -50,7 +51,7 @@ class CellConformance(abc.ABC):
 
     @abc.abstractmethod
     def make(self, generator: torch.Generator) -> tuple[nn.Module, Tensor]:
-        """The cell in float64, drawn from the generator, and (batch, ...) an input of three samples or more."""
+        """The cell in float64, and (batch, ...) an input of three samples or more."""
 
     @abc.abstractmethod
     def reference(self, cell: Any, z: Tensor, x: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class CellConformance(abc.ABC):
             require(same(jacobian.rmv(u)[i], J.T @ u[i], rtol=self.rtol), "jacobian(z).rmv(u) is not J^T u")
 
     def test_the_resolvent_solves_its_equation(self) -> None:
-        """For maps that splitting methods can use: z + a ((I - W) z - c) = v, and f = prox(W z + c)."""
+        """For splitting methods: z + a ((I - W) z - c) = v, and f(z) = prox(W z + c)."""
         cell, x, z = self._problem()
         f = self._bound(cell, x)
         if not isinstance(f, AbstractSplitMap):
@@ -192,7 +193,7 @@ class GradientConformance(abc.ABC):
     def reference(
         self, f: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, leaves: Sequence[Tensor]
     ) -> tuple[Tensor | None, ...]:
-        """The gradients for a cotangent v at z = f(z); by default the exact ones, by a dense solve."""
+        """The gradients for a cotangent v at z = f(z); by default exact, by a dense solve."""
         return adjoint_gradients(f, polished(f, z), v, leaves)
 
     def test_gradients_are_those_of_the_reference(self) -> None:

@@ -22,7 +22,7 @@ __all__ = ["FamilyConformance"]
 
 
 class FamilyConformance(abc.ABC):
-    """Tests that a network of the theory inherits: subclass it in a test file and define `network` and `definition`.
+    """Tests that a network of the theory inherits: define `network` and `definition`.
 
     `definition` is the dense twin: the map and the read-out, written with the letters of the paper.
 
@@ -36,7 +36,8 @@ class FamilyConformance(abc.ABC):
         >>> TestGaussianDEQ().test_predictions_are_the_definition()
 
     Attributes:
-        in_features, width, samples: Of the problem. Small: the reference forms dense Jacobians of the batch.
+        in_features, width, samples: Of the problem. Small: the reference forms dense Jacobians of
+            the batch.
         rtol: How closely two computations in float64 must agree, relative to the largest entry.
     """
 
@@ -58,7 +59,7 @@ class FamilyConformance(abc.ABC):
         """
 
     def test_predictions_are_the_definition(self) -> None:
-        """The equilibrium is a fixed point of the definition, and the prediction is its read-out."""
+        """The equilibrium is a fixed point of the definition; predictions are its read-out."""
         network, X, _ = self._problem()
         Z, tensors = network.equilibrium(X).detach(), _tensors(network)
         image, y = self.definition(tensors, X, Z)
@@ -67,7 +68,7 @@ class FamilyConformance(abc.ABC):
         require(same(network.solve(X).value, Z, rtol=self.rtol), "solve(X) and equilibrium(X) differ")
 
     def test_gradients_are_those_of_the_definition(self) -> None:
-        """Autograd, the closed form `gradients`, and the implicit function theorem on dense matrices agree."""
+        """Autograd, the closed form `gradients`, and dense implicit differentiation agree."""
         network, X, y = self._problem()
         Z, tensors = self._exact(network, X), _tensors(network)
         trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
@@ -111,7 +112,7 @@ class FamilyConformance(abc.ABC):
         require(same(single.double(), network(X), rtol=1e-3), "predictions in float32 are far from those in float64")
 
     def test_certificates_change_nothing_and_hold(self) -> None:
-        """`certify` leaves the network alone; where it certifies a step size, descent is as fast as it claims."""
+        """`certify` changes nothing; descent with a certified step is as fast as certified."""
         network, X, y = self._problem()
         before = _tensors(network)
         try:

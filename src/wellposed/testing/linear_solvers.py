@@ -21,7 +21,7 @@ RTOL = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 class LinearSolverConformance(abc.ABC):
-    """Tests that a solver of linear systems inherits: subclass it in a test file and define `linear_solver`.
+    """Tests that a solver of linear systems inherits: define `linear_solver`.
 
         >>> import wellposed as wp
         >>> from wellposed.testing import LinearSolverConformance
@@ -41,7 +41,7 @@ class LinearSolverConformance(abc.ABC):
         """The solver under test."""
 
     def systems(self) -> dict[str, Tensor]:
-        """Name -> (batch, m, m) matrices that must be solved: I - J with |J| < 1, so that Neumann's series converges."""
+        """Name -> (batch, m, m) matrices I - J with |J| < 1, so that Neumann's series converges."""
         identity = torch.eye(8, dtype=torch.float64)
         J = torch.stack([with_norm(gaussian(8, 8, seed=k), q) for k, q in enumerate((0.0, 0.3, 0.6, 0.9))])
         R = torch.stack([q * rotations(8, seed=k) for k, q in enumerate((0.2, 0.5, 0.8))])
@@ -62,7 +62,7 @@ class LinearSolverConformance(abc.ABC):
                 require(error <= allowed, f"{name} in {dtype}: the solution is wrong by {float(error.max()):.1e}")
 
     def test_reports_are_true(self) -> None:
-        """Residuals are those of the value, converged means within the tolerance, also when the budget is too small."""
+        """Residuals are true and decide what has converged, also with a small budget."""
         for name, A in self.systems().items():
             b = gaussian(*A.shape[:2], seed=6)
             for budget in (1, 2, 3, self.max_steps):
@@ -100,7 +100,7 @@ class LinearSolverConformance(abc.ABC):
             require(gap <= 1e-11, f"system {i} alone differs from itself in a batch by {gap:.1e}")
 
     def test_zero_and_nan(self) -> None:
-        """b = 0 gives 0; NaN in one right-hand side is reported for it and does not reach the others."""
+        """b = 0 gives 0; NaN in one right-hand side does not reach the others."""
         A = self.systems()["nonsymmetric"]
         b = gaussian(*A.shape[:2], seed=6)
         b[1], b[2] = 0.0, torch.nan

@@ -1,7 +1,9 @@
-"""Fixed-point problems with exact answers: easy ones, ill-conditioned ones, and ones without a solution.
+"""Fixed-point problems with exact answers: easy ones, ill-conditioned ones, and ones without a
+solution.
 
-Each entry of `PROBLEMS` builds a `Problem` for a dtype and a batch size. Data are rounded to the dtype first, and the
-solution is computed from the rounded data in float64, so it is exact for the problem that the solver sees.
+Each entry of `PROBLEMS` builds a `Problem` for a dtype and a batch size. Data are rounded to the
+dtype first, and the solution is computed from the rounded data in float64, so it is exact for the
+problem that the solver sees.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def tanh(dtype: torch.dtype, batch: int) -> Problem:
 
 
 def slow(dtype: torch.dtype, batch: int) -> Problem:
-    """Symmetric with spectral radius 0.999: plain iteration needs 20 000 steps, Newton a dozen products."""
+    """Symmetric with spectral radius 0.999: Picard needs 20 000 steps, Newton a dozen products."""
     Q = torch.linalg.qr(gaussian(6, 6, seed=9))[0]
     eigenvalues = torch.tensor([0.999, 0.9, 0.5, 0.0, -0.3, -0.6], dtype=torch.float64)
     solvers = ("NewtonKrylov", "Auto")
@@ -91,7 +93,7 @@ def slow(dtype: torch.dtype, batch: int) -> Problem:
 
 
 def smoothing(dtype: torch.dtype, batch: int) -> Problem:
-    """relu(W z + c) with W a circulant Gaussian filter of norm 0.95: slow modes everywhere, made for acceleration."""
+    """relu(W z + c), W a circulant Gaussian filter of norm 0.95: slow modes everywhere."""
     n = 32
     k = torch.arange(n)
     kernel = torch.exp(-0.5 * torch.minimum(k, n - k).double() ** 2)
@@ -131,7 +133,7 @@ def spread_with(q: Tensor, dtype: torch.dtype) -> Problem:
 
 
 def staggered(dtype: torch.dtype, batch: int) -> Problem:
-    """The affine problem from starts that are ever nearer to the solution: samples finish one after another."""
+    """The affine problem from starts nearer and nearer to the solution."""
     p = affine(dtype, batch)
     distance = torch.logspace(0, -9, batch, dtype=torch.float64).unsqueeze(1)
     order = torch.randperm(batch, generator=torch.Generator().manual_seed(24))
@@ -193,14 +195,14 @@ def vector_state(dtype: torch.dtype, batch: int) -> Problem:
 
 
 def nilpotent(dtype: torch.dtype, batch: int) -> Problem:
-    """W^8 = 0 and |W| = 3: residuals grow a thousandfold, then vanish. Plain iteration ends exactly after 9 evaluations."""
+    """W^8 = 0, |W| = 3: residuals grow a thousandfold, then vanish after 9 plain evaluations."""
     W = torch.diag(torch.full((7,), 3.0, dtype=torch.float64), 1)
     solvers = ("Picard", "Broyden", "NewtonKrylov", "Auto")
     return dense_problem("nilpotent", W, dtype, batch, seed=20, solvers=solvers)
 
 
 def monotone(dtype: torch.dtype, batch: int) -> Problem:
-    """relu(W z + c) with sym(I - W) >= 0.5 and |W| about 5: one equilibrium, on which plain iteration diverges."""
+    """relu(W z + c), sym(I - W) >= 0.5, |W| about 5: one equilibrium; plain iteration diverges."""
     n, m = 10, 0.5
     A, B = 0.3 * gaussian(n, n, seed=21), gaussian(n, n, seed=22)
     W = (1 - m) * torch.eye(n, dtype=torch.float64) - A.T @ A + B - B.T
@@ -215,7 +217,8 @@ def monotone(dtype: torch.dtype, batch: int) -> Problem:
         ReLU(),
         seed=23,
         solution=peaceman_rachford_reference,
-        # e = z - z*, g = f(z) - z: monotonicity of the prox gives <(W - I) e - g, e + g> >= 0, so m |e| <= (1 + |F|) |g|.
+        # e = z - z*, g = f(z) - z: monotonicity of the prox gives <(W - I) e - g, e + g> >= 0, so m
+        # |e| <= (1 + |F|) |g|.
         conditioning=(1 + norm(F)) / margin,
         solvers=("NewtonKrylov", "PeacemanRachford", "DouglasRachford", "ForwardBackward"),
         max_steps=300,
@@ -252,13 +255,13 @@ def square_root(dtype: torch.dtype, batch: int) -> Problem:
 
 
 def overflow(dtype: torch.dtype, batch: int) -> Problem:
-    """exp(z) + 1 from 0: no fixed point; the values overflow in every dtype after some evaluations."""
+    """exp(z) + 1 from 0: no fixed point; the values overflow in every dtype."""
     z0 = torch.zeros(batch, 2, dtype=dtype)
     return _without_solution("overflow", lambda z: torch.exp(z) + 1, z0, lipschitz=10.0)
 
 
 def ambush(dtype: torch.dtype, batch: int) -> Problem:
-    """0.8 z + 1 and NaN as soon as z exceeds a threshold, which for all but sample 1 is never reached."""
+    """0.8 z + 1, and NaN where z exceeds a threshold, which only sample 1 reaches."""
     slope = float(torch.tensor(0.8, dtype=dtype))
     threshold = torch.full((batch, 1), 100.0, dtype=dtype)
     threshold[1:2] = 3.0

@@ -32,13 +32,15 @@ class SolverConformance(abc.ABC):
         ...         return wp.Picard()
         >>> TestPicard().test_reports_are_true()
 
-    pytest collects the subclass if its name begins with "Test"; with unittest, inherit from `unittest.TestCase` too.
-    Every method `test_...` raises AssertionError with the name of the problem and the numbers that were seen.
+    pytest collects the subclass if its name begins with "Test"; with unittest, inherit from
+    `unittest.TestCase` too. Every method `test_...` raises AssertionError with the name of the
+    problem and the numbers that were seen.
 
     Attributes:
-        solves: Names of the `PROBLEMS` on which the solver must converge. By default those that every
-            solver must solve; on the others only its report is checked.
-        dense: Whether the solver needs the map of a cell (a resolvent and a prox), as splitting methods do.
+        solves: Names of the `PROBLEMS` on which the solver must converge. By default those that
+            every solver must solve; on the others only its report is checked.
+        dense: Whether the solver needs the map of a cell (a resolvent and a prox), as splitting
+            methods do.
         max_steps: The budget of a solve; None takes that of the problem.
     """
 
@@ -58,7 +60,7 @@ class SolverConformance(abc.ABC):
             check_right(p, sol)
 
     def test_reports_are_true(self) -> None:
-        """On every problem, solvable or not, residuals and statuses are those of the returned value."""
+        """Residuals and statuses are those of the value on every problem, solvable or not."""
         for p in self._problems(tuple(PROBLEMS), torch.float64, torch.float32):
             sol = self._solve(p)
             check_honest(p, sol)
@@ -93,7 +95,7 @@ class SolverConformance(abc.ABC):
                 require(told <= budget, f"{p.name}: {told} evaluations exceed max_steps={budget}")
 
     def test_a_sample_does_not_depend_on_its_neighbours(self) -> None:
-        """A sample alone gives what it gives in a batch, to rounding, in the same number of steps."""
+        """A sample alone gives the same as in a batch, to rounding, in as many steps."""
         for name in ("relu_random", "tanh", "spread") if not self.dense else ("relu_random", "affine"):
             p = problem(name, batch=5)
             together = self._solve(p, rtol=1e-6, max_steps=500)
@@ -132,7 +134,7 @@ class SolverConformance(abc.ABC):
         require(not sol.value.requires_grad, "the value must not require a gradient")
 
     def test_a_solver_is_a_value(self) -> None:
-        """Equal options make equal solvers; a solver can be hashed, copied and pickled, and has no memory."""
+        """Equal options make equal solvers, hashable and picklable, without memory of solves."""
         solver = self.solver()
         for other in (self.solver(), copy.deepcopy(solver), pickle.loads(pickle.dumps(solver))):
             require(other == solver and hash(other) == hash(solver), f"{other!r} must equal {solver!r}: use a frozen dataclass")

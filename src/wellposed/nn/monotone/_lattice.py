@@ -22,7 +22,8 @@ from torch import Tensor
 __all__ = ["Lattice", "largest_norm_upper", "symbol"]
 
 
-#: Side up to which a transform is a product with its matrix, whose cost per pixel grows with the side.
+#: Side up to which a transform is a product with its matrix, whose cost per pixel grows with the
+#: side.
 LARGEST_PRODUCT = 96
 
 
@@ -73,7 +74,7 @@ class Lattice:
         return field.reshape(batch, self.features)
 
     def weights(self, like: Tensor) -> Tensor:
-        """(frequencies,) w with <x, y> = sum_f w_f Re(conj(x_f) y_f) for fields x, y and their half spectra."""
+        """(frequencies,) w with <x, y> = sum_f w_f Re(conj(x_f) y_f) for half spectra x_f, y_f."""
         h, w = self.size
         count = torch.full((w // 2 + 1, h), 2.0, dtype=like.real.dtype, device=like.device)
         count[0] = 1.0
@@ -85,9 +86,10 @@ class Lattice:
 def symbol(kernel: Tensor, size: tuple[int, int], phases: int = 1, *, strided: bool = False) -> Tensor:
     r"""The matrices that a circular convolution is, one per frequency.
 
-    The convolution, as PyTorch counts, y[n] = sum_t K[t] x[n + t - k//2], between phases a of y and r of x: with
-    a + t - k//2 = p q + r it reads y_a[n] = sum K[t] x_r[n + q], and the matrix at frequency f has entries
-    K[t] exp(2 pi i f q/N). Kernels larger than the torus wrap around, as they should.
+    The convolution, as PyTorch counts, y[n] = sum_t K[t] x[n + t - k//2], between phases a of y and
+    r of x: with a + t - k//2 = p q + r it reads y_a[n] = sum K[t] x_r[n + q], and the matrix at
+    frequency f has entries K[t] exp(2 pi i f q/N). Kernels larger than the torus wrap around, as
+    they should.
 
     Args:
         kernel: (out, in, k, k), real.
@@ -96,8 +98,8 @@ def symbol(kernel: Tensor, size: tuple[int, int], phases: int = 1, *, strided: b
         strided: Keep only the phase 0 of y: a convolution with stride p.
 
     Returns:
-        (frequencies, out or p^2 out, p^2 in) complex, differentiable in the kernel; frequencies along the width, halved, are
-        the slow index.
+        (frequencies, out or p^2 out, p^2 in) complex, differentiable in the kernel; frequencies
+        along the width, halved, are the slow index.
     """
     out, into, kh, kw = kernel.shape
     h, w = size
@@ -111,7 +113,7 @@ def symbol(kernel: Tensor, size: tuple[int, int], phases: int = 1, *, strided: b
 
 
 def _forward(field: Tensor) -> Tensor:
-    """(batch, bands, h, w) real -> (frequencies, batch, bands): exp(-2 pi i (u m/h + v n/w)) summed over m, n."""
+    """(batch, bands, h, w) -> (frequencies, batch, bands): sums of exp(-2 pi i (u m/h + v n/w))."""
     batch, bands, h, w = field.shape
     half = w // 2 + 1
     if max(h, w) > LARGEST_PRODUCT:
@@ -137,7 +139,7 @@ def _backward(Z: Tensor, h: int, w: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _transforms(h: int, w: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """((2, w/2 + 1) x w) cosines over -sines of the half transform along the width, (h, h) the transform along the height."""
+    """Cosines over -sines of the half transform of the width, (h, h) transform of the height."""
     width, height = _roots(w, w // 2 + 1).conj(), _roots(h, h).conj()
     along = torch.cat([width.real, width.imag])
     return along.to(device, dtype), height.to(device, _complex(dtype))
@@ -145,7 +147,7 @@ def _transforms(h: int, w: int, dtype: torch.dtype, device: torch.device) -> tup
 
 @functools.lru_cache(maxsize=64)
 def _inverse_transforms(h: int, w: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The inverses; along the width every frequency but 0 and w/2 stands for its conjugate as well."""
+    """The inverses; along the width all frequencies but 0 and w/2 count twice."""
     count = torch.full((w // 2 + 1, 1), 2.0, dtype=torch.float64)
     count[0] = 1.0
     if w % 2 == 0:
@@ -169,7 +171,7 @@ def _complex(dtype: torch.dtype) -> torch.dtype:
 def _exponentials(
     n: int, frequencies: int, taps: int, p: int, strided: bool, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """(frequencies, output phases, input phases, taps): exp(2 pi i f q/n) where the tap leads from r to a, else 0."""
+    """(frequencies, phases out, phases in, taps) exp(2 pi i f q/n) where the tap leads r to a."""
     f = torch.arange(frequencies, dtype=torch.float64)
     table = torch.zeros(frequencies, 1 if strided else p, p, taps, dtype=torch.complex128)
     for a in range(1 if strided else p):
@@ -180,7 +182,8 @@ def _exponentials(
     return table.to(device=device, dtype=_complex(dtype))
 
 
-#: |G^(2^k)|_F^(1/2^k) exceeds the norm of G by a factor of at most n^(1/2^(k+1)): 4 % for n = 100 and k = 5.
+#: |G^(2^k)|_F^(1/2^k) exceeds the norm of G by a factor of at most n^(1/2^(k+1)): 4 % for n = 100
+#: and k = 5.
 SQUARINGS = 5
 
 
@@ -189,9 +192,10 @@ def largest_norm_upper(M: Tensor) -> float:
 
         |M|^2 = |G| <= |G^(2^k)|_F^(2^-k)
 
-    Products are in double precision; each squaring, divided by its Frobenius norm first, errs by at most 4 (n + 2) u in that
-    norm (Chapter 3 of [higham2002], complex arithmetic), and a root halves relative errors as often as squaring doubled
-    them, so the sum of all is below 8 (k + 2)(n + 2) u of the result, which is added.
+    Products are in double precision; each squaring, divided by its Frobenius norm first, errs by at
+    most 4 (n + 2) u in that norm (Chapter 3 of [higham2002], complex arithmetic), and a root halves
+    relative errors as often as squaring doubled them, so the sum of all is below 8 (k + 2)(n + 2) u
+    of the result, which is added.
 
     Args:
         M: (batch, n, k) real or complex.

@@ -23,7 +23,7 @@ __all__ = ["MonotoneConvCell", "MonotoneTierCell"]
 
 
 class _ImageCell(AbstractCell):
-    """What the two cells share: injections U_i of the input at every resolution, and W from `TierWeights`."""
+    """What the two cells share: injections U_i at every resolution, and W from `TierWeights`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class _ImageCell(AbstractCell):
         """The channels of every tier; raises for an argument that does not fit."""
 
     def injection(self, x: Tensor) -> Tensor:
-        """(batch, in, H, W) -> (batch, n): U_i x + b_i of all tiers, x averaged over blocks of 2^i x 2^i."""
+        """(batch, in, H, W) -> (batch, n): U_i x_i + b_i of all tiers, x averaged to each tier."""
         parts = []
         for i, U in enumerate(self.U):
             image = x if i == 0 else nn.functional.avg_pool2d(x, 2**i)
@@ -104,7 +104,7 @@ class _ImageCell(AbstractCell):
         return OperatorMap(operator, self.injection(x), self.activation)
 
     def features(self, x: Tensor) -> int:
-        """n, the number of features of the state for an input like x; raises for one that does not fit."""
+        """The number of features of the state for an input x; raises if x does not fit."""
         name = type(self).__name__
         if not isinstance(x, Tensor) or x.dim() != 4 or x.shape[1] != self.in_channels:
             seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -122,7 +122,7 @@ class _ImageCell(AbstractCell):
 
 
 class MonotoneConvCell(_ImageCell):
-    r"""f(z, x) = s(W * z + U * x + b) with convolutions, I - W >= m whatever the parameters [winston2020, Section 5].
+    r"""f(z, x) = s(W * z + U * x + b) with convolutions, I - W >= m [winston2020, Section 5].
 
     The state is (batch, channels, H, W), with the height and width of x: strides belong outside.
 
@@ -152,7 +152,7 @@ class MonotoneConvCell(_ImageCell):
 
 
 class MonotoneTierCell(_ImageCell):
-    r"""Several resolutions, each half of the one before, coupled from fine to coarse: f(z, x) = s(W z + U x + b).
+    r"""f(z, x) = s(W z + U x + b) on several resolutions, coupled from fine to coarse.
 
     W is block lower-triangular and I - W >= m; see `TierWeights`. x enters every tier, averaged to
     its resolution. The state is (batch, n), one tier after the other; `split` separates them.
@@ -160,7 +160,8 @@ class MonotoneTierCell(_ImageCell):
     Args:
         in_channels: Of x.
         channels: Of the tiers, finest first, at least two.
-        activation, kernel_size, margin, padding, bias, scale, generator, device, dtype: As in `MonotoneConvCell`.
+        activation, kernel_size, margin, padding, bias, scale, generator, device, dtype: As in
+        `MonotoneConvCell`.
 
     Attributes:
         weights: The `TierWeights`. U, b: As in `MonotoneConvCell`, one per tier.

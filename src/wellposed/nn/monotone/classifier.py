@@ -1,4 +1,4 @@
-"""A classifier on a monotone equilibrium: dense, with one convolution, or with several resolutions."""
+"""A classifier on a monotone equilibrium: dense, convolutional, or multi-resolution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["MonotoneClassifier"]
 
 
 class MonotoneClassifier(nn.Module):
-    r"""logits = V P z + v, with z the equilibrium of a monotone cell and P an average over a grid of image regions.
+    r"""logits = V P z + v: z a monotone equilibrium, P an average over a grid of regions.
 
     Made by `dense`, `conv` or `multitier`:
 
@@ -32,7 +32,8 @@ class MonotoneClassifier(nn.Module):
         torch.Size([3, 10])
 
     By default `PeacemanRachford(TunedStep())` solves for the equilibrium and its adjoint, with one
-    factorization for both; with zero padding, which has no cheap resolvent, `ForwardBackward(TunedStep())`.
+    factorization for both; with zero padding, which has no cheap resolvent,
+    `ForwardBackward(TunedStep())`.
 
     Args:
         cell: `DenseCell` with `Monotone` weights, `MonotoneConvCell` or `MonotoneTierCell`.
@@ -92,7 +93,7 @@ class MonotoneClassifier(nn.Module):
         activation: AbstractActivation | None = None,
         **options: Any,
     ) -> MonotoneClassifier:
-        """z = s(W z + U x + b) with a matrix W; inputs (batch, in_features), or of a shape that flattens to it.
+        """z = s(W z + U x + b) with a matrix W; inputs flatten to (batch, in_features).
 
         Args:
             in_features, width, classes: d, m, k.
@@ -122,8 +123,8 @@ class MonotoneClassifier(nn.Module):
             image: (C, H, W).
             channels, classes: Of the state, and k.
             margin, activation, kernel_size, padding: As in `MonotoneConvCell`.
-            options: As in the class; generator, device and dtype are for all parameters. `grid` must
-                divide H and W.
+            options: As in the class; generator, device and dtype are for all parameters. `grid`
+                must divide H and W.
         """
         structure: dict[str, Any] = {"kernel_size": kernel_size, "margin": margin, "padding": padding}
         cell = MonotoneConvCell(_checked_image(image)[0], channels, activation, **structure, **_factory_kwargs(options))
@@ -168,7 +169,7 @@ class MonotoneClassifier(nn.Module):
         return self.layer.solve(self.prepared(x))
 
     def prepared(self, x: Tensor) -> Tensor:
-        """x as the cell takes it: flat for a dense cell; checked to be an image of the model's size otherwise."""
+        """x as the cell needs it: flat for a dense cell, else checked to be an image."""
         shape = self.cell.in_features if self.image is None else ", ".join(map(str, self.image))
         if not isinstance(x, Tensor):
             raise InvalidType(
@@ -202,7 +203,7 @@ class MonotoneClassifier(nn.Module):
         return rows
 
     def region_shapes(self) -> list[tuple[int, int, int]]:
-        """(C, H, W) of the tiers, empty for a dense cell; raises if the grid does not divide them."""
+        """(C, H, W) of the tiers, empty for a dense cell; raises if `grid` does not fit."""
         cell = self.cell
         if self.image is None or isinstance(cell, DenseCell):
             return []

@@ -21,13 +21,14 @@ __all__ = ["TransformerCell", "TransformerDEQ"]
 
 
 class TransformerCell(nn.Module):
-    r"""One post-norm transformer block with its input injected [bai2019], the block being that of [vaswani2017].
+    r"""One post-norm transformer block [vaswani2017] with its input injected [bai2019].
 
         u = norm(x + z + W_o attention(W_qkv z + U x)),   f(z, x) = norm(u + W_2 relu(W_1 u))
 
-    Attention is causal: position t sees positions up to t, so that z_t depends on x_1, ..., x_t alone. Nothing bounds its
-    Jacobian; weights start small (`init_std`) so that equilibria are found at first. A departure: x also enters the sum before
-    the first norm. Without it small weights leave norm(z + little), close to the identity, with no preferred point.
+    Attention is causal: position t sees positions up to t, so that z_t depends on x_1, ..., x_t
+    alone. Nothing bounds its Jacobian; weights start small (`init_std`) so that equilibria are
+    found at first. A departure: x also enters the sum before the first norm. Without it small
+    weights leave norm(z + little), close to the identity, with no preferred point.
 
     Args:
         width: Features of a position.
@@ -95,8 +96,8 @@ class TransformerDEQ(nn.Module):
 
         x_t = sqrt(width) (E[token_t] + P[t]),   z = f(z, x),   logits_t = E z_t + b
 
-    Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which also helps f to contract.
-    Memory of training does not grow with the number of solver steps.
+    Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which
+    also helps f to contract. Memory of training does not grow with the number of solver steps.
 
         >>> import torch, wellposed as wp
         >>> model = wp.nn.TransformerDEQ(50, 16, 2, length=10, generator=torch.Generator().manual_seed(0))
@@ -107,7 +108,8 @@ class TransformerDEQ(nn.Module):
         vocabulary: Number of tokens.
         width, heads, hidden, init_std: As in `TransformerCell`.
         length: The longest sequence.
-        solver_kwargs: solver, gradient, on_failure, rtol, atol, max_steps, as in `EquilibriumLayer`.
+        solver_kwargs: solver, gradient, on_failure, rtol, atol, max_steps, as in
+            `EquilibriumLayer`.
         generator, device, dtype: Of the parameters.
 
     Attributes:
@@ -172,7 +174,7 @@ class TransformerDEQ(nn.Module):
         return z
 
     def solve(self, tokens: Tensor, z0: Tensor | None = None, *, record: bool = False) -> Solution:
-        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`."""
+        """The equilibrium without a graph; see `EquilibriumLayer.solve`."""
         with torch.no_grad():
             return self.layer.solve(self.embedded(tokens), z0, record=record)
 

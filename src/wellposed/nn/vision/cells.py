@@ -14,21 +14,25 @@ from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["MultiscaleCell", "ResidualCell"]
 
-#: What a cell is given besides its state: features, or features and the masks of `VariationalDropout`.
+#: What a cell is given besides its state: features, or features and the masks of
+#: `VariationalDropout`.
 CellInput = Any
 
 
 class ResidualCell(nn.Module):
-    r"""f(z, x) = norm(relu(z + norm(x + W2 * norm(relu(W1 * z))))), with group norms [nguyen2022, Section 2.2].
+    r"""f(z, x) = norm(relu(z + norm(x + W2 * norm(relu(W1 * z))))), with group norms [nguyen2022,
+    Section 2.2].
 
-    Nothing bounds its Jacobian: an equilibrium may not exist, and need not be unique. With small weights (the default) it is
-    usually found quickly; `jacobian_penalty` keeps it so in training, `equilibrium_spectral_radius` measures.
+    Nothing bounds its Jacobian: an equilibrium may not exist, and need not be unique. With small
+    weights (the default) it is usually found quickly; `jacobian_penalty` keeps it so in training,
+    `equilibrium_spectral_radius` measures.
 
     Args:
         channels: Of z and x.
         inner: Channels between W1 and W2; as many as `channels` if not given.
-        groups: Of the norms; None takes as many as leave four channels or more in each, at most eight. With one channel in a
-            group the mean of that channel over the image is fixed, and a head that averages over the image is blind.
+        groups: Of the norms; None takes as many as leave four channels or more in each, at most
+            eight. With one channel in a group the mean of that channel over the image is fixed, and
+            a head that averages over the image is blind.
         kernel_size: Of W1 and W2, odd.
         init_std: Standard deviation of their entries.
         weight_norm: Whether W1 and W2 are weight-normalized [salimans2016].
@@ -91,15 +95,17 @@ class ResidualCell(nn.Module):
 
 
 class MultiscaleCell(nn.Module):
-    r"""A residual block at every resolution, then a sum over all, brought to each resolution [bai2020].
+    r"""A residual block at every resolution, then a sum over resolutions [bai2020].
 
         y_i = ResidualCell_i(z_i, x_i),   z_i' = norm(relu(sum_j T_ij y_j))
 
-    T_ii is the identity; T_ij for j finer than i is i - j strided 3 x 3 convolutions; for j coarser a 1 x 1 convolution and
-    nearest-neighbour upsampling. The state is a tuple, finest first; each resolution halves (rounding up) the one before.
+    T_ii is the identity; T_ij for j finer than i is i - j strided 3 x 3 convolutions; for j coarser
+    a 1 x 1 convolution and nearest-neighbour upsampling. The state is a tuple, finest first; each
+    resolution halves (rounding up) the one before.
 
-    A departure: [bai2020] injects x at the finest resolution only. In a block without x the inner norm brings W2 * (...) back
-    to unit size however small W2 is, and small weights do not make the map contract; so every resolution has its x_i here.
+    A departure: [bai2020] injects x at the finest resolution only. In a block without x the inner
+    norm brings W2 * (...) back to unit size however small W2 is, and small weights do not make the
+    map contract; so every resolution has its x_i here.
 
     Args:
         channels: Of each resolution, finest first.
@@ -129,7 +135,7 @@ class MultiscaleCell(nn.Module):
         self.norms = nn.ModuleList(norm(c, groups, **factory_kwargs) for c in self.channels)
 
     def _mixer(self, source: int, target: int, *, init_std: float, **options: Any) -> nn.Module:
-        """T for one pair of resolutions, up to the final resizing; its size keeps that of its argument."""
+        """T for one pair of resolutions, up to the final resizing."""
         a, b = self.channels[source], self.channels[target]
         if source == target:
             return nn.Identity()

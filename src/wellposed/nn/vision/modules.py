@@ -1,16 +1,16 @@
-"""The parts of image networks: convolutions, norms, dropout with one mask a solve, encoders, heads."""
+"""Parts of image networks: convolutions, norms, dropout with one mask a solve, encoders, heads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, skip_init
 
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "PyramidEncoder",
     "SegmentationHead",
     "VariationalDropout",
+    "WeightTied",
     "checked_channels",
     "conv",
     "linear",
@@ -27,7 +28,7 @@ __all__ = [
 
 
 def checked_channels(owner: str, channels: Any) -> tuple[int, ...]:
-    """The channels of each resolution; raises unless there is one positive integer for each, and at least one."""
+    """The channels of each resolution, checked: positive integers, at least one."""
     if not isinstance(channels, Sequence) or isinstance(channels, str) or not channels:
         hint = f" For one resolution give ({channels},)." if type(channels) is int else ""
         raise InvalidArgument(
@@ -56,8 +57,8 @@ def conv(
         in_channels, out_channels, kernel_size, stride: As in torch.
         std: Of the weights; None takes 1/sqrt(fan-in), which keeps the size of the values.
         generator: Draws them.
-        weight_norm: Whether the weight is g v/|v|, filter by filter [salimans2016]. It is a function of parameters only, so
-            that it is the same at every evaluation of a solve.
+        weight_norm: Whether the weight is g v/|v|, filter by filter [salimans2016]. It is a
+            function of parameters only, so that it is the same at every evaluation of a solve.
         factory_kwargs: device, dtype.
     """
     shape = (in_channels, out_channels, kernel_size)
@@ -78,13 +79,14 @@ def linear(in_features: int, out_features: int, *, generator: torch.Generator | 
 
 
 def norm(channels: int, groups: int | None, **factory_kwargs: Any) -> nn.GroupNorm:
-    """Group normalization: over the pixels and channels of a group of one sample, so it never mixes samples.
+    """Group normalization over the pixels and channels of a group of one sample.
 
     Args:
         channels: How many.
-        groups: How many (their greatest common divisor with the channels is used); None takes as many as leave four channels
-            or more in each, at most eight. A group of one channel would fix the mean of that channel over the image, and
-            with it all that a head sees that averages over images.
+        groups: How many (their greatest common divisor with the channels is used); None takes as
+            many as leave four channels or more in each, at most eight. A group of one channel would
+            fix the mean of that channel over the image, and with it all that a head sees that
+            averages over images.
         factory_kwargs: device, dtype.
     """
     if groups is None:
@@ -101,15 +103,17 @@ def _placed(factory_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class VariationalDropout(nn.Module):
-    r"""Masks with entries 0 or 1/(1 - p) that are drawn once and then used at every evaluation of the map [gal2016].
+    r"""Masks of 0 and 1/(1 - p), drawn once for all evaluations of a solve [gal2016].
 
-    Ordinary dropout inside a cell draws anew at every evaluation, and a map that changes has no fixed point. Here the mask is
-    part of the *input* of the cell, one for each sample, so that it also stays with its sample when others have finished, and
-    is the same in the backward pass. In evaluation mode there is none.
+    Ordinary dropout inside a cell draws anew at every evaluation, and a map that changes has no
+    fixed point. Here the mask is part of the *input* of the cell, one for each sample, so that it
+    also stays with its sample when others have finished, and is the same in the backward pass. In
+    evaluation mode there is none.
 
     Args:
         p: Probability of a zero, in [0, 1).
-        generator: Draws the masks; torch's global one if not given. A copy of the module draws from the same one.
+        generator: Draws the masks; torch's global one if not given. A copy of the module draws from
+            the same one.
     """
 
     def __init__(self, p: float, *, generator: torch.Generator | None = None) -> None:
@@ -172,7 +176,7 @@ class ImageEncoder(nn.Module):
 
 
 class PyramidEncoder(nn.Module):
-    """x_1 = norm(V_1 * X), x_(i+1) = norm(V_(i+1) * relu(x_i)) with stride 2: one x for each resolution, finest first.
+    """x_1 = norm(V_1 * X), x_(i+1) = norm(V_(i+1) * relu(x_i)) with stride 2, finest first.
 
     Args:
         in_channels: Of X.
@@ -200,7 +204,7 @@ class PyramidEncoder(nn.Module):
 
 
 class ClassificationHead(nn.Module):
-    """Averages every resolution over a grid of regions, then one linear map: (batch, classes) logits.
+    """Averages over a grid of regions, then one linear map: (batch, classes) logits.
 
     Args:
         channels: Of each resolution.
@@ -227,14 +231,14 @@ class ClassificationHead(nn.Module):
         self.linear = linear(sum(channels) * grid**2, classes, generator=generator, device=device, dtype=dtype)
 
     def forward(self, z: Any, size: tuple[int, int]) -> Tensor:
-        """A tensor, or a tuple of resolutions, -> (batch, classes). `size`, of the images, is not used."""
+        """A tensor, or a tuple of resolutions, -> (batch, classes); `size` is not used."""
         parts = z if isinstance(z, tuple) else (z,)
         logits: Tensor = self.linear(torch.cat([self.pool(part).flatten(1) for part in parts], dim=1))
         return logits
 
 
 class SegmentationHead(nn.Module):
-    """Brings every resolution to the finest, a 1 x 1 convolution, then to the size of the image: (batch, classes, H, W).
+    """Resizes to the finest, a 1 x 1 convolution, then to the image: (batch, classes, H, W).
 
     Args:
         channels, classes, generator, device, dtype: As in `ClassificationHead`.
@@ -255,8 +259,37 @@ class SegmentationHead(nn.Module):
         self.conv = conv(sum(channels), classes, 1, std=None, generator=generator, device=device, dtype=dtype)
 
     def forward(self, z: Any, size: tuple[int, int]) -> Tensor:
-        """A tensor, or a tuple of resolutions, -> (batch, classes, H, W) for images of that size."""
+        """A tensor, or a tuple of resolutions, -> (batch, classes, H, W) for that size."""
         parts = z if isinstance(z, tuple) else (z,)
         finest = parts[0].shape[2:]
         joined = torch.cat([nn.functional.interpolate(part, size=finest) for part in parts], dim=1)
         return nn.functional.interpolate(self.conv(joined), size=size, mode="bilinear", align_corners=False)
+
+
+class WeightTied(nn.Module):
+    r"""z_0 = 0, z_(k+1) = cell(z_k, x), k < repeats: a finite depth [nguyen2022, Fig. 4.4].
+
+    Differentiated through every step, so memory grows with `repeats`.
+
+    Args:
+        cell: `cell(z, x)`; its method `initial(x)`, if it has one, gives z_0.
+        repeats: 6, 11 and 18 in the thesis.
+    """
+
+    def __init__(self, cell: Callable[..., Any], repeats: int) -> None:
+        super().__init__()
+        if not callable(cell):
+            raise InvalidType(f"cell must be callable; got {type(cell).__name__}.")
+        check_positive_integer("WeightTied", "repeats", repeats)
+        self.cell, self.repeats = cell, repeats
+
+    def forward(self, x: Any, z0: Any = None) -> Any:
+        """z after `repeats` steps from z0, or from zeros."""
+        initial = getattr(self.cell, "initial", torch.zeros_like)
+        z = initial(x) if z0 is None else z0
+        for _ in range(self.repeats):
+            z = self.cell(z, x)
+        return z
+
+    def extra_repr(self) -> str:
+        return f"repeats={self.repeats}"

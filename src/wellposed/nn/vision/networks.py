@@ -1,10 +1,10 @@
-"""Image networks with an equilibrium inside, for classes of images or of pixels, and their explicit twins."""
+"""Image networks with an equilibrium, for classes of images or pixels, and explicit twins."""
 
 from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,47 +22,20 @@ from wellposed.nn.vision.modules import (
     PyramidEncoder,
     SegmentationHead,
     VariationalDropout,
+    WeightTied,
     checked_channels,
 )
-from wellposed.solve import Solution, check_positive_integer
+from wellposed.solve import Solution
 
-__all__ = ["AbstractImageNetwork", "EquilibriumNetwork", "ExplicitTwin", "MultiscaleDEQ", "ResidualDEQ", "WeightTied"]
-
-
-class WeightTied(nn.Module):
-    r"""z_0 = 0, z_(k+1) = cell(z_k, x), k < repeats: an equilibrium layer of finite depth [nguyen2022, Fig. 4.4].
-
-    Differentiated through every step, so memory grows with `repeats`.
-
-    Args:
-        cell: `cell(z, x)`; its method `initial(x)`, if it has one, gives z_0.
-        repeats: 6, 11 and 18 in the thesis.
-    """
-
-    def __init__(self, cell: Callable[..., Any], repeats: int) -> None:
-        super().__init__()
-        if not callable(cell):
-            raise InvalidType(f"cell must be callable; got {type(cell).__name__}.")
-        check_positive_integer("WeightTied", "repeats", repeats)
-        self.cell, self.repeats = cell, repeats
-
-    def forward(self, x: Any, z0: Any = None) -> Any:
-        """z after `repeats` steps from z0, or from zeros."""
-        initial = getattr(self.cell, "initial", torch.zeros_like)
-        z = initial(x) if z0 is None else z0
-        for _ in range(self.repeats):
-            z = self.cell(z, x)
-        return z
-
-    def extra_repr(self) -> str:
-        return f"repeats={self.repeats}"
+__all__ = ["AbstractImageNetwork", "EquilibriumNetwork", "ExplicitTwin", "MultiscaleDEQ", "ResidualDEQ"]
 
 
 class AbstractImageNetwork(nn.Module, abc.ABC):
-    """head(body(encoder(X))): the body maps features, and the masks of dropout if there are any, to a state.
+    """head(body(encoder(X))): the body maps features, and masks of dropout, to a state.
 
     Attributes:
-        encoder: (batch, C, H, W) -> features. head: (state, (H, W)) -> predictions. dropout: Draws the masks.
+        encoder: (batch, C, H, W) -> features. head: (state, (H, W)) -> predictions. dropout: Draws
+            the masks.
     """
 
     encoder: nn.Module
@@ -99,18 +72,18 @@ class EquilibriumNetwork(AbstractImageNetwork):
         return prediction
 
     def equilibrium(self, X: Tensor, z0: Any = None) -> Any:
-        """(batch, C, H, W) -> the state at equilibrium, differentiable; z0 is the start, zeros if not given."""
+        """(batch, C, H, W) -> the equilibrium, differentiable; z0 is the start, by default 0."""
         x = self.inputs(X)
         return self.layer(x, self.cell.initial(x) if z0 is None else z0)
 
     def solve(self, X: Tensor, z0: Any = None, *, record: bool = False) -> Solution:
-        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`."""
+        """The equilibrium without a graph; see `EquilibriumLayer.solve`."""
         with torch.no_grad():
             x = self.inputs(X)
         return self.layer.solve(x, self.cell.initial(x) if z0 is None else z0, record=record)
 
     def penalized(self, X: Tensor, *, probes: int = 1, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Predictions for (batch, C, H, W), and the `jacobian_penalty` at their equilibria (held fixed)."""
+        """Predictions, and the `jacobian_penalty` at their equilibria (held fixed)."""
         x = self.inputs(X)
         z = self.layer(x, self.cell.initial(x))
         assert self.layer.last_solution is not None
@@ -119,14 +92,14 @@ class EquilibriumNetwork(AbstractImageNetwork):
         return self.head(z, tuple(X.shape[2:])), penalty
 
     def spectral_radius(self, X: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """(batch,) estimates of the spectral radius of df/dz at the equilibria; see `equilibrium_spectral_radius`."""
+        """(batch,) spectral radii of df/dz, estimated; see `equilibrium_spectral_radius`."""
         with torch.no_grad():
             x = self.inputs(X)
         z = self.layer.solve(x, self.cell.initial(x)).value
         return equilibrium_spectral_radius(self.cell, z, x, generator=generator)
 
     def twin(self, repeats: int) -> ExplicitTwin:
-        """The explicit network with copies of the parameters that repeats the cell [nguyen2022, Fig. 4.4]."""
+        """The explicit network with copied parameters [nguyen2022, Fig. 4.4]."""
         parts = copy.deepcopy((self.encoder, self.cell, self.head, self.dropout))
         return ExplicitTwin(parts[0], WeightTied(parts[1], repeats), parts[2], parts[3])
 
@@ -186,7 +159,8 @@ class ResidualDEQ(EquilibriumNetwork):
         stride: Of the encoder, a 3 x 3 convolution and a norm.
         grid: As in `ClassificationHead`.
         dropout: p of `VariationalDropout`.
-        solver_kwargs: solver, gradient, on_failure, rtol, atol, max_steps, as in `EquilibriumLayer`.
+        solver_kwargs: solver, gradient, on_failure, rtol, atol, max_steps, as in
+            `EquilibriumLayer`.
         generator: Draws the parameters, and later the masks of dropout.
         device, dtype: Of the parameters.
 
@@ -233,7 +207,7 @@ class ResidualDEQ(EquilibriumNetwork):
 
 
 class MultiscaleDEQ(EquilibriumNetwork):
-    r"""Several resolutions of an image as one equilibrium [bai2020], for classes of images or of pixels.
+    r"""Several resolutions of an image as one equilibrium [bai2020].
 
     Made by `classifier` or `segmenter`; `with_head` gives the same body another task.
 
@@ -297,7 +271,7 @@ class MultiscaleDEQ(EquilibriumNetwork):
         return cls(in_channels, channels, SegmentationHead(channels, classes, **factory_kwargs), **options)
 
     def with_head(self, head: nn.Module) -> MultiscaleDEQ:
-        """Another task: `head` maps (state, (H, W)) to predictions; encoder and layer are shared, not copied."""
+        """Another task: `head` maps (state, (H, W)) to predictions; the body is shared."""
         _check_head(head)
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
