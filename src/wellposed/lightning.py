@@ -72,7 +72,7 @@ class EquilibriumMonitor(Callback):
     Attributes:
         records: One dict an epoch: epoch, what was logged, the verdict where there was one. Kept in
             checkpoints.
-        certificate: The last one, or None; `reason` says why there is none.
+        certificate: The last one, or None, with the `reason`.
         first: The first epoch whose verdict was CERTIFIED, or None. Kept in checkpoints.
         stopped: Why the monitor stopped the training, or None.
     """

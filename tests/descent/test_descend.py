@@ -509,7 +509,7 @@ def test_uncertified_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "certify", lambda *given, **options: certificate(Verdict.VIOLATED))
     with pytest.raises(wp.WellposedError, match=r"VIOLATED: 2hE < s\^2"):
         wp.descend(model, X, y, step_size="certified")
-    with pytest.raises(wp.InvalidType, match="Line is none. Give step_size a number"):
+    with pytest.raises(wp.InvalidType, match="Line is not one. Give step_size a number"):
         wp.descend(Line(), ONES, ONES)
 
 

@@ -17,7 +17,7 @@ __all__ = ["SUFFIXES", "checksum", "is_path", "read_own", "short_name"]
 SUFFIXES = (".csv", ".parquet", ".npz")
 #: Columns that are taken as the target if none is named.
 USUAL = ("target", "y", "label")
-#: Arrays of an archive: to train, and to test if there are such.
+#: Arrays of an archive: to train, and to test if there are any.
 ARRAYS = (("X", "y"), ("x", "y"), ("x_train", "y_train"), ("X_train", "y_train"))
 
 Parts = dict[str, np.ndarray]
@@ -110,7 +110,7 @@ def _chosen(
         y = table.numbers(target, "data.target")
     elif "" in y:
         row = int(np.flatnonzero(y == "")[0]) + 1
-        raise InvalidArgument(f"Row {row} of the target {target!r} of {table.name} is empty; drop such rows or fill the cells.")
+        raise InvalidArgument(f"Row {row} of the target {target!r} of {table.name} is empty; drop the rows or fill the cells.")
     steps.append(f"target {target!r}, inputs {', '.join(map(repr, inputs[:8]))}{' ...' if len(inputs) > 8 else ''}")
     return np.stack([table.numbers(name, "data.columns") for name in inputs], axis=1), y
 

@@ -185,7 +185,7 @@ def _certified(objective: AbstractObjective, step_size: str) -> Any:
     if not isinstance(objective.model, AbstractNetwork):
         raise InvalidType(
             f"step_size='certified' needs a network that the certificate knows, such as wp.GaussianDEQ; "
-            f"{type(objective.model).__name__} is none. Give step_size a number."
+            f"{type(objective.model).__name__} is not one. Give step_size a number."
         )
     certificate = certify(objective.model, objective.X, objective.y, theorem="radius", dynamics="descent")
     if not certificate.certified or certificate.step_size is None:

@@ -114,7 +114,7 @@ Key = tuple[int, int]
 
 
 class Equilibria:
-    """Sees every call of every equilibrium layer of a model and may tell it where to begin.
+    """Records every call of the equilibrium layers of a model, and sets where their solves start.
 
     Args:
         model: Its layers are found once; calls of them count, not of their method `solve`.
@@ -134,7 +134,7 @@ class Equilibria:
         """Before a forward pass: forgets what was found.
 
         Args:
-            starts: By call, where to begin; calls that are not in it begin where the model says.
+            starts: By call, where to start; other calls start where the model starts them.
         """
         self.found, self._starts, self._calls = {}, starts or {}, [0] * len(self.layers)
 

@@ -40,13 +40,13 @@ def filter_normalized(model: nn.Module, direction: Direction, *, vectors: bool =
 
     A filter is the slice of one output: a row of a matrix, a (C, h, w) kernel of a convolution.
     ReLU networks do not change when one layer is scaled up and the next one down; unit steps along
-    such a direction do not see that scale either. Parameters with one dimension (biases, norms) do
+    a normalized direction do not depend on that scale either. Parameters with one dimension (biases, norms) do
     not move unless `vectors`, as in the paper; where nothing else is trained they move, normalized
     as one filter.
 
     Args:
         model: Any module, at the point around which the landscape is drawn.
-        direction: Which to normalize; it stays as it is.
+        direction: Which to normalize; it is not changed.
         vectors: Whether parameters with fewer than two dimensions move too, each normalized as one
             filter.
     """

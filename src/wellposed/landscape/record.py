@@ -138,7 +138,7 @@ class Surface:
         failed: The same shape: at a point that is NOT_CONVERGED or NOT_UNIQUE the part of its
             (checked) samples that are to blame, with batches at least that part; NaN where that is
             not known, 0 at points that are fine.
-        seconds: Spent on it, interruptions left out.
+        seconds: Spent on it, without interruptions.
         info: How it was made; plain Python.
     """
 
@@ -161,7 +161,7 @@ class Surface:
         return not bool((self.status == CellStatus.PENDING).any())
 
     def counts(self) -> dict[str, int]:
-        """How many points have each status, by name; those that none has are left out."""
+        """How many points have each status, by name, without zeros."""
         found = {status.name: int((self.status == status).sum()) for status in CellStatus}
         return {name: count for name, count in found.items() if count}
 

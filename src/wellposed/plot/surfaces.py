@@ -27,7 +27,7 @@ class Mark:
         label: In the legend.
         hatch: Of an area.
         marker: Of a point.
-        valued: Whether such points have values, which shine through.
+        valued: Whether these points have values, which stay visible.
     """
 
     label: str
@@ -107,7 +107,7 @@ def contour(
     low, high = _range(found, log)
     across = min(columns, len(found))
     down = -(-len(found) // across)
-    figure = new_figure(3.4 * across + 1.2, 3.2 * down + 0.4)  # first of all: it says if matplotlib is missing
+    figure = new_figure(3.4 * across + 1.2, 3.2 * down + 0.4)  # first: it raises if matplotlib is missing
     from matplotlib import ticker
     from matplotlib.colors import LogNorm, Normalize
 

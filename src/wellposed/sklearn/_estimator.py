@@ -189,7 +189,7 @@ class AbstractEstimator(BaseEstimator):
         """A new network and optimizer, all randomness from `random_state`."""
         self._check_parameters()
         self._random = check_random_state(self.random_state)
-        if isinstance(self.random_state, (np.random.RandomState, type(None))):  # a stream of its own, which pickles
+        if isinstance(self.random_state, (np.random.RandomState, type(None))):  # a new stream, which can be pickled
             self._random = np.random.RandomState(self._random.randint(2**31 - 1))
         generator = torch.Generator().manual_seed(int(self._random.randint(2**31 - 1)))
         self.model_ = build(

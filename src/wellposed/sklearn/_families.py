@@ -117,7 +117,7 @@ def _base(
 ) -> nn.Module:
     if isinstance(family, nn.Module):
         if options:
-            raise InvalidArgument(f"family_options={options!r} has no effect on a module, which is taken as it is.")
+            raise InvalidArgument(f"family_options={options!r} has no effect on a module, which is already built.")
         expected = getattr(family, "in_features", getattr(getattr(family, "cell", None), "in_features", shape[0]))
         if expected != shape[0]:
             raise InvalidArgument(

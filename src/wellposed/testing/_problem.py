@@ -1,5 +1,4 @@
-"""A fixed-point problem with its exact answer, and the linear algebra that such problems are made
-of.
+"""A fixed-point problem with its exact answer, and linear algebra to make problems.
 
 The helpers do not use the solvers of the library, so that they cannot share their mistakes.
 """
@@ -53,7 +52,7 @@ class Problem:
         atol: What a solve needs besides a relative tolerance: where z* = 0, no relative residual is
             small.
         matrix: W, if f is activation(W z + c) with c = args[0].
-        activation: Of such an f.
+        activation: Of that f.
     """
 
     name: str

@@ -84,9 +84,9 @@ class LinearSolverConformance(abc.ABC):
                     return _products(A[:1])(v)
 
                 found = self.linear_solver()(matvec, gaussian(1, A.shape[1], seed=6), rtol=1e-9, max_steps=budget)
-                told = int(found.num_steps)
-                require(told == calls[0], f"{name}: num_steps is {told}, but there were {calls[0]} products")
-                require(told <= budget, f"{name}: {told} products exceed max_steps={budget}")
+                reported = int(found.num_steps)
+                require(reported == calls[0], f"{name}: num_steps is {reported}, but there were {calls[0]} products")
+                require(reported <= budget, f"{name}: {reported} products exceed max_steps={budget}")
 
     def test_samples_are_independent(self) -> None:
         """A system alone gives what it gives in a batch, to rounding."""

@@ -90,9 +90,9 @@ class SolverConformance(abc.ABC):
             for budget in (1, 2, 3, 5, 8, 60):
                 f = CountingMap(p.take([1]))
                 sol = fixed_point(f, p.z0[1:2], self.solver(), rtol=rtol_of(p), max_steps=budget, on_failure="ignore")
-                seen, told = int(f.counts), int(sol.num_steps)
-                require(seen == told, f"{p.name}: num_steps is {told}, but the map was evaluated {seen} times")
-                require(told <= budget, f"{p.name}: {told} evaluations exceed max_steps={budget}")
+                seen, reported = int(f.counts), int(sol.num_steps)
+                require(seen == reported, f"{p.name}: num_steps is {reported}, but the map was evaluated {seen} times")
+                require(reported <= budget, f"{p.name}: {reported} evaluations exceed max_steps={budget}")
 
     def test_a_sample_does_not_depend_on_its_neighbours(self) -> None:
         """A sample alone gives the same as in a batch, to rounding, in as many steps."""

@@ -69,11 +69,10 @@ class UnrolledNetwork(nn.Module):
 
     For strongly monotone I - W >= m and |I - W| <= L, q <= sqrt(1 - 2 a m + a^2 L^2) [nguyen2022,
     2.3.1], below 1 for a in (0, 2m/L^2). Gradients are those of the explicit network, by
-    backpropagation through its k layers; the memory grows with k. It decides nothing by values, so
-    every `torch.func` transform works, for monotone networks too.
+    backpropagation through its k layers; the memory grows with k. Every `torch.func` transform
+    works, for monotone networks too.
 
-    a is fixed when the network is made. If training moves the weights far, `contraction_upper`
-    tells what is still proved.
+    a is fixed when the network is made; `contraction_upper` shows what is proved after training.
 
     Args:
         network: Shared.

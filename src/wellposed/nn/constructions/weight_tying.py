@@ -53,7 +53,7 @@ class WeightTiedCell(AbstractCell):
     lower triangular in blocks, so W^L = 0: L plain steps from *any* start reach the one
     equilibrium, whatever |W| is, and L steps of the adjoint are exact backpropagation.
 
-    A statement about what such networks can express, not a faster perceptron: a step costs
+    This shows what equilibrium networks can express; it is not a faster perceptron: a step costs
     O((n_1 + ... + n_L)^2) a sample. Plain steps (`Picard`) need max_steps of L + 1, the last to see
     that nothing moves any more; second derivatives, whose systems are known only as functions, one
     more.

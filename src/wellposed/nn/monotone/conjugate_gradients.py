@@ -28,7 +28,7 @@ def conjugate_gradients(
     most rtol |b|, or no longer halves. The norm |M| is taken from below, from the products seen.
 
     Args:
-        apply, transposed: M and M^T on (batch, n); None says that M is symmetric positive definite.
+        apply, transposed: M and M^T on (batch, n); None if M is symmetric positive definite.
         b: (batch, n).
         rtol: Relative tolerance; may be below what rounding allows.
         floor: What the rounding of a product may leave.

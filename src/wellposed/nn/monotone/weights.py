@@ -26,7 +26,7 @@ class TierWeights(nn.Module):
 
     A is block lower-bidiagonal, with convolutions A_i within tiers and convolutions C_i of stride 2
     from each tier to the next; so is B, with B_i within tiers and B_(i+1,i) = -A_(i+1)^T C_i, which
-    is chosen such that W is block *lower* triangular [winston2020, Section 5]: with
+    is chosen so that W is block *lower* triangular [winston2020, Section 5]: with
     S_i = B_i - B_i^T,
 
         W_ii = (1 - m) I - A_i^T A_i - C_i^T C_i + S_i,      W_(i+1,i) = -2 A_(i+1)^T C_i
