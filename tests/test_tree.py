@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -10,7 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+import wellposed as wp
 from wellposed._tree import Layout, describe, leaves, map_leaves, rebuild
 from wellposed.errors import InvalidArgument, InvalidType
 
@@ -18,6 +22,23 @@ from wellposed.errors import InvalidArgument, InvalidType
 class Pair(NamedTuple):
     first: Any
     second: Any
+
+
+@dataclass
+class Fields:
+    """A class registered by its user, as Hugging Face does with the outputs of its models."""
+
+    low: Any
+    high: Any
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.low, self.high))
+
+
+pytree.register_pytree_node(Fields, lambda fields: ([fields.low, fields.high], None), lambda parts, _: Fields(*parts))
 
 
 def numbered(*shape: int) -> Tensor:
@@ -33,6 +54,8 @@ STATES = {
     "one": (numbered(2, 3),),
     "dict": {"b": numbered(2, 3), "a": numbered(2)},
     "nested": {"x": (numbered(2, 2), [numbered(2)]), "y": numbered(2, 1, 1, 2)},
+    "ordered": OrderedDict(b=numbered(2, 3), a=numbered(2)),
+    "registered": Fields(numbered(2, 3), {"x": numbered(2, 1)}),
     "named": Pair(numbered(2, 3), numbered(2, 2)),
     "no features": numbered(2, 0),
     "some without features": (numbered(2, 3), numbered(2, 0, 4), numbered(2)),
@@ -165,3 +188,36 @@ def test_check_of_a_part_of_the_batch() -> None:
     assert layout.check({"a": numbered(2, 3)}, 2) is None
     assert layout.check({"a": numbered(5, 3)}, 2) is not None
     assert layout.check(OrderedDict(a=numbered(2, 3)), 2) is None
+
+
+@pytest.mark.parametrize(
+    "kind", [Fields, Pair, lambda low, high: OrderedDict(low=low, high=high)], ids=["registered", "named", "ordered"]
+)
+def test_any_registered_structure_can_be_a_state(kind: Any) -> None:
+    """Solved, differentiated and returned in the structure in which the user wrote it."""
+    x = numbered(3, 4) / 12
+
+    def cell(z: Any, x: Tensor) -> Any:
+        low, high = leaves(z)
+        return kind(torch.tanh(0.3 * low + 0.1 * high.sum(dim=1, keepdim=True) + x), 0.5 * high + 0.1 * low[:, :2])
+
+    start = kind(torch.zeros(3, 4, dtype=x.dtype), torch.zeros(3, 2, dtype=x.dtype))
+    solution = wp.fixed_point(cell, start, args=(x,), rtol=1e-12, on_failure="raise")
+    assert type(solution.value) is type(start)
+    for value, image in zip(leaves(solution.value), leaves(cell(solution.value, x)), strict=True):
+        torch.testing.assert_close(value, image, rtol=1e-11, atol=1e-13)
+    x.requires_grad_()
+    z = wp.EquilibriumLayer(cell, on_failure="raise")(x, start)
+    assert type(z) is type(start)
+    (gradient,) = torch.autograd.grad(sum(leaf.sum() for leaf in leaves(z)), x)
+    unrolled = start
+    for _ in range(80):
+        unrolled = cell(unrolled, x)
+    (expected,) = torch.autograd.grad(sum(leaf.sum() for leaf in leaves(unrolled)), x)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_another_registered_class_is_refused() -> None:
+    layout = Layout.of(Fields(numbered(2, 3), numbered(2)), "z0")
+    assert layout.check(Fields(numbered(2, 3), numbered(2)), 2) is None
+    assert layout.check((numbered(2, 3), numbered(2)), 2) == "expected Fields((2, 3), (2,)), got tuple((2, 3), (2,))"

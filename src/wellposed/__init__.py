@@ -17,7 +17,7 @@ from wellposed.errors import (
 )
 from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
-from wellposed.linalg import GMRES, BiCGStab, Dense, Neumann
+from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
 from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
 from wellposed.solve import (
     Anderson,
@@ -50,7 +50,7 @@ __all__ = [
     "Certificate",
     "CertificateMonitor",
     "DeepOptEq",
-    "Dense",
+    "DenseSolve",
     "DouglasRachford",
     "EquilibriumLayer",
     "ForwardBackward",
@@ -95,6 +95,8 @@ def __getattr__(name: str) -> _Any:
         return _importlib.import_module(f"wellposed.{name}")
     if name in _ESTIMATORS:
         return getattr(_importlib.import_module("wellposed.sklearn"), name)
+    if name == "Dense":
+        raise AttributeError("wellposed.Dense is now wellposed.DenseSolve.")
     moved = f"; its content is now in {_MOVED[name]}" if name in _MOVED else ""
     raise AttributeError(f"module 'wellposed' has no attribute {name!r}{moved}")
 

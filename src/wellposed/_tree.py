@@ -1,12 +1,14 @@
-"""States as structures of tensors, and as rows of one matrix.
+"""States as structures of tensors, and as rows of one matrix; the checks of shapes and dtypes.
 
-A state is a tensor, or a tuple, list or dict (nested as you like) of tensors, batch first. Solvers see only the
-matrix of its rows, (batch, features); `Layout` goes there and back.
+A state is a tensor, or any structure of tensors that `torch.utils._pytree` knows: tuples, lists,
+dicts, named tuples, registered dataclasses, outputs of Hugging Face models. The batch is first.
+Solvers see only the matrix of its rows, (batch, features); `Layout` converts in both directions.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,37 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._torch import pytree
 from wellposed.errors import InvalidArgument, InvalidType
 
-__all__ = ["Layout", "leaves", "map_leaves"]
-
+#: Dtypes that cannot resolve a tolerance; they are computed in float32.
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a structure, in order (dicts in insertion order)."""
-    if isinstance(tree, dict):
-        return [leaf for value in tree.values() for leaf in leaves(value)]
-    if isinstance(tree, (tuple, list)):
-        return [leaf for value in tree for leaf in leaves(value)]
-    return [tree]
+    return pytree.tree_leaves(tree)
 
 
 def rebuild(tree: Any, new: Sequence[Any]) -> Any:
-    """The structure of `tree` holding `new` leaves."""
-    remaining = iter(new)
-    return map_leaves(lambda _: next(remaining), tree)
+    """The structure of `tree` with `new` leaves."""
+    return pytree.tree_unflatten(new, pytree.tree_structure(tree))
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """The same structure with `function` applied to every leaf."""
-    if isinstance(tree, dict):
-        return {key: map_leaves(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_leaves(function, value) for value in tree))
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(map_leaves(function, value) for value in tree)
-    return function(tree)
+    return pytree.tree_map(function, tree)
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same structure with `function` applied to every tensor; other leaves stay."""
+    return pytree.tree_map_only(Tensor, function, tree)
 
 
 def describe(tree: Any) -> str:
@@ -54,16 +50,9 @@ def describe(tree: Any) -> str:
     if isinstance(tree, dict):
         return "{" + ", ".join(f"{key!r}: {describe(value)}" for key, value in tree.items()) + "}"
     if isinstance(tree, (tuple, list)):
-        return type(tree).__name__ + "(" + ", ".join(describe(value) for value in tree) + ")"
-    return type(tree).__name__
-
-
-def _same_structure(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(_same_structure(a[k], b[k]) for k in a)
-    if isinstance(a, (tuple, list)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(_same_structure, a, b))
-    return not isinstance(b, (dict, tuple, list))
+        return type(tree).__name__ + "(" + ", ".join(map(describe, tree)) + ")"
+    parts = [] if pytree.tree_is_leaf(tree) else leaves(tree)
+    return type(tree).__name__ + ("(" + ", ".join(map(describe, parts)) + ")" if parts else "")
 
 
 @dataclass(frozen=True)
@@ -71,15 +60,15 @@ class Layout:
     """How a state lies in the rows of a matrix.
 
     Attributes:
-        template: The structure, with a shape (without batch) at each leaf.
-        shapes: Trailing shape of each leaf.
+        structure: The structure, as pytree describes it.
+        shapes: Shape of each leaf without the batch.
         sizes: Number of features of each leaf.
         batch: Number of samples.
-        dtype: Dtype of the state as the caller gave it.
+        dtype: Dtype of the state that the caller gave.
         device: Its device.
     """
 
-    template: Any
+    structure: Any
     shapes: tuple[torch.Size, ...]
     sizes: tuple[int, ...]
     batch: int
@@ -88,8 +77,8 @@ class Layout:
 
     @classmethod
     def of(cls, state: Any, name: str) -> Layout:
-        """Reads the layout of a state; `name` is what error messages call it."""
-        tensors = leaves(state)
+        """Reads the layout of a state; `name` is its name in error messages."""
+        tensors, structure = pytree.tree_flatten(state)
         for leaf in tensors:
             if not isinstance(leaf, Tensor):
                 raise InvalidType(
@@ -114,19 +103,13 @@ class Layout:
                     f"{first.device} and {leaf.shape[0]}, {leaf.dtype}, {leaf.device}."
                 )
         shapes = tuple(leaf.shape[1:] for leaf in tensors)
-        return cls(
-            template=rebuild(state, [_Shape(shape) for shape in shapes]),
-            shapes=shapes,
-            sizes=tuple(math.prod(shape) for shape in shapes),
-            batch=first.shape[0],
-            dtype=first.dtype,
-            device=first.device,
-        )
+        sizes = tuple(math.prod(shape) for shape in shapes)
+        return cls(structure, shapes, sizes, first.shape[0], first.dtype, first.device)
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """float32 for float16 and bfloat16, which cannot resolve a tolerance; otherwise the state's own."""
-        return torch.float32 if self.dtype in LOW_PRECISION else self.dtype
+        """float32 for float16 and bfloat16, which cannot resolve a tolerance; otherwise `dtype`."""
+        return _compute_dtype(self.dtype)
 
     def flatten(self, state: Any) -> Tensor:
         """(batch, features). A single tensor is viewed, not copied, where its strides allow."""
@@ -134,30 +117,35 @@ class Layout:
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def unflatten(self, rows: Tensor) -> Any:
-        """The state whose rows these are (any number of rows)."""
-        if len(self.shapes) == 1:
-            parts: Sequence[Tensor] = (rows,)
-        else:
-            parts = rows.split(self.sizes, dim=1)
+        """The state with these rows (any number of rows)."""
+        parts: Sequence[Tensor] = (rows,) if len(self.shapes) == 1 else rows.split(self.sizes, dim=1)
         shaped = [part.reshape(part.shape[0], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        return rebuild(self.template, shaped)
+        return shaped[0] if self.structure.is_leaf() else self.structure.unflatten(shaped)
 
     def check(self, state: Any, batch: int) -> str | None:
-        """None if `state` fits this layout with `batch` samples; otherwise what was expected and seen."""
-        if _same_structure(self.template, state):
-            tensors = leaves(state)
-            fits = all(
-                isinstance(leaf, Tensor) and leaf.shape == (batch, *shape)
-                for leaf, shape in zip(tensors, self.shapes, strict=True)
-            )
-            if fits:
-                return None
-        expected = describe(map_leaves(lambda leaf: torch.empty(batch, *leaf.shape, device="meta"), self.template))
+        """None if `state` fits with `batch` samples; otherwise what was expected and seen."""
+        try:
+            parts = self.structure.flatten_up_to(state)
+        except ValueError:
+            parts = []
+        sizes = [(batch, *shape) for shape in self.shapes]
+        # flatten_up_to accepts a dict in another order, which `flatten` would mix up
+        in_order = len(parts) == len(sizes) and all(map(operator.is_, parts, leaves(state)))
+        if in_order and all(isinstance(part, Tensor) and part.shape == size for part, size in zip(parts, sizes, strict=True)):
+            return None
+        expected = describe(self.structure.unflatten([torch.empty(size, device="meta") for size in sizes]))
         return f"expected {expected}, got {describe(state)}"
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """A trailing shape as one leaf (a bare tuple would be taken for a structure)."""
+def check_features(owner: str, x: Any, features: int, dtype: torch.dtype) -> None:
+    """An input must have shape (batch, features) and be computed in the dtype of the parameters."""
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != features:
+        seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InvalidArgument(f"{owner} expects x of shape (batch, {features}); got {seen}.")
+    if _compute_dtype(x.dtype) != _compute_dtype(dtype):
+        raise InvalidType(f"{owner} has {dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({dtype}).")
 
-    shape: torch.Size
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for float16 and bfloat16; otherwise the dtype itself."""
+    return torch.float32 if dtype in LOW_PRECISION else dtype

@@ -2,20 +2,20 @@
 
 Exception
 └── WellposedError                 everything this package raises on purpose
-    ├── InvalidArgument            (also ValueError) a value, shape, dtype or option that cannot work
+    ├── InvalidArgument            (also ValueError) a value, shape, dtype or option is wrong
     ├── InvalidType                (also TypeError) an object of the wrong kind
     ├── MissingPackage             (also ImportError) an optional package is not installed
-    ├── RunError                   (also RuntimeError) a run directory that cannot be used or written
+    ├── RunError                   (also RuntimeError) a run directory cannot be used
     │   ├── RunLocked              another process trains there
     │   └── CheckpointRefused      a checkpoint is damaged, or belongs to something else
-    ├── IllPosed                   (also RuntimeError) no proof that an equilibrium exists, and on_ill_posed="raise"
+    ├── IllPosed                   (also RuntimeError) no proof of an equilibrium (on_ill_posed)
     └── NotConverged               (also RuntimeError) a solve failed and on_failure="raise"
         └── AdjointNotConverged    the same, for the linear solve inside backward
 UserWarning
 └── WellposedWarning
-    ├── CoupledRowsWarning         rows of a batch depend on each other, and it was solved as one sample
-    ├── DivergedWarning            a training run met a loss that is NaN, infinite or has exploded, and went back
-    ├── IllPosedWarning            no proof that an equilibrium exists, and on_ill_posed="warn"
+    ├── CoupledRowsWarning         rows depend on each other; the batch was one sample
+    ├── DivergedWarning            a loss became NaN or infinite, or exploded
+    ├── IllPosedWarning            no proof of an equilibrium, on_ill_posed="warn"
     └── NotConvergedWarning        a solve failed and on_failure="warn"
         └── AdjointNotConvergedWarning the same, for the linear solve inside backward
 """
@@ -77,7 +77,7 @@ class CheckpointRefused(RunError):
 
 
 class IllPosed(WellposedError, RuntimeError):
-    """A network's own bound no longer proves that it has exactly one equilibrium, and the policy was `on_ill_posed="raise"`."""
+    """No proof of exactly one equilibrium, and the policy was `on_ill_posed="raise"`."""
 
 
 class NotConverged(WellposedError, RuntimeError):
@@ -93,7 +93,7 @@ class NotConverged(WellposedError, RuntimeError):
 
 
 class AdjointNotConverged(NotConverged):
-    """The linear solve of a backward (or forward-mode) pass failed and the policy was `on_failure="raise"`."""
+    """The linear solve of a backward pass failed and the policy was `on_failure="raise"`."""
 
 
 class WellposedWarning(UserWarning):
@@ -105,11 +105,11 @@ class CoupledRowsWarning(WellposedWarning):
 
 
 class DivergedWarning(WellposedWarning):
-    """The loss of a training run became NaN or infinite, or exploded; the parameters went back to the last point before."""
+    """The loss became NaN or infinite, or exploded; the parameters before that were restored."""
 
 
 class IllPosedWarning(WellposedWarning):
-    """A network's own bound no longer proves that it has exactly one equilibrium, and the policy was `on_ill_posed="warn"`."""
+    """No proof of exactly one equilibrium, and the policy was `on_ill_posed="warn"`."""
 
 
 class NotConvergedWarning(WellposedWarning):
@@ -117,7 +117,7 @@ class NotConvergedWarning(WellposedWarning):
 
 
 class AdjointNotConvergedWarning(NotConvergedWarning):
-    """The linear solve of a backward (or forward-mode) pass failed and the policy was `on_failure="warn"`."""
+    """The linear solve of a backward pass failed and the policy was `on_failure="warn"`."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -127,7 +127,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """The end of a sentence about a missing package: what brings it, from an index and in a clone of the repository.
+    """The end of a sentence about a missing package: how to install it, also in a clone.
 
     In a clone the constraints keep pip from fetching another torch.
     """

@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.certify import Certificate, contraction, monotone
 from wellposed.certify._any_model import certificate_of, has_certificate
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.nn import AbstractNetwork, EquilibriumLayer, MonotoneDEQ
-from wellposed.solve import Solution, check_positive_integer
+from wellposed.solve import Solution
 
 Callback: Any = object  # without lightning the module can still be imported and read
 _MISSING = importlib.util.find_spec("lightning") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -35,19 +36,20 @@ _MESSAGES = {
 }
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class StatusArray:
     """One `Status` per sample: a sequence of members over an integer tensor.
 
-    An integer index and iteration give `Status` members; a slice, mask or list of indices gives a shorter array. Comparison
-    with a member or with another array gives a boolean tensor of shape (batch,), so `status == Status.CONVERGED` is a mask.
-    The integer codes are `.codes`, or `numpy.asarray(status)`.
+    An integer index and iteration give `Status` members; a slice, mask or list of indices gives a
+    shorter array. Comparison with a member or with another array gives a boolean tensor of shape
+    (batch,), so `status == Status.CONVERGED` is a mask.
+
+    Attributes:
+        codes: (batch,) the integer codes; also `numpy.asarray(status)`.
     """
 
-    __slots__ = ("codes",)
+    codes: Tensor
     __hash__ = None  # type: ignore[assignment]  # compared elementwise, like a tensor
-
-    def __init__(self, codes: Tensor) -> None:
-        self.codes = codes
 
     def __len__(self) -> int:
         return self.codes.shape[0]

@@ -17,7 +17,7 @@ LINEAR_SOLVERS = [
     wp.GMRES(),
     wp.BiCGStab(),
     wp.Neumann(),
-    wp.Dense(),
+    wp.DenseSolve(),
     wp.Picard(),
     wp.Anderson(),
     wp.Broyden(),

@@ -23,7 +23,7 @@ LINEAR_SOLVERS = [
     wp.GMRES(restart=2),
     wp.BiCGStab(),
     wp.Neumann(),
-    wp.Dense(),
+    wp.DenseSolve(),
     wp.Picard(0.7),
     wp.Anderson(),
     wp.Broyden(),
@@ -126,7 +126,7 @@ def monotone(dense: bool) -> Case:
 @cross(
     "solver, linear_solver",
     [wp.Auto(), wp.NewtonKrylov(), wp.PeacemanRachford(0.3), wp.DouglasRachford(0.3), wp.ForwardBackward()],
-    [None, wp.GMRES(), wp.BiCGStab(), wp.Dense(), wp.Auto()],
+    [None, wp.GMRES(), wp.BiCGStab(), wp.DenseSolve(), wp.Auto()],
 )
 def test_a_monotone_map_that_does_not_contract(solver, linear_solver):
     case = monotone(dense=True)
@@ -199,7 +199,7 @@ def test_the_derivative_of_the_scalar_map_is_25(solver, linear_solver):
 @cross(
     "solver, linear_solver",
     [*SCALAR_SOLVERS, *SPLITTINGS, wp.ForwardBackward()],
-    [None, wp.GMRES(), wp.Neumann(), wp.Dense(), wp.Anderson()],
+    [None, wp.GMRES(), wp.Neumann(), wp.DenseSolve(), wp.Anderson()],
 )
 def test_the_derivative_of_the_scalar_cell_is_25(solver, linear_solver):
     for activation in (wp.nn.ReLU(), wp.nn.Identity()):

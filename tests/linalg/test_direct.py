@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 from torch import Tensor
 
+import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.direct import batched_solve, batched_solve_ex
 
@@ -132,3 +135,12 @@ def test_bad_input(A: Tensor, B: Tensor, message: str) -> None:
 def test_not_a_tensor() -> None:
     with pytest.raises(InvalidType, match="B must be a torch.Tensor, got list"):
         batched_solve(torch.ones(1, 1, 1), [[1.0]])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", [wp, wp.linalg], ids=["wellposed", "linalg"])
+def test_the_old_name_of_the_dense_solver_names_the_new_one(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=r"Dense is now .*\.DenseSolve"):
+        _ = package.Dense
+    assert not hasattr(package, "Dense") and "DenseSolve" in package.__all__
+    with pytest.raises(AttributeError, match="has no attribute 'Densest'"):
+        _ = package.Densest

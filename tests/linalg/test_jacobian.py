@@ -84,7 +84,7 @@ def test_it_works_with_and_without_grad_mode_and_makes_no_graph(grad_enabled):
     z = normal(3, 5, seed=3).requires_grad_()
     with torch.set_grad_enabled(grad_enabled):
         J = Jacobian(lambda z: torch.tanh(z @ V.T), z)
-        for product in (J.mv(X), J.rmv(X), J.value, J.at):
+        for product in (J.mv(X), J.rmv(X), J.value, J.point):
             assert not product.requires_grad
     assert z.grad is None and V.grad is None
     torch.testing.assert_close(J.dense(), blocks(lambda z: torch.tanh(z @ W.T), z.detach()))
@@ -130,7 +130,7 @@ def test_what_it_tells_of_itself():
     z = normal(3, 5, seed=3, dtype=torch.float32)
     J = Jacobian(lambda z: 2 * z, z)
     assert isinstance(J, AbstractJacobian)
-    assert J.shape == (3, 5) and J.dtype == torch.float32 and J.device == z.device and torch.equal(J.at, z)
+    assert J.shape == (3, 5) and J.dtype == torch.float32 and J.device == z.device and torch.equal(J.point, z)
     assert J.dense().dtype == torch.float32
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg.krylov import GMRES, AbstractLinearSolver, BiCGStab, Dense, LinearSolution, Neumann
+from wellposed.linalg import GMRES, AbstractLinearSolver, BiCGStab, DenseSolve, LinearSolution, Neumann
 from wellposed.status import Status
 
-SOLVERS: list[AbstractLinearSolver] = [GMRES(), GMRES(restart=4), BiCGStab(), Neumann(), Dense()]
+SOLVERS: list[AbstractLinearSolver] = [GMRES(), GMRES(restart=4), BiCGStab(), Neumann(), DenseSolve()]
 ITERATIVE = SOLVERS[:-1]
 KRYLOV = SOLVERS[:3]
 DTYPES = [torch.float32, torch.float64]
@@ -227,7 +227,7 @@ def test_neumann_sums_the_series(k: int) -> None:
 
 def test_dense_counts_its_columns() -> None:
     A, b = nonsymmetric(), gaussian(4, 25, seed=1)
-    solution = Dense()(products(A), b, rtol=1e-13, max_steps=1)
+    solution = DenseSolve()(products(A), b, rtol=1e-13, max_steps=1)
     assert solution.converged.all() and solution.num_steps.tolist() == [26] * 4
     assert torch.allclose(solution.value, torch.stack([torch.linalg.solve(a, c) for a, c in zip(A, b, strict=True)]))
 
@@ -265,7 +265,7 @@ def test_steps_are_those_of_the_samples_alone(solver: AbstractLinearSolver) -> N
         alone = solver(products(A[i : i + 1]), b[i : i + 1], rtol=1e-3)
         assert torch.allclose(together.value[i], alone.value[0], rtol=0, atol=1e-12)
         assert together.num_steps[i] == alone.num_steps[0]
-    if solver != Dense():
+    if solver != DenseSolve():
         assert together.num_steps[0] < together.num_steps[3]
 
 
@@ -277,11 +277,11 @@ def test_first_guess(solver: AbstractLinearSolver) -> None:
     assert exact.converged.all() and exact.num_steps.tolist() == [1] * 4
     near = solver(products(A), b, x + 1e-6 * b, rtol=1e-10)
     assert near.converged.all()
-    if solver != Dense():
+    if solver != DenseSolve():
         assert (near.num_steps < solver(products(A), b, rtol=1e-10).num_steps).all()
     # A guess worse than zero is dropped: also the value of a failed solve is never worse than zero.
     poor = solver(products(A), b, -1e9 * x, rtol=0.0, max_steps=1)
-    if solver != Dense():
+    if solver != DenseSolve():
         assert poor.residual.tolist() == [1.0] * 4 and not poor.value.any()
     unusable = solver(products(A), b, x * math.nan, rtol=1e-10)
     assert unusable.converged.all()
@@ -335,7 +335,7 @@ def test_options_may_differ_between_samples(solver: AbstractLinearSolver) -> Non
         alone = solver(products(A[:1]), b[:1], rtol=rtol[i].item(), max_steps=300)
         assert solution.num_steps[i] == alone.num_steps.item()
         assert torch.allclose(solution.value[i], alone.value[0], rtol=0, atol=1e-12)
-    if solver == Dense():
+    if solver == DenseSolve():
         return
     budgets = torch.tensor([0, 3, 7])
     for x0 in (None, 0.1 * b):
@@ -429,7 +429,7 @@ def test_singular_matrix_in_one_sample(solver: AbstractLinearSolver, dtype: torc
     assert solution.converged.tolist() == [True, False, True]
     assert torch.isfinite(solution.value).all()
     assert 0.31622 <= solution.residual[1] <= 1.0
-    expected = Status.DIVERGED if solver == Dense() else Status.MAX_STEPS
+    expected = Status.DIVERGED if solver == DenseSolve() else Status.MAX_STEPS
     assert solution.status[1] is expected
     if isinstance(solver, GMRES):
         assert solution.residual[1].item() == pytest.approx(10**-0.5, rel=1e-5)
@@ -541,7 +541,7 @@ def test_reports_are_honest(seed: int, m: int, rank: int, log_scale: int, shift:
         assert (solution.residual <= 1.0).all(), solver
         if x0 is not None:
             assert (reached <= true_residual(A, b, x0) + rounding).all(), solver
-        if solver != Dense():
+        if solver != DenseSolve():
             assert (solution.num_steps <= max_steps).all(), solver
 
 

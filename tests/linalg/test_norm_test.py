@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellposed.linalg import norm_is_below, norm_upper_by_test, spectral_norm_upper
+from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.verified_cholesky import norm_is_below, norm_upper_by_test
 
 
 def random_matrix(seed: int, m: int, k: int, rank: int | None = None) -> Tensor:

@@ -230,5 +230,5 @@ def test_an_activation_of_ones_own():
 @pytest.mark.parametrize("what", ["potential", "primitive", "conjugate"])
 def test_what_an_activation_of_ones_own_does_not_tell(what):
     assert Leaky().slope_bounds == (0.0, 1.0)
-    with pytest.raises(wp.InvalidArgument, match=f"Leaky does not tell its {what}. Implement {what}"):
+    with pytest.raises(wp.InvalidArgument, match=f"Leaky has no {what}. Implement {what}"):
         getattr(Leaky(), what)(V)

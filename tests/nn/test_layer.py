@@ -252,9 +252,9 @@ def test_tolerances_are_kept():
 
 def test_solvers_that_a_cell_cannot_serve_say_so():
     x = normal(3, 4, seed=1)
-    with pytest.raises(wp.InvalidType, match="PeacemanRachford needs a map that knows its resolvent and prox"):
+    with pytest.raises(wp.InvalidType, match="PeacemanRachford needs a map with a resolvent and a prox"):
         make("module", solver=wp.PeacemanRachford())(x)
-    with pytest.raises(wp.InvalidType, match="PeacemanRachford needs a map that knows its resolvent and prox"):
+    with pytest.raises(wp.InvalidType, match="PeacemanRachford needs a map with a resolvent and a prox"):
         make("module", gradient=wp.ImplicitGradient(wp.PeacemanRachford()))(x.requires_grad_()).sum().backward()
 
 
@@ -283,7 +283,7 @@ def test_solvers_that_a_cell_cannot_serve_say_so():
         ({"state_shape": 3}, r"state_shape must be a tuple of integers .*\(width,\).*got 3"),
         ({"state_shape": (2.5,)}, r"state_shape must be a tuple of integers"),
         ({"state_shape": (-1,)}, r"state_shape must be a tuple of integers"),
-        ({"cell": dense(), "state_shape": (4,)}, "DenseCell tells the shape of its state itself"),
+        ({"cell": dense(), "state_shape": (4,)}, "DenseCell sets the shape of its state"),
     ],
 )
 def test_bad_arguments_are_explained(arguments, words):
@@ -624,9 +624,7 @@ def test_a_row_that_is_not_finite_is_nan_and_costs_the_others_nothing(kind: str)
 
 def test_the_message_of_an_unrolled_layer_speaks_of_its_own_steps() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: 0.9 * torch.tanh(z) + x, gradient=wp.UnrolledGradient(3))
-    with pytest.warns(
-        wp.errors.NotConvergedWarning, match=r"after 4 steps\. Its depth is what UnrolledGradient\(steps=\.\.\.\) says"
-    ):
+    with pytest.warns(wp.errors.NotConvergedWarning, match=r"after 4 steps\. UnrolledGradient\(steps=\.\.\.\) sets its depth"):
         layer(torch.ones(2, 3, dtype=torch.float64).requires_grad_())
 
 

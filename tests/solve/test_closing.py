@@ -294,7 +294,7 @@ def test_a_linear_solver_that_is_wrong_is_found(batch: int) -> None:
     x = gaussian(batch, 2, seed=1).requires_grad_()
     torch.autograd.grad(layer(x).sum(), x)
     assert not layer.last_adjoint.converged.any() and torch.allclose(layer.last_adjoint.residual, torch.tensor(0.5).double())
-    assert not layer._found_coupled
+    assert not layer._record.coupled
 
 
 # --- maps that are not what they seem --------------------------------------------------------------------------------

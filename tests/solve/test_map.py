@@ -10,9 +10,9 @@ import wellposed as wp
 from problems import gaussian, problem
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve import AbstractMap, FunctionMap
-from wellposed.solve._map import RowsCoupled
+from wellposed.solve import AbstractMap
 from wellposed.solve._whole_batch import WholeBatch
+from wellposed.solve.map import FunctionMap, RowsCoupled
 
 DOUBLE = torch.float64
 

@@ -62,7 +62,7 @@ def test_piecewise_linear_maps_end_after_finitely_many_steps() -> None:
     """Once the active set is right, one more step is exact: the residual drops from anywhere to rounding."""
     for name in ("relu_by_hand", "relu_random", "monotone"):
         p = problem(name)
-        exact = wp.NewtonKrylov(linear_solver=wp.Dense(), forcing=1e-12)
+        exact = wp.NewtonKrylov(linear_solver=wp.DenseSolve(), forcing=1e-12)
         sol = solve(p, exact, rtol=1e-13, atol=1e-14, record=True)
         assert sol.converged.all() and sol.history is not None
         steps = sol.history.isfinite().sum(dim=0)
@@ -76,7 +76,7 @@ def test_piecewise_linear_maps_end_after_finitely_many_steps() -> None:
 
 def test_smooth_maps_converge_superlinearly() -> None:
     p = problem("tanh")
-    sol = solve(p, wp.NewtonKrylov(linear_solver=wp.Dense(), forcing=1e-12), rtol=1e-14, record=True)
+    sol = solve(p, wp.NewtonKrylov(linear_solver=wp.DenseSolve(), forcing=1e-12), rtol=1e-14, record=True)
     assert sol.history is not None
     for i in range(p.batch):
         column = sol.history[:, i]
@@ -145,7 +145,7 @@ def test_a_dense_inner_solver_stays_within_the_budget():
     def f(z):
         return torch.tanh(z @ W.T + 1)
 
-    solver = wp.NewtonKrylov(linear_solver=wp.linalg.Dense())
+    solver = wp.NewtonKrylov(linear_solver=wp.linalg.DenseSolve())
     for max_steps in (4, 10, 17, 40):
         solution = wp.fixed_point(
             f, torch.zeros(1, 12, dtype=torch.float64), solver=solver, rtol=1e-30, max_steps=max_steps, on_failure="ignore"

@@ -269,7 +269,7 @@ def test_transforms_are_refused_with_the_remedy(transform: str) -> None:
         "grad": lambda: torch.func.grad(run)(torch.ones(2, 1)),
         "jvp": lambda: torch.func.jvp(run, (torch.ones(2, 1),), (torch.ones(2, 1),)),
     }
-    with pytest.raises(WellposedError, match="fixed_point decides by values.*use EquilibriumLayer"):
+    with pytest.raises(WellposedError, match="fixed_point needs concrete values.*use EquilibriumLayer"):
         calls[transform]()
 
 

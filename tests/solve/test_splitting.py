@@ -16,7 +16,7 @@ from problems import Problem, gaussian, norm, problem
 from wellposed import InvalidArgument, InvalidType, Status
 from wellposed.nn import DenseCell, Identity, ReLU, Tanh
 from wellposed.solve import AbstractSolver, AbstractSplitMap, Point, TunedStep
-from wellposed.solve._tuning import minimal_residual
+from wellposed.solve.tuned_step import minimal_residual
 
 DOUBLE = torch.float64
 every_splitting = pytest.mark.parametrize("solver", SPLITTING, ids=short)
@@ -148,7 +148,7 @@ def test_forward_backward_without_margin_is_refused() -> None:
 @every_splitting
 def test_plain_functions_are_refused(solver: AbstractSolver) -> None:
     name = type(solver).__name__
-    pattern = rf"{name} needs a map that knows its resolvent and prox.*Use Auto\(\), Anderson\(\) or NewtonKrylov\(\)"
+    pattern = rf"{name} needs a map with a resolvent and a prox.*Use Auto\(\), Anderson\(\) or NewtonKrylov\(\)"
     with pytest.raises(InvalidType, match=pattern):
         wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(2, 1), solver)
 
@@ -351,7 +351,7 @@ def _norms(c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_step_sizes_of_reflections_are_found_between_two_bounds() -> None:
-    from wellposed.solve._tuning import _root
+    from wellposed.solve.tuned_step import _root
 
     assert _root({0.0: 2.0}) == 2.0 and _root({1.0: -2.0}) == -1.0  # all of one sign: as far as measured
     assert _root({0.0: 1.0, 2.0: -1.0}) == pytest.approx(1.0)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from wellposed.solve import Tolerance, concrete, iterate_transformed, transforms_active
+from wellposed._torch import concrete, transforms_active
+from wellposed.implicit._transformed import iterate_transformed
+from wellposed.solve.solver import Tolerance
 
 TOLERANCE = Tolerance(1e-8, 0.0)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.linalg import norm_is_below, spectral_norm_upper
+from wellposed.linalg import spectral_norm_upper
+from wellposed.linalg.verified_cholesky import norm_is_below
 
 __all__ = ["Reach", "restricted_norm_upper"]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from wellposed.certify._directed import down, up, vector_norm_upper
 from wellposed.certify._measure import Measurement, check_data, measure
-from wellposed.linalg import least_singular_value_lower, norm_upper_by_test
+from wellposed.linalg import least_singular_value_lower
+from wellposed.linalg.verified_cholesky import norm_upper_by_test
 from wellposed.nn import AbstractNetwork, MonotoneDEQ, SkipDEQ
 
 __all__ = ["IncrementalMeasure"]

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from wellposed._checks import check_positive_integer
 from wellposed.certify._certificate import Certificate
 from wellposed.certify._incremental import IncrementalMeasure
 from wellposed.certify._measure import Measurement
@@ -14,7 +15,6 @@ from wellposed.certify._own import OwnTheorem, certificate_by, check_theorem
 from wellposed.certify.radius_certificate import check_radius_options, radius_at
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import AbstractNetwork
-from wellposed.solve import check_positive_integer
 
 __all__ = ["CertificateMonitor"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from wellposed.convex.prox import value_range
 from wellposed.convex.stages import Unit
 from wellposed.errors import NotConverged
-from wellposed.linalg import batched_solve
+from wellposed.linalg.direct import batched_solve
 
 __all__ = ["Conjugate", "conjugate_by_newton"]
 

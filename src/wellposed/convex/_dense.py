@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.convex._network import AbstractOptEq, check_norm_bound, check_rows
 from wellposed.convex.operators import MatrixOperator
 from wellposed.convex.stages import Unit
@@ -17,7 +18,6 @@ from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_norm_upper
 from wellposed.nn import GramProduct, TangentFeatures
 from wellposed.nn.parametrizations import NormBall
-from wellposed.solve import check_positive_integer
 
 __all__ = ["AbstractDenseOptEq", "UnitParameters"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import Policy, check_interval
 from wellposed._tree import LOW_PRECISION
 from wellposed.convex.composition import CompositionMap
 from wellposed.convex.prior import AbstractPrior, as_prior
@@ -16,7 +17,7 @@ from wellposed.convex.stages import AbstractStage, Unit
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient
 from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer, ReLU
-from wellposed.solve import AbstractSolver, Solution, check_interval
+from wellposed.solve import AbstractSolver, Solution
 
 __all__ = ["AbstractOptEq", "check_norm_bound"]
 
@@ -46,7 +47,7 @@ class AbstractOptEq(nn.Module, abc.ABC):
         prior: Any = None,
         solver: AbstractSolver | None = None,
         gradient: AbstractGradient | None = None,
-        on_failure: str = "warn",
+        on_failure: Policy = "warn",
         rtol: float | None = None,
         max_steps: int = 200,
     ) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from wellposed.convex.stages import AbstractStage, Tangent, Unit
-from wellposed.implicit import AbstractPullback, AbstractStructuredMap, JacobianPullback
+from wellposed.implicit.adjoint import AbstractPullback, AbstractStructuredMap, JacobianPullback
 from wellposed.linalg import AbstractJacobian
-from wellposed.solve._map import is_built_in
+from wellposed.solve.solver import is_built_in
 
 __all__ = ["CompositionMap"]
 
@@ -116,17 +116,14 @@ class _ChainJacobian(AbstractJacobian):
 
     setup = 1
 
-    def __init__(self, tangents: list[Tangent], at: Tensor, shape: tuple[int, ...]) -> None:
-        self._tangents, self._at, self._shape = tangents, at, shape
-
-    @property
-    def at(self) -> Tensor:
-        return self._at
+    def __init__(self, tangents: list[Tangent], point: Tensor, shape: tuple[int, ...]) -> None:
+        super().__init__(point)
+        self._tangents, self._shape = tangents, shape
 
     @property
     def value(self) -> Tensor:
         """(batch, features) f at the point."""
-        return self._tangents[-1].value.reshape(self._at.shape)
+        return self._tangents[-1].value.reshape(self.point.shape)
 
     def mv(self, u: Tensor) -> Tensor:
         state = u.reshape(-1, *self._shape)

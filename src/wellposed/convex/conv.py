@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.convex._network import AbstractOptEq, check_norm_bound
 from wellposed.convex.operators import ConvOperator, channels_last
 from wellposed.convex.stages import Unit
 from wellposed.errors import InvalidArgument
 from wellposed.nn import ConvNormBall, conv_norm_upper
-from wellposed.solve import check_positive_integer
 
 __all__ = ["ConvOptEq"]
 

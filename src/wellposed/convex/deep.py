@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.convex._dense import AbstractDenseOptEq, UnitParameters
 from wellposed.errors import InvalidArgument
-from wellposed.solve import check_positive_integer
 
 __all__ = ["DeepOptEq"]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_interval
 from wellposed.convex.regularizers import AbstractRegularizer
 from wellposed.convex.stages import AbstractStage, Tangent
 from wellposed.errors import InvalidType
 from wellposed.linalg import Jacobian
-from wellposed.solve import check_interval
 
 __all__ = ["AbstractPrior", "GradientStep", "ProxStep", "as_prior"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument
-from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["AbstractRegularizer", "Box", "Decorrelation", "GroupL1", "InverseNorm", "L1", "SquaredL2"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed.convex._network import AbstractOptEq
 from wellposed.convex.regularizers import AbstractRegularizer
 from wellposed.errors import InvalidArgument, InvalidType, WellposedWarning
-from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["Schedule", "Selection", "select_equilibrium", "sequential_averaging"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._progress import progress_display
 from wellposed.certify import certify
 from wellposed.descent._objective import AbstractObjective, objective_of, speeds
@@ -18,7 +19,7 @@ from wellposed.descent.history import History, Stop
 from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
 from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, WellposedError, did_you_mean
 from wellposed.nn import AbstractNetwork
-from wellposed.solve import check_positive_integer, user_level
+from wellposed.solve.solution import user_level
 
 __all__ = ["descend"]
 

@@ -23,7 +23,7 @@ from wellposed.errors import (
     did_you_mean,
     how_to_install,
 )
-from wellposed.solve import user_level
+from wellposed.solve.solution import user_level
 
 __all__ = ["flow"]
 

@@ -1,20 +1,7 @@
 """Differentiating: how a cotangent passes through an equilibrium."""
 
-from wellposed.implicit._gradient import AbstractGradient, Context
-from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, AdjointMap, JacobianPullback
 from wellposed.implicit.exact import ImplicitGradient
-from wellposed.implicit.phantom import JacobianFree, PhantomGradient
-from wellposed.implicit.unrolled import UnrolledGradient
+from wellposed.implicit.gradient import AbstractGradient
+from wellposed.implicit.inexact import JacobianFree, PhantomGradient, UnrolledGradient
 
-__all__ = [
-    "AbstractGradient",
-    "AbstractPullback",
-    "AbstractStructuredMap",
-    "AdjointMap",
-    "Context",
-    "ImplicitGradient",
-    "JacobianFree",
-    "JacobianPullback",
-    "PhantomGradient",
-    "UnrolledGradient",
-]
+__all__ = ["AbstractGradient", "ImplicitGradient", "JacobianFree", "PhantomGradient", "UnrolledGradient"]

@@ -9,32 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._torch import is_legacy_batched, transforms_active
 from wellposed._tree import Layout
-from wellposed.errors import AdjointNotConverged, AdjointNotConvergedWarning, InvalidType, WellposedError
-from wellposed.implicit._captured import Substitution, record
-from wellposed.implicit._gradient import AbstractGradient, Context
-from wellposed.implicit._linear_system import solve_linear
-from wellposed.implicit._pullback import AbstractPullback, AbstractStructuredMap, JacobianPullback, WholePullback
-from wellposed.implicit._transformed import report, solve_transformed, with_tail
-from wellposed.linalg import AbstractLinearSolver
-from wellposed.solve import (
-    AbstractMap,
-    AbstractSolver,
-    AbstractSplitting,
-    Auto,
-    FunctionMap,
-    Outcome,
-    Solution,
-    Tolerance,
-    apply_policy,
-    as_solution,
-    iterate_transformed,
-    transforms_active,
+from wellposed.errors import InvalidType, WellposedError
+from wellposed.implicit._second_order import adjoint_map, correction
+from wellposed.implicit._transformed import iterate_transformed, report, solve_transformed, with_tail
+from wellposed.implicit.adjoint import (
+    AbstractPullback,
+    AbstractStructuredMap,
+    JacobianPullback,
+    WholePullback,
+    check_same_map,
+    record,
+    solve_linear,
 )
-from wellposed.solve._closing import solve_and_close
+from wellposed.implicit.gradient import AbstractGradient
+from wellposed.linalg.linear_solver import AbstractLinearSolver
+from wellposed.solve._samples import Outcome
+from wellposed.solve.auto import Auto
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solution import Solution, SolveOptions, as_solution
+from wellposed.solve.solver import AbstractSolver, Tolerance
+from wellposed.solve.splitting import AbstractSplitting
 from wellposed.status import Status
 
-__all__ = ["ImplicitGradient"]
+_AUTO = Auto()
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,22 @@ class ImplicitGradient(AbstractGradient):
 
         (I - J)^T u = v                                                                (1)
 
-    and autograd carries u into whatever f depends on. This is Theorem 1 of [bai2019], with I - J where the paper writes -J_g
-    (there g(z) = f(z) - z). The solution u of (1) is itself an equilibrium,
-    of u -> v + J^T u, and is differentiated in the same way: derivatives of every order exist.
+    and autograd carries u into all that f depends on. This is Theorem 1 of [bai2019], with I - J
+    where the paper writes -J_g (there g(z) = f(z) - z). The solution u of (1) is itself an
+    equilibrium, of u -> v + J^T u, and is differentiated in the same way: derivatives of every
+    order exist.
 
-    Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear solve; memory does not
-    depend on the number of steps. The linear solve has its own per-sample status (`layer.last_adjoint`) and obeys the
-    `on_failure` of the layer; where it meets NaN or infinity the gradient is NaN, never zero.
+    Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear
+    solve; memory does not depend on the number of steps. The linear solve has its own per-sample
+    status (`layer.last_adjoint`) and obeys the `on_failure` of the layer; where it meets NaN or
+    infinity the gradient is NaN, never zero.
 
     Args:
-        linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility; `Neumann` also needs the
-            spectral radius of J below 1, which a monotone map does *not* promise), or a solver of fixed points for
-            u = v + J^T u. None takes `Auto()`, which begins with plain (Neumann) steps and ends with GMRES if it must. A
-            splitting such as `PeacemanRachford()` serves first derivatives of cells that know their resolvent, with the
+        linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility;
+            `Neumann` also needs the spectral radius of J below 1, which a monotone map does *not*
+            promise), or a solver of fixed points for u = v + J^T u. None takes `Auto()`, which
+            begins with plain (Neumann) steps and ends with GMRES if necessary. A splitting such as
+            `PeacemanRachford()` serves first derivatives of cells that have a resolvent, with the
             factorization of the forward solve; derivatives of higher order take `Auto()` then.
         rtol: Relative tolerance of (1); None takes that of the forward solve.
         max_steps: Bound on the products; None takes that of the forward solve.
@@ -74,221 +76,142 @@ class ImplicitGradient(AbstractGradient):
                 f"Got {self.linear_solver!r} instead."
             )
 
-    def attach(self, f: AbstractMap, outcome: Outcome, context: Context) -> Tensor:
+    def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
         z_star = outcome.value.detach()
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
-            return _StructuredRoot.apply(_Linear(self, f, context), z_star, outcome.image, *f.inputs())
-        return _attach(self, f, z_star, context)
+            return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
+        return _attach(self, f, z_star, options)
 
-    def transformed(self, f: AbstractMap, start: Tensor, context: Context) -> Tensor:
-        return with_tail(f, solve_transformed(f, start, context), context)
+    def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
+        return with_tail(f, solve_transformed(f, start, options), options.tolerance.rtol)
 
-    def solve(self, pullback: AbstractPullback, v: Tensor, context: Context, start: Tensor | None = None) -> Tensor:
-        """(batch, features) the solution of u = rhs(v) + A u; reports it and applies the policy.
+    def options(self, forward: SolveOptions) -> SolveOptions:
+        """Those of the linear solve, given those of the forward one."""
+        solver = self.linear_solver
+        return replace(
+            forward,
+            solver=solver if isinstance(solver, AbstractSolver) else _AUTO,
+            tolerance=Tolerance(forward.tolerance.rtol if self.rtol is None else self.rtol, 0.0),
+            max_steps=forward.max_steps if self.max_steps is None else self.max_steps,
+            owner="backward of the equilibrium (linear_solver of ImplicitGradient)",
+        )
+
+    def solve(self, pullback: AbstractPullback, v: Tensor, forward: SolveOptions, start: Tensor | None = None) -> Tensor:
+        """(batch, features) the solution of u = rhs(v) + A u; records it and applies the policy.
 
         Args:
             pullback: The system.
             v: (batch, features) the cotangent.
-            context: Tolerance and policy.
-            start: (batch, features) where a solver of fixed points begins; a linear solver begins at 0 in any case.
+            forward: The options of the forward solve.
+            start: (batch, features) where a solver of fixed points begins; a linear solver begins
+                at 0.
         """
-        rtol = context.tolerance.rtol if self.rtol is None else self.rtol
-        max_steps = context.max_steps if self.max_steps is None else self.max_steps
+        options = self.options(forward)
+        found = self._solve(pullback, v, options, start)
+        if found is None:  # rows depend on each other: one system, and one scale for all rows
+            found = self._solve(WholePullback(pullback, v.shape), v.reshape(1, -1), replace(options, shape=v.shape), None)
+            assert found is not None
+            if bool(found[1].converged.all()):  # else the solver may be wrong
+                options.report_coupling()
+        return found[0].reshape(v.shape)
+
+    def _solve(
+        self, pullback: AbstractPullback, v: Tensor, options: SolveOptions, start: Tensor | None
+    ) -> tuple[Tensor, Solution] | None:
+        """The solution of one system; None if its rows depend on each other."""
         scale = _safe_scale(v)
-        rhs = pullback.rhs(v if scale is None else v / scale)
-        solver = Auto() if self.linear_solver is None else self.linear_solver
-        if isinstance(solver, AbstractLinearSolver):
-            solution = solve_linear(solver, pullback, rhs, rtol=rtol, max_steps=max_steps)
+        scaled = v if scale is None else v / scale
+        rhs = pullback.rhs(scaled)
+        linear = self.linear_solver if isinstance(self.linear_solver, AbstractLinearSolver) else None
+        if linear is not None:
+            solution = solve_linear(linear, pullback, rhs, rtol=options.tolerance.rtol, max_steps=options.max_steps)
             coupled = bool(solution.note) and v.shape[0] > 1
         else:
-            adjoint = pullback.as_map(rhs, v if scale is None else v / scale)
-            options: dict[str, Any] = {"tolerance": Tolerance(rtol, 0.0), "max_steps": max_steps}
-            # f(0) = rhs is known, so the first evaluation is free, and a zero for all entries will do.
+            adjoint = pullback.as_map(rhs, scaled)
+            # f(0) = rhs is known, so the first evaluation is free, and one zero stands for all entries.
             if start is None:
-                outcome = solve_and_close(adjoint, rhs.new_zeros(()).expand_as(rhs), solver, first=rhs, **options)
+                outcome = options.run(adjoint, rhs.new_zeros(()).expand_as(rhs), first=rhs)
             else:
-                outcome = solve_and_close(adjoint, start if scale is None else start / scale, solver, **options)
+                outcome = options.run(adjoint, start if scale is None else start / scale)
             solution = as_solution(outcome, Layout.of(rhs, "u"))
             coupled = outcome.coupled
-        if coupled:  # once more as one system: there the scale is one number for all rows
-            return self._solve_as_one(pullback, v, context)
+        if coupled:
+            return None
+        options.finish_adjoint(solution, linear)
         u: Tensor = solution.value
-        context.report(solution)
-        apply_policy(
-            solution,
-            context.on_failure,
-            who="backward of the equilibrium (linear_solver of ImplicitGradient)",
-            solver=solver,
-            rtol=rtol,
-            atol=0.0,
-            max_steps=max_steps,
-            counts=context.counts,
-            error=AdjointNotConverged,
-            warning=AdjointNotConvergedWarning,
-        )
-        lost = solution.status == Status.NOT_FINITE
+        lost = solution.status.codes == Status.NOT_FINITE
         if bool(lost.any()):
-            # a sample that nobody asks about has the solution 0, whatever its Jacobian is
+            # a sample with the cotangent 0 has the solution 0 for every Jacobian
             asked = (v != 0).any(dim=1)
             u = torch.where(lost.unsqueeze(1), torch.where(asked, torch.nan, 0.0).to(u.dtype).unsqueeze(1), u)
-        return u if scale is None else u * scale
-
-    def _solve_as_one(self, pullback: AbstractPullback, v: Tensor, context: Context) -> Tensor:
-        """The same for rows that depend on each other: one system, and one scale for all rows."""
-        seen: list[Solution] = []
-
-        def report(solution: Solution) -> None:
-            seen.append(solution)
-            context.report(solution)
-
-        whole = WholePullback(pullback, v.shape)
-        u = self.solve(whole, v.reshape(1, -1), replace(context, report=report)).reshape(v.shape)
-        if bool(seen[-1].converged.all()):  # else it may be the solver that is wrong
-            context.found_coupled(seen[-1])
-        return u
+        return u if scale is None else u * scale, solution
 
 
-class _Linear:
-    """The linear systems at one equilibrium: what a backward pass calls."""
+class _Adjoint:
+    """The linear systems at one equilibrium, for a backward pass."""
 
-    def __init__(self, gradient: ImplicitGradient, f: AbstractMap, context: Context, captured: Sequence[Tensor] = ()) -> None:
-        self.gradient, self.f, self.context, self.captured = gradient, f, context, captured
+    def __init__(
+        self, gradient: ImplicitGradient, f: AbstractMap, options: SolveOptions, captured: Sequence[Tensor] = ()
+    ) -> None:
+        self.gradient, self.f, self.options, self.captured = gradient, f, options, captured
 
-    def general(self) -> _Linear:
-        """The same for the system in its general form (I - J)^T u = v, which a splitting cannot solve: `Auto` does."""
+    def general(self) -> _Adjoint:
+        """The same for the general form (I - J)^T u = v, by `Auto` instead of a splitting."""
         if not isinstance(self.gradient.linear_solver, AbstractSplitting):
             return self
-        return _Linear(replace(self.gradient, linear_solver=None), self.f, self.context, self.captured)
+        return _Adjoint(replace(self.gradient, linear_solver=None), self.f, self.options, self.captured)
 
-    def adjoint(self, z: Tensor, v: Tensor, fz: Tensor) -> Tensor:
+    def solve(self, z: Tensor, v: Tensor, fz: Tensor) -> Tensor:
         """(I - J)^-T v, differentiable if a graph is being made."""
         if transforms_active():  # a batch of cotangents under vmap, e.g. is_grads_batched=True
-            return self._adjoint_transformed(z, v)
-        with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-            jacobian = self.f.jacobian(z.detach())
-            self._check_same_map(jacobian, fz)
-            pullback = JacobianPullback(self.f, z.detach(), jacobian=jacobian)
-            u_star = self.gradient.solve(pullback, v.detach(), self.context)
-        return self.differentiable(z, v, u_star) if torch.is_grad_enabled() else u_star
-
-    def _adjoint_transformed(self, z: Tensor, v: Tensor) -> Tensor:
-        transposed = torch.func.vjp(self.f.tracked, z.detach())[1]
-        rtol = self.context.tolerance.rtol if self.gradient.rtol is None else self.gradient.rtol
-        max_steps = self.context.max_steps if self.gradient.max_steps is None else self.gradient.max_steps
-        context = replace(self.context, tolerance=Tolerance(rtol, 0.0), max_steps=max_steps)
-        outcome = iterate_transformed(
-            lambda u: v + transposed(u)[0], v, tolerance=context.tolerance, max_steps=context.max_steps
-        )
-        report(outcome, context)
-        return outcome.value
-
-    def differentiable(self, z: Tensor, v: Tensor, u_star: Tensor) -> Tensor:
-        """u with a graph: the equilibrium of u -> v + J^T u, differentiated by the same rule."""
-        recorded: list[Tensor] = []  # f(z), z, and the other inputs of f
-
-        def step(u: Tensor, v: Tensor, z: Tensor, *inputs: Tensor) -> Tensor:
-            if not recorded or any(a is not b for a, b in zip(recorded[1:], (z, *inputs), strict=True)):
-                with torch.enable_grad():
-                    recorded[:] = [self.f.with_inputs(*inputs).tracked(z), z, *inputs]
-            (product,) = torch.autograd.grad(recorded[0], z, u, create_graph=True, allow_unused=True)
-            return v if product is None else v + product
-
+            transposed = torch.func.vjp(self.f.tracked, z.detach())[1]
+            options = self.gradient.options(self.options)
+            budget: dict[str, Any] = {"tolerance": options.tolerance, "max_steps": options.max_steps}
+            outcome = iterate_transformed(lambda u: v + transposed(u)[0], v, **budget)
+            report(outcome, options)
+            return outcome.value
         with torch.autocast(z.device.type, enabled=False):
-            adjoint = FunctionMap(step, Layout.of(u_star, "u"), (v, z, *self.f.inputs()))
-            return _attach(self.gradient, adjoint, u_star, self.context, self.captured)
-
-    def correction(self, z: Tensor, u: Tensor, extras: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
-        """What a second derivative needs beyond the graph of f(z*), which was recorded with z* held.
-
-        (df/dtheta)^T u at the living z minus the same at the held z: zero, but not so its derivative. The gates keep the
-        engine from going on through z, and through what f depends on, to what those depend on.
-        """
-        count = len(self.f.inputs())
-        gates = [_Gate() for _ in range(len(extras) + 1)]
-        with torch.autocast(z.device.type, enabled=False):
-            living = [
-                # A captured leaf depends on nothing else and may stay where f finds it.
-                _Pass.apply(x, gate) if x.requires_grad and (i < count or x.grad_fn is not None) else x
-                for i, (x, gate) in enumerate(zip(extras, gates, strict=False))
-            ]
-            f = self.f.with_inputs(*living[:count])
-            with Substitution(extras, living):
-                difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
-            wanted = [x for x, need in zip(living, needed, strict=True) if need]
-            for gate in gates:
-                gate.open = False
-            products = iter(torch.autograd.grad(difference, wanted, u, create_graph=True, allow_unused=True))
-            for gate in gates:
-                gate.open = True
-        return [next(products) if need else None for need in needed]
-
-    def _check_same_map(self, jacobian: Any, fz: Tensor) -> None:
-        """Backward must differentiate the map that forward solved."""
-        now = getattr(jacobian, "value", fz)
-        finite = torch.where(fz.isfinite(), fz, 0.0)  # a NaN in a row says nothing about the rest of it
-        scale = finite.abs().amax(dim=1, keepdim=True) if fz.shape[1] else fz
-        same = (now - fz).abs() <= 1e3 * torch.finfo(fz.dtype).eps * scale
-        if not bool((same | ~fz.isfinite()).all()):
-            raise WellposedError(
-                "backward of the equilibrium: f gives another value at the equilibrium than it did in the forward pass. A "
-                "parameter was changed in place between forward and backward (call backward before optimizer.step()), or f "
-                "is random (make noise such as dropout constant within a solve)."
-            )
+            with torch.no_grad():
+                jacobian = self.f.jacobian(z.detach())
+                check_same_map(jacobian.value, fz)
+                pullback = JacobianPullback(self.f, z.detach(), jacobian=jacobian)
+                u_star = self.gradient.solve(pullback, v.detach(), self.options)
+            if not torch.is_grad_enabled():
+                return u_star
+            return _attach(self.gradient, adjoint_map(self.f, z, v, u_star), u_star, self.options, self.captured)
 
 
 def _attach(
     gradient: ImplicitGradient,
     f: AbstractMap,
     z_star: Tensor,
-    context: Context,
+    options: SolveOptions,
     captured: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """z* with the graph of f, recorded once, and the implicit derivative between the two."""
     known = f.inputs()
     if captured is None:
-        fz, captured = record(f.tracked, z_star, known)  # all that autograd will see of f in a first derivative
+        fz, captured = record(f.tracked, z_star, known)  # all that autograd sees of f in a first derivative
     else:
         fz = f.tracked(z_star)
     f.forget()
-    return _Root.apply(fz, z_star, _Linear(gradient, f, context, captured), *known, *captured)
-
-
-class _Gate:
-    """Whether derivatives may pass now."""
-
-    open = True
-
-
-class _Pass(torch.autograd.Function):
-    """The identity, with a gate for derivatives."""
-
-    @staticmethod
-    def forward(x: Tensor, gate: _Gate) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.gate = inputs[1]
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor | None) -> tuple[Tensor | None, None]:
-        return (v if ctx.gate.open else None), None
+    return _Root.apply(fz, z_star, _Adjoint(gradient, f, options, captured), *known, *captured)
 
 
 class _Root(torch.autograd.Function):
     """f(z*) -> z*: the identity up to the residual, whose derivative is (I - J)^-1.
 
-    `extras` are what f depends on. First derivatives reach them through the graph of f(z*); second ones need a correction.
+    `extras` are the tensors that f depends on. First derivatives reach them through the graph of
+    f(z*); second ones need a correction.
     """
 
     @staticmethod
-    def forward(fz: Tensor, z_star: Tensor, linear: _Linear, *extras: Tensor) -> Tensor:
+    def forward(fz: Tensor, z_star: Tensor, adjoint: _Adjoint, *extras: Tensor) -> Tensor:
         return z_star.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        fz, _, ctx.linear, *extras = inputs
+        fz, _, ctx.adjoint, *extras = inputs
         ctx.save_for_backward(output, fz, *extras)
         ctx.set_materialize_grads(False)
 
@@ -299,18 +222,19 @@ class _Root(torch.autograd.Function):
             return None, None, None, *(None for _ in needed)
         _check_batching(v)
         z, fz, *extras = ctx.saved_tensors
-        u = ctx.linear.adjoint(z, v, fz.detach())
+        u = ctx.adjoint.solve(z, v, fz.detach())
         if torch.is_grad_enabled() and any(needed):
-            return u, None, None, *ctx.linear.correction(z, u, extras, needed)
+            with torch.autocast(z.device.type, enabled=False):
+                return u, None, None, *correction(ctx.adjoint.f, z, u, extras, needed)
         return u, None, None, *(None for _ in needed)
 
 
 class _StructuredRoot(torch.autograd.Function):
-    """(W, c, ...) -> z* for a map that knows its own derivatives."""
+    """(W, c, ...) -> z* for a map with closed-form derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, linear: _Linear, z_star: Tensor, fz: Tensor, *inputs: Tensor) -> Tensor:
-        ctx.linear = linear
+    def forward(ctx: Any, adjoint: _Adjoint, z_star: Tensor, fz: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.adjoint = adjoint
         z = z_star.clone()  # the caller may change its own in place
         ctx.save_for_backward(z, fz, *inputs)
         ctx.set_materialize_grads(False)
@@ -322,12 +246,11 @@ class _StructuredRoot(torch.autograd.Function):
         if v is None:
             return None, None, None, *(None for _ in needed)
         _check_batching(v)
-        z, fz, *inputs = ctx.saved_tensors  # also checks that nobody changed them since
-        linear, f = ctx.linear, ctx.linear.f
+        z, fz, *inputs = ctx.saved_tensors  # also checks that they were not changed since
+        adjoint, f = ctx.adjoint, ctx.adjoint.f
         making_graph = torch.is_grad_enabled()
         if making_graph or transforms_active():
-            linear = linear.general()
-            u = linear.adjoint(z, v, fz)
+            u = adjoint.general().solve(z, v, fz)
             # The partial derivatives with z held: z itself depends on the inputs, their aliases stand for the rest.
             with torch.enable_grad(), torch.autocast(z.device.type, enabled=False):
                 aliases = [x.view_as(x) for x in inputs]
@@ -336,12 +259,12 @@ class _StructuredRoot(torch.autograd.Function):
                 products = iter(torch.autograd.grad(image, wanted, u, create_graph=making_graph, allow_unused=True))
             return None, None, None, *(next(products) if need else None for need in needed)
         with torch.autocast(z.device.type, enabled=False):
-            u = linear.gradient.solve(f.pullback(fz), v, linear.context)
+            u = adjoint.gradient.solve(f.pullback(fz), v, adjoint.options)
             return None, None, None, *f.cotangents(u, z, needed)
 
 
 def _check_batching(v: Tensor) -> None:
-    if torch._C._functorch.is_legacy_batchedtensor(v):
+    if is_legacy_batched(v):
         raise WellposedError(
             "torch.autograd.grad(is_grads_batched=True) and functional.jacobian(vectorize=True) batch cotangents in a way that "
             "iterative solves cannot follow. Use torch.func.jacrev or torch.func.vmap instead, or vectorize=False."
@@ -349,7 +272,7 @@ def _check_batching(v: Tensor) -> None:
 
 
 def _safe_scale(v: Tensor) -> Tensor | None:
-    """(batch, 1) powers of two that bring rows to size 1, or None if all squares are far from under- and overflow already."""
+    """(batch, 1) powers of two that bring rows to size 1; None if no square can vanish."""
     if v.shape[1] == 0:
         return None
     largest = torch.linalg.vector_norm(v, ord=torch.inf, dim=1, keepdim=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed._tree import leaves, rebuild
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, NotConverged, NotConvergedWarning
 from wellposed.landscape._model import (
@@ -25,7 +26,7 @@ from wellposed.landscape._model import (
 )
 from wellposed.landscape._predictor import Index, Predictor
 from wellposed.landscape.record import CellStatus
-from wellposed.solve import Solution, check_interval, check_positive_integer
+from wellposed.solve import Solution
 
 __all__ = ["Checks", "Measured", "PointLoss"]
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._progress import progress_display
 from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType
@@ -22,7 +23,6 @@ from wellposed.landscape._model import check_rows, move, preserved, trained
 from wellposed.landscape._point import Checks, PointLoss
 from wellposed.landscape.directions import Direction, check_direction, filter_normalized, random_direction
 from wellposed.landscape.record import Surface
-from wellposed.solve import check_positive_integer
 
 __all__ = ["surface"]
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.errors import InvalidArgument, NotConverged
 from wellposed.landscape._model import check_rows, strict, trained
 from wellposed.landscape.directions import unflatten
-from wellposed.solve import check_positive_integer
 
 __all__ = [
     "HessianProduct",

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.landscape._model import trained
-from wellposed.solve import check_positive_integer
-from wellposed.solve._outcome import scaled_norm
+from wellposed.solve._samples import scaled_norm
 
 __all__ = ["Direction", "PathDirections", "filter_normalized", "flatten", "path_directions", "random_direction", "unflatten"]
 

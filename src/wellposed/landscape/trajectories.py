@@ -11,22 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, NotConverged, how_to_install
 from wellposed.landscape._model import equilibrium_layers, strict
 from wellposed.landscape.record import from_plain, load_arrays, plain, save_arrays, whole
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.layer import DEFAULT_RTOL
-from wellposed.solve import (
-    AbstractSolver,
-    AbstractSplitting,
-    FunctionMap,
-    Tolerance,
-    check_positive_integer,
-    fixed_point,
-    iterate,
-)
-from wellposed.solve._map import RowsCoupled
+from wellposed.solve import AbstractSolver, AbstractSplitting, fixed_point
+from wellposed.solve.loop import iterate
+from wellposed.solve.map import FunctionMap, RowsCoupled
+from wellposed.solve.solver import Tolerance
 
 __all__ = ["Projection", "Trajectory", "project", "trajectory"]
 
@@ -188,7 +183,7 @@ def _entered(model: nn.Module, layer: EquilibriumLayer, X: Any) -> tuple[Any, An
         raise InvalidArgument(f"{type(model).__name__} did not call the chosen layer on these inputs, so it has no trajectory.")
     x, z0 = seen
     if z0 is None:
-        _, start, layout = layer._bind(x, None)
+        _, start, layout, _ = layer._bind(x, None, whole=False)
         z0 = layout.unflatten(start)
     return x, z0
 

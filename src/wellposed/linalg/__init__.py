@@ -1,27 +1,31 @@
 """Linear algebra: rigorous bounds, operators, and solvers that need only products."""
 
+from typing import Any
+
 from wellposed.linalg.bounds import least_eigenvalue_lower, least_singular_value_lower, spectral_norm_upper
-from wellposed.linalg.direct import batched_solve
+from wellposed.linalg.direct import DenseSolve
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian
-from wellposed.linalg.krylov import GMRES, AbstractLinearSolver, BiCGStab, Dense, LinearSolution, Neumann
-from wellposed.linalg.norm_test import norm_is_below, norm_upper_by_test
-from wellposed.linalg.spectral_radius import SpectralRadiusEstimate, spectral_radius_estimate
+from wellposed.linalg.krylov import GMRES, BiCGStab, Neumann
+from wellposed.linalg.linear_solver import AbstractLinearSolver, LinearSolution
+from wellposed.linalg.spectral_radius import spectral_radius_estimate
 
 __all__ = [
     "AbstractJacobian",
     "AbstractLinearSolver",
     "BiCGStab",
-    "Dense",
+    "DenseSolve",
     "GMRES",
     "Jacobian",
     "LinearSolution",
     "Neumann",
-    "SpectralRadiusEstimate",
-    "batched_solve",
     "least_eigenvalue_lower",
     "least_singular_value_lower",
-    "norm_is_below",
-    "norm_upper_by_test",
     "spectral_norm_upper",
     "spectral_radius_estimate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Dense":
+        raise AttributeError("wellposed.linalg.Dense is now wellposed.linalg.DenseSolve.")
+    raise AttributeError(f"module 'wellposed.linalg' has no attribute {name!r}")

@@ -1,32 +1,34 @@
 r"""Bounds on singular values and eigenvalues that hold in spite of rounding.
 
-A certificate compares a norm with a number, so it needs a norm that is not too small by even one rounding.
-LAPACK promises only that its values are right up to `p(n) * eps * ||A||`, with a factor `p(n)` that it does
-not state; those that can be proved grow faster than `n^2`. So nothing here trusts the factorization. It is
-taken as a *guess*, and what the guess fails to explain is measured afterwards [rump2011]. For any matrices,
+A certificate compares a norm with a number, so it needs a norm that is not too small by even one
+rounding. LAPACK promises only that its values are right up to `p(n) * eps * ||A||`, with a factor
+`p(n)` that it does not state; those that can be proved grow faster than `n^2`. So nothing here
+trusts the factorization. It is taken as a *guess*, and what the guess fails to explain is measured
+afterwards [rump2011]. For any matrices,
 
-    W = U S V^T + E,     ||U^T U - I|| <= d,     ||V^T V - I|| <= d,     ||E||_F <= e                      (1)
+    W = U S V^T + E,     ||U^T U - I|| <= d,     ||V^T V - I|| <= d,     ||E||_F <= e            (1)
 
-gives, since the singular values of `U` and `V` lie between `sqrt(1 - d)` and `sqrt(1 + d)` and since a
-perturbation of norm `e` moves a singular value by at most `e` (Weyl),
+gives, since the singular values of `U` and `V` lie between `sqrt(1 - d)` and `sqrt(1 + d)` and
+since a perturbation of norm `e` moves a singular value by at most `e` (Weyl),
 
-    ||W|| <= max(S) (1 + d) + e,          sigma_min(W) >= min(S) (1 - d) - e.                              (2)
+    ||W|| <= max(S) (1 + d) + e,          sigma_min(W) >= min(S) (1 - d) - e.                    (2)
 
-For symmetric `A = Q L Q^T + E`, `x^T Q L Q^T x >= min(L) ||Q^T x||^2` and `1 - d <= ||Q^T x||^2 <= 1 + d`, so
+For symmetric `A = Q L Q^T + E`, `x^T Q L Q^T x >= min(L) ||Q^T x||^2` and
+`1 - d <= ||Q^T x||^2 <= 1 + d`, so
 
-    lambda_min(A) >= min(L) (1 - d) - e   if min(L) >= 0,     else   min(L) (1 + d) - e.                   (3)
+    lambda_min(A) >= min(L) (1 - d) - e   if min(L) >= 0,     else   min(L) (1 + d) - e.         (3)
 
-`d` and `e` come from three matrix products in float64. A product with `k` terms per entry, summed in *any*
-order with or without fused operations, has entrywise error at most `gamma_k |A| |B|`, where
-`gamma_k = k u / (1 - k u)` and `u = 2^-53` (Chapter 3 of [higham2002]); summing blocks of 64 terms and then
-the blocks replaces `k` by `64 + k / 64`. Were the factorization wrong, or even random, (2) and (3) would be
-loose but still true; where they say nothing (NaN, no convergence) the trivial bounds `||W||_F`, `0` and
-`-||A||_F` are returned.
+`d` and `e` come from three matrix products in float64. A product with `k` terms per entry, summed
+in *any* order with or without fused operations, has entrywise error at most `gamma_k |A| |B|`,
+where `gamma_k = k u / (1 - k u)` and `u = 2^-53` (Chapter 3 of [higham2002]); summing blocks of 64
+terms and then the blocks replaces `k` by `64 + k / 64`. Were the factorization wrong, or even
+random, (2) and (3) would be loose but still true; where they say nothing (NaN, no convergence) the
+trivial bounds `||W||_F`, `0` and `-||A||_F` are returned.
 
-What is assumed: IEEE arithmetic rounding to nearest, and products by the definition (not Strassen's). The
-relative excess is about `1e-14` for 10 rows, `1e-12` for 200 and `1e-11` for 1000. The cost is one
-factorization with vectors and six products, on the CPU wherever the matrix lives (not every device has
-float64).
+What is assumed: IEEE arithmetic rounding to nearest, and products by the definition (not
+Strassen's). The relative excess is about `1e-14` for 10 rows, `1e-12` for 200 and `1e-11` for 1000.
+The cost is one factorization with vectors and six products, on the CPU wherever the matrix lives
+(not every device has float64).
 """
 
 from __future__ import annotations
@@ -38,8 +40,6 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.scaling import ldexp_down, ldexp_up, scaled
-
-__all__ = ["least_eigenvalue_lower", "least_singular_value_lower", "spectral_norm_upper"]
 
 _UNIT = 2.0**-53
 _BLOCK = 64
@@ -71,9 +71,10 @@ def spectral_norm_upper(W: Tensor) -> float:
 
 
 def least_singular_value_lower(Z: Tensor) -> float:
-    r"""Lower bound on the least of the `min(n, m)` singular values of `Z`: (2) in this module, or 0.
+    r"""Lower bound on the least of the `min(n, m)` singular values of `Z`, by (2), or 0.
 
-    It is absolute: off by about `1e-12 ||Z||`, so a positive value proves full rank, and 0 proves nothing.
+    It is absolute: off by about `1e-12 ||Z||`, so a positive value proves full rank, and 0 proves
+    nothing.
 
     Args:
         Z: (n, m) real floating-point matrix, finite and not empty.
@@ -91,13 +92,13 @@ def least_singular_value_lower(Z: Tensor) -> float:
 def least_eigenvalue_lower(S: Tensor) -> float:
     r"""Lower bound on the least eigenvalue of a symmetric matrix: (3) in this module.
 
-    A Gram matrix that was computed is symmetric only up to rounding. The bound is taken on `(S + S^T) / 2`
-    and lowered by `||S - S^T||_F / 2`, so that it holds for the symmetric part, for the matrix that the lower
-    triangle defines, and for the one that the upper triangle defines.
+    A Gram matrix that was computed is symmetric only up to rounding. The bound is taken on
+    `(S + S^T) / 2` and lowered by `||S - S^T||_F / 2`, so that it holds for the symmetric part, for
+    the matrix that the lower triangle defines, and for the one that the upper triangle defines.
 
     Args:
-        S: (n, n) real floating-point matrix, finite and not empty, symmetric up to rounding *of its dtype*:
-            `max |S - S^T| <= min(100 eps sqrt(n), 1e-2) max |S|`.
+        S: (n, n) real floating-point matrix, finite and not empty, symmetric up to rounding *of its
+            dtype*: `max |S - S^T| <= min(100 eps sqrt(n), 1e-2) max |S|`.
 
     Returns:
         The bound, a Python float; off by about `1e-12 ||S||`.
@@ -174,12 +175,12 @@ def _frobenius(A: Tensor) -> float:
 
 
 def _up(x: float) -> float:
-    """Above the exact value of an expression of a few operations without cancellation, computed as `x`."""
+    """Above the exact value of a few operations without cancellation, computed as `x`."""
     return x + abs(x) * 2.0**-49
 
 
 def _down(x: float) -> float:
-    """Below the exact value of an expression of a few operations without cancellation, computed as `x`."""
+    """Below the exact value of a few operations without cancellation, computed as `x`."""
     return x - abs(x) * 2.0**-49
 
 
@@ -204,7 +205,7 @@ def _checked(W: Tensor, function: str, name: str) -> Tensor:
         count = int((~torch.isfinite(A)).sum())
         raise InvalidArgument(
             f"{function}: {name} must be finite, got {count} of {A.numel()} entries that are NaN or "
-            "infinite. Look for the step that produced them; no bound exists for such a matrix."
+            "infinite. Look for the step that produced them; no bound exists for this matrix."
         )
     return A
 

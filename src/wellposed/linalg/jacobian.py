@@ -8,14 +8,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["AbstractJacobian", "Jacobian"]
+Product = Callable[[Tensor], Tensor]
 
 
 class AbstractJacobian(abc.ABC):
-    """J = df/dz at the rows of z: one (features, features) block per row, known by its products."""
+    """J = df/dz at the rows of z: one (features, features) block per row, known by its products.
+
+    Args:
+        point: (batch, features) the point of linearization.
+    """
 
     #: Evaluations of f that setting up products costs.
     setup: int = 0
+
+    def __init__(self, point: Tensor) -> None:
+        self.point = point
+
+    @property
+    def value(self) -> Tensor | None:
+        """(batch, features) f at the point, if it is known."""
+        return None
 
     @abc.abstractmethod
     def mv(self, u: Tensor) -> Tensor:
@@ -26,7 +38,7 @@ class AbstractJacobian(abc.ABC):
         """J^T u, row by row."""
 
     def dense(self) -> Tensor:
-        """(batch, features, features); costs one product per feature. For small problems and tests."""
+        """(batch, features, features), by one product per feature. For small problems and tests."""
         batch, features = self.shape
         rows = []
         for j in range(features):
@@ -36,55 +48,72 @@ class AbstractJacobian(abc.ABC):
         return torch.stack(rows, dim=1) if rows else torch.zeros(batch, 0, 0, dtype=self.dtype, device=self.device)
 
     @property
-    @abc.abstractmethod
-    def at(self) -> Tensor:
-        """(batch, features) the point of linearization."""
-
-    @property
     def shape(self) -> torch.Size:
         """(batch, features)."""
-        return self.at.shape
+        return self.point.shape
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the products."""
-        return self.at.dtype
+        return self.point.dtype
 
     @property
     def device(self) -> torch.device:
         """Device of the products."""
-        return self.at.device
+        return self.point.device
+
+
+class ProductJacobian(AbstractJacobian):
+    """A Jacobian given by its products.
+
+    Args:
+        point: (batch, features).
+        mv, rmv: The products.
+        value: (batch, features) f at the point, if it is known.
+        setup: As in `AbstractJacobian`.
+    """
+
+    def __init__(self, point: Tensor, mv: Product, rmv: Product, *, value: Tensor | None = None, setup: int = 0) -> None:
+        super().__init__(point)
+        self._mv, self._rmv, self._value, self.setup = mv, rmv, value, setup
+
+    @property
+    def value(self) -> Tensor | None:
+        return self._value
+
+    def mv(self, u: Tensor) -> Tensor:
+        return self._mv(u)
+
+    def rmv(self, u: Tensor) -> Tensor:
+        return self._rmv(u)
 
 
 class Jacobian(AbstractJacobian):
     """The Jacobian of any differentiable row-wise function, by automatic differentiation.
 
-    `rmv` is a vector-Jacobian product on a graph of f that is recorded once: one backward pass through f each. `mv`
-    differentiates the linear function u -> J^T u with respect to u, so that a product costs one backward pass too and f
-    is not evaluated again (forward mode would evaluate f at each product). At a kink (relu at 0) both use the element
-    of the generalized Jacobian that autograd picks.
+    `rmv` is a vector-Jacobian product on a graph of f that is recorded once: one backward pass
+    through f each. `mv` differentiates the linear function u -> J^T u with respect to u, so that a
+    product costs one backward pass too and f is not evaluated again (forward mode would evaluate f
+    at each product). At a kink (relu at 0) both use the element of the generalized Jacobian that
+    autograd picks.
 
     Args:
         f: Row-wise function of (batch, features).
-        at: (batch, features) the point.
+        point: (batch, features).
     """
 
     setup = 2
 
-    def __init__(self, f: Callable[[Tensor], Tensor], at: Tensor) -> None:
-        self._at = at.detach()
+    def __init__(self, f: Callable[[Tensor], Tensor], point: Tensor) -> None:
+        super().__init__(point.detach())
         with torch.enable_grad():
-            self._z = self._at.clone().requires_grad_()
+            self._z = self.point.clone().requires_grad_()
             self._fz = f(self._z)
         self._transposed: tuple[Tensor, Tensor] | None = None
 
     @property
-    def at(self) -> Tensor:
-        return self._at
-
-    @property
     def value(self) -> Tensor:
-        """(batch, features) f at the point, which the recording computed anyway."""
+        """(batch, features) f at the point, which the recording has computed."""
         return self._fz.detach()
 
     def rmv(self, u: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ import math
 
 from torch import Tensor
 
-__all__ = ["exponent_of", "ldexp", "ldexp_down", "ldexp_up", "scaled"]
-
 #: No factor 2^e with |e| up to here overflows or vanishes.
 _STEP = 1000
 _LARGEST = math.nextafter(math.inf, 0.0)
@@ -19,7 +17,7 @@ def exponent_of(A: Tensor) -> int:
 
 
 def ldexp(A: Tensor, exponent: int) -> Tensor:
-    """`A * 2^exponent`: exact, but for entries that overflow, or that end below 2^-1022 and lose at most 2^-1074 each."""
+    """`A * 2^exponent`: exact, up to overflow and an error of 2^-1074 below 2^-1022."""
     while exponent:
         step = max(-_STEP, min(_STEP, exponent))
         A, exponent = A * 2.0**step, exponent - step
@@ -27,7 +25,7 @@ def ldexp(A: Tensor, exponent: int) -> Tensor:
 
 
 def scaled(A: Tensor) -> tuple[Tensor, int]:
-    """`A * 2^-e` with its largest entry in [1/2, 1), and `e`: nothing overflows, squares do not vanish."""
+    """`A * 2^-e` with its largest entry in [1/2, 1), and `e`."""
     e = exponent_of(A)
     return ldexp(A, -e), e
 
@@ -41,5 +39,5 @@ def ldexp_up(x: float, exponent: int) -> float:
 
 
 def ldexp_down(x: float, exponent: int) -> float:
-    """A lower bound of `x * 2^exponent`: the largest finite number where a positive one overflows."""
+    """A lower bound of `x * 2^exponent`: the largest number where a positive one overflows."""
     return -ldexp_up(-x, exponent)

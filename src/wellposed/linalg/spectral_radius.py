@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged
-from wellposed.linalg._eigenvalue_condition import Product, SpectralRadiusEstimate, eigenvalue_condition, growth
 
-__all__ = ["SpectralRadiusEstimate", "spectral_radius_estimate"]
+Product = Callable[[np.ndarray], np.ndarray]
+# Relative uncertainty up to which an estimate is called reliable.
+_RELIABLE = 1e-3
 
 # Up to these sizes all eigenvalues are computed (a tenth of a second) and none can be missed; for a function
 # the matrix takes one product per column, so it pays off only where Arnoldi would need about as many.
@@ -27,6 +29,46 @@ _NUM_VECTORS = 40
 _TOLERANCE = 1e-10
 
 
+class SpectralRadiusEstimate(float):
+    r"""An estimate of a spectral radius: a float with a bound of its rounding error.
+
+    An eigenvalue of condition number k moves by up to `k ||E||` when the matrix changes by a small
+    `E`. A nilpotent shift of 200 units in a random basis has the radius 0, and floating point finds
+    0.8: there k is 1e14.
+
+    Attributes:
+        condition: Of the eigenvalue: `1/|<y, x>|` with its unit left and right eigenvectors; 1 for
+            normal matrices. Of a function without a transpose only a lower bound of the condition
+            number of its eigenvectors is known, the largest `||A^k v||/(rho^k ||v||)` seen.
+        uncertainty: `condition` times the norm of what rounding and the stopping rule may have
+            changed in A.
+        judged: Whether the transpose was known, so that the condition number is one and not a lower
+            bound.
+    """
+
+    condition: float
+    uncertainty: float
+    judged: bool
+
+    def __new__(cls, value: float, condition: float, uncertainty: float, judged: bool = True) -> SpectralRadiusEstimate:
+        self = super().__new__(cls, value)
+        self.condition, self.uncertainty, self.judged = condition, uncertainty, judged
+        return self
+
+    def __getnewargs__(self) -> tuple[float, float, float, bool]:  # type: ignore[override]  # a float's own has one
+        return float(self), self.condition, self.uncertainty, self.judged
+
+    @property
+    def reliable(self) -> bool | None:
+        """Whether the uncertainty is at most 0.001 of the value; None if that was not judged."""
+        if not self.uncertainty <= _RELIABLE * float(self):
+            return False
+        return True if self.judged else None
+
+    def __repr__(self) -> str:
+        return f"SpectralRadiusEstimate({float(self)!r}, uncertainty={self.uncertainty:.1e}, reliable={self.reliable})"
+
+
 def spectral_radius_estimate(
     A: Tensor | Callable[[Tensor], Tensor],
     *,
@@ -37,39 +79,42 @@ def spectral_radius_estimate(
     max_restarts: int = 300,
     transposed: Callable[[Tensor], Tensor] | None = None,
 ) -> SpectralRadiusEstimate:
-    r"""Estimate `rho(A) = max |lambda_i(A)|` by implicitly restarted Arnoldi (ARPACK [lehoucq1998]).
+    r"""Estimate `rho(A) = max |lambda_i(A)|` by restarted Arnoldi (ARPACK [lehoucq1998]).
 
-    An *estimate*: it proves nothing. Arnoldi may miss an eigenvalue whose eigenvector is nearly absent from
-    the start. Eigenvalues of a matrix far from normal move a lot under rounding: then the value says that it
-    is not `reliable`, as for a nilpotent shift. For a proof use
-    `spectral_norm_upper`, as `rho(A) <= ||A||`. Complex pairs are no trouble (power iteration would be: on
-    0.9 times a rotation it never settles): all eigenvalues of a real Hessenberg matrix are taken, with
-    modulus.
+    An *estimate*: it proves nothing. Arnoldi may miss an eigenvalue whose eigenvector is nearly
+    absent from the start. Eigenvalues of a matrix far from normal move a lot under rounding: then
+    the value says that it is not `reliable`, as for a nilpotent shift. For a proof use
+    `spectral_norm_upper`, as `rho(A) <= ||A||`. Complex pairs are found (power iteration would
+    be: on 0.9 times a rotation it never settles): all eigenvalues of a real Hessenberg matrix are
+    taken, with modulus.
 
-    Matrices up to size 512, and functions up to 128, have all their eigenvalues computed. When ARPACK does
-    not converge (many eigenvalues of nearly the largest modulus, as in a cyclic shift) the dense matrix is
-    used up to size 2000. Costs some dozens to some hundred products.
+    Matrices up to size 512, and functions up to 128, have all their eigenvalues computed. When
+    ARPACK does not converge (many eigenvalues of nearly the largest modulus, as in a cyclic shift)
+    the dense matrix is used up to size 2000. Costs some dozens to some hundred products.
 
     Args:
-        A: (n, n) real matrix, or a function mapping a flat (n,) tensor `v` to the flat (n,) tensor `A v`.
+        A: (n, n) real matrix, or a function mapping a flat (n,) tensor `v` to the flat (n,) tensor
+            `A v`.
         size: `n`; needed with a function, and not allowed with a matrix.
-        dtype: Of the tensors given to the function; its precision limits that of the estimate. Matrices are
-            converted to float64.
+        dtype: Of the tensors given to the function; its precision limits that of the estimate.
+            Matrices are converted to float64.
         device: Of the tensors given to the function.
-        generator: Draws the start vector. By default a new one with seed 0, so that equal calls give equal
-            results. The global random state is never touched.
+        generator: Draws the start vector. By default a new one with seed 0, so that equal calls
+            give equal results. The global random state is never touched.
         max_restarts: Restarts allowed to ARPACK.
-        transposed: With a function: `v -> A^T v`, by which the estimate is judged, at about twice the products.
+        transposed: With a function: `v -> A^T v`, by which the estimate is judged, at about twice
+            the products.
 
     Returns:
-        The estimate: a float with the attributes `condition`, `uncertainty`, `judged` and `reliable`.
+        The estimate: a float with the attributes `condition`, `uncertainty`, `judged` and
+        `reliable`.
 
     Raises:
         NotConverged: ARPACK failed and the matrix is too large to be treated as dense.
     """
     if isinstance(A, Tensor):
         if size is not None:
-            raise InvalidArgument("spectral_radius_estimate: size is for functions; a matrix knows its own. Drop it.")
+            raise InvalidArgument("spectral_radius_estimate: size is for functions; a matrix has its own. Omit it.")
         matrix = _checked_matrix(A)
         n = len(matrix)
         if n <= _DENSE_MATRIX:
@@ -103,7 +148,7 @@ def _dense_radius(matrix: np.ndarray) -> SpectralRadiusEstimate:
     rounding = len(matrix) * np.finfo(np.float64).eps * float(np.linalg.norm(matrix))
     if rounding == 0.0:
         return SpectralRadiusEstimate(0.0, 1.0, 0.0)
-    condition = eigenvalue_condition(matrix, top, _start_vector(len(matrix), None))
+    condition = _eigenvalue_condition(matrix, top, _start_vector(len(matrix), None))
     return SpectralRadiusEstimate(float(abs(top)), condition, condition * rounding)
 
 
@@ -119,7 +164,7 @@ def _arnoldi_radius(
     values, x = right
     rho = float(np.abs(values[0]))
     if transposed is None:
-        condition = growth(product, start, rho, _NUM_VECTORS)
+        condition = _growth(product, start, rho, _NUM_VECTORS)
     else:
         # two on the left: of eigenvalues +-rho, or a complex pair, the other one may come first
         left = _largest(transposed, start, tolerance, max_restarts, 2)
@@ -129,10 +174,40 @@ def _arnoldi_radius(
     return SpectralRadiusEstimate(rho, condition, condition * tolerance * rho, transposed is not None)
 
 
+def _eigenvalue_condition(matrix: np.ndarray, value: complex, start: np.ndarray) -> float:
+    """1/|<y, x>| of the unit eigenvectors of an eigenvalue, by inverse iteration."""
+    from scipy.linalg import LinAlgWarning, lu_factor, lu_solve  # here: SciPy takes longer to import than the library
+
+    n = len(matrix)
+    shift = value + np.finfo(np.float64).eps * np.linalg.norm(matrix)  # or the matrix would be singular
+    x = y = start / np.linalg.norm(start)
+    with np.errstate(all="ignore"), warnings.catch_warnings():  # what overflows has an infinite condition number
+        warnings.simplefilter("ignore", LinAlgWarning)
+        factors = lu_factor(matrix - shift * np.eye(n))
+        for _ in range(2):
+            x, y = lu_solve(factors, x, check_finite=False), lu_solve(factors, y, trans=2, check_finite=False)
+            x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
+        angle = abs(np.vdot(y, x))
+    return 1.0 / float(angle) if angle > 0 else np.inf
+
+
+def _growth(product: Product, start: np.ndarray, rho: float, steps: int) -> float:
+    """The largest |A^k v|/(rho^k |v|) for k up to `steps`, at least 1."""
+    v, log_size, largest = start / np.linalg.norm(start), 0.0, 0.0
+    for _ in range(steps):
+        v = product(v)
+        size = float(np.linalg.norm(v))
+        if size == 0.0 or rho == 0.0:
+            return float(np.exp(largest)) if rho > 0 else np.inf
+        v, log_size = v / size, log_size + np.log(size / rho)
+        largest = max(largest, log_size)
+    return float(np.exp(min(largest, 700.0)))
+
+
 def _largest(
     product: Product, start: np.ndarray, tolerance: float, max_restarts: int, count: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Eigenvalues of largest modulus with unit eigenvectors as columns; None if ARPACK did not converge."""
+    """Largest eigenvalues with unit eigenvectors as columns; None if ARPACK did not converge."""
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs  # here: SciPy takes longer to import than the library
 
     n = len(start)

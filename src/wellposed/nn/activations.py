@@ -1,113 +1,38 @@
-r"""Activations as proximal operators: s = prox of a convex potential p, with what solvers, adjoints and objectives ask of it.
+r"""Activations as proximal operators: s = prox of a convex potential p.
 
-    activation        s(v)              p(y)                                        slopes     prox of a p at v
-    Identity          v                 0                                           {1}        v
-    ReLU              max(v, 0)         0 on y >= 0                                 [0, 1]     s(v)
-    LeakyReLU(b)      max(v, b v)       (1/b - 1) y^2/2 on y < 0, 0 on y >= 0       [b, 1]     v/(1 + a(1/b - 1)) if v < 0
-    SoftThreshold(t)  sgn(v)(|v| - t)+  t |y|                                       [0, 1]     soft threshold at a t
-    Tanh              tanh v            y artanh y + log(1 - y^2)/2 - y^2/2         [0, 1]     a scalar equation
-    Sigmoid           1/(1 + e^-v)      y log y + (1-y) log(1-y) - y^2/2            [0, 1/4]   a scalar equation
-    Softplus          log(1 + e^v)      Li_2(e^-y) - pi^2/6 on y >= 0               [0, 1]     a scalar equation
+    activation        s(v)              p(y)                                   slopes    prox of a p
+    Identity          v                 0                                      {1}       v
+    ReLU              max(v, 0)         0 on y >= 0                            [0, 1]    s(v)
+    LeakyReLU(b)      max(v, b v)       (1/b - 1) y^2/2 on y < 0, else 0       [b, 1]    by cases
+    SoftThreshold(t)  sgn(v)(|v| - t)+  t |y|                                  [0, 1]    with a t
+    Tanh              tanh v            y artanh y + log(1 - y^2)/2 - y^2/2    [0, 1]    by (1)
+    Sigmoid           1/(1 + e^-v)      y log y + (1-y) log(1-y) - y^2/2       [0, 1/4]  by (1)
+    Softplus          log(1 + e^v)      Li_2(e^-y) - pi^2/6 on y >= 0          [0, 1]    by (1)
 
-p is infinite outside the closed range of s and is fixed up to a constant. The scalar equation: y + a p'(y) = v, with y = s(w)
-and so p'(y) = w - y, reads (1 - a) s(w) + a w = v, whose left side increases in w ([winston2020] gives the potentials of
-ReLU, tanh, sigmoid and softplus in its Table 1).
+p is infinite outside the closed range of s and is fixed up to a constant. With y = s(w) and so
+p'(y) = w - y, the equation y + a p'(y) = v of the prox reads
+
+    (1 - a) s(w) + a w = v                                                                       (1)
+
+whose left side increases in w. [winston2020, Table 1] has the potentials of ReLU, tanh, sigmoid and
+softplus.
 """
 
 from __future__ import annotations
 
-import abc
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from wellposed.errors import InvalidArgument
-from wellposed.nn._scalar import bernoulli_series, increasing_root
-from wellposed.solve import check_interval
-
-__all__ = [
-    "ACTIVATIONS",
-    "AbstractActivation",
-    "Identity",
-    "LeakyReLU",
-    "ReLU",
-    "Sigmoid",
-    "SoftThreshold",
-    "Softplus",
-    "Tanh",
-]
-
-
-class AbstractActivation(abc.ABC):
-    """An elementwise, non-decreasing, 1-Lipschitz function: the proximal operator of a convex potential. Stateless.
-
-    The four abstract methods are enough for every solver and gradient; `potential`, `primitive` and `conjugate` serve those who
-    look at an equilibrium as a minimiser, and `slope_bounds` those who bound its sensitivity.
-    """
-
-    @abc.abstractmethod
-    def __call__(self, v: Tensor) -> Tensor:
-        """The value, out of place."""
-
-    @abc.abstractmethod
-    def apply_(self, v: Tensor) -> Tensor:
-        """The value, in place."""
-
-    @abc.abstractmethod
-    def slope(self, y: Tensor) -> Tensor | None:
-        """The derivative where the *value* is y, in the dtype of y; None if it is 1 everywhere."""
-
-    @abc.abstractmethod
-    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
-        """The proximal operator of `step_size` times the potential; at step_size 1 the activation itself.
-
-        Args:
-            v: Any shape.
-            step_size: Positive; a tensor must broadcast with v.
-        """
-
-    def reflect(self, v: Tensor, step_size: float) -> Tensor:
-        """2 prox(v) - v, a new tensor."""
-        return torch.lerp(v, self.prox(v, step_size), 2.0)
-
-    @property
-    def slope_bounds(self) -> tuple[float, float]:
-        """(least, largest) derivative, or the interval's ends if they are only approached."""
-        return 0.0, 1.0
-
-    @property
-    def lipschitz(self) -> float:
-        """The Lipschitz constant: the largest slope."""
-        return self.slope_bounds[1]
-
-    def derivative(self, v: Tensor) -> Tensor:
-        """s'(v), elementwise."""
-        slope = self.slope(self(v))
-        return torch.ones_like(v) if slope is None else slope
-
-    def potential(self, y: Tensor) -> Tensor:
-        """p(y) elementwise, infinite outside the domain: s(v) minimises p(y) + (y - v)^2/2 over y."""
-        raise self._unknown("potential")
-
-    def primitive(self, v: Tensor) -> Tensor:
-        """The integral of s from 0 to v, elementwise: convex, with gradient s."""
-        raise self._unknown("primitive")
-
-    def conjugate(self, w: Tensor) -> Tensor:
-        """sup over y of w y - p(y), elementwise: the Fenchel conjugate of the potential."""
-        raise self._unknown("conjugate")
-
-    def _unknown(self, what: str) -> InvalidArgument:
-        return InvalidArgument(
-            f"{type(self).__name__} does not tell its {what}. Implement {what}() in it, or use an activation of wellposed.nn."
-        )
+from wellposed._checks import check_interval
+from wellposed.nn._activation import AbstractActivation, SmoothActivation
 
 
 @dataclass(frozen=True)
 class ReLU(AbstractActivation):
-    """max(v, 0): the projection onto v >= 0, whatever the step size. Its derivative at 0 is taken as 0, as in PyTorch."""
+    """max(v, 0): the projection onto v >= 0. Its derivative at 0 is taken as 0, as in PyTorch."""
 
     def __call__(self, v: Tensor) -> Tensor:
         return torch.relu(v)
@@ -179,7 +104,7 @@ class LeakyReLU(AbstractActivation):
 
 @dataclass(frozen=True)
 class SoftThreshold(AbstractActivation):
-    """sgn(v) max(|v| - t, 0): the proximal operator of t |y|, which makes equilibria sparse. Its derivative at |v| = t is 0.
+    """sgn(v) max(|v| - t, 0), for sparse equilibria. Its derivative at |v| = t is 0.
 
     Args:
         threshold: t, positive.
@@ -192,9 +117,6 @@ class SoftThreshold(AbstractActivation):
 
     def __call__(self, v: Tensor) -> Tensor:
         return torch.nn.functional.softshrink(v, self.threshold)
-
-    def apply_(self, v: Tensor) -> Tensor:
-        return v.copy_(self(v))
 
     def slope(self, y: Tensor) -> Tensor:
         return (y != 0).to(y.dtype)
@@ -242,44 +164,8 @@ class Identity(AbstractActivation):
         return _indicator(w, w == 0)
 
 
-class _Smooth(AbstractActivation):
-    """An activation with a positive derivative everywhere: its prox solves a scalar equation."""
-
-    def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
-        if isinstance(step_size, (int, float)) and step_size == 1.0:
-            return self(v)
-        a = torch.as_tensor(step_size, dtype=v.dtype, device=v.device)
-
-        def g(w: Tensor) -> tuple[Tensor, Tensor]:  # (1 - a) s(w) + a w - v, with slopes between min(a, 1) and max(a, 1)
-            y = self(w)
-            slope = self.slope(y)
-            assert slope is not None
-            return y + a * self._gap(w, y) - v, (1 - a) * slope + a
-
-        y = self(v)
-        rounding = 4 * torch.finfo(v.dtype).eps * (v.abs() + y.abs())  # or the root may lie outside by the rounding of the gap
-        radius = (1 - a).abs() * (self._gap(v, y).abs() + rounding) / a.clamp(max=1.0)
-        return self(increasing_root(g, v - radius, v + radius))
-
-    def _gap(self, w: Tensor, y: Tensor) -> Tensor:
-        """w - s(w), with y = s(w)."""
-        return w - y
-
-    def conjugate(self, w: Tensor) -> Tensor:
-        """p*(w) = w y - p(y) at the y = s(v) with p'(y) = v - s(v) = w."""
-
-        def g(v: Tensor) -> tuple[Tensor, Tensor]:
-            y = self(v)
-            slope = self.slope(y)
-            assert slope is not None
-            return v - y - w, 1 - slope
-
-        y = self(increasing_root(g, w - 1, w + 1))  # |s| <= 1
-        return w * y - self.potential(y)
-
-
 @dataclass(frozen=True)
-class Tanh(_Smooth):
+class Tanh(SmoothActivation):
     """tanh(v)."""
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -305,7 +191,7 @@ class Tanh(_Smooth):
 
 
 @dataclass(frozen=True)
-class Sigmoid(_Smooth):
+class Sigmoid(SmoothActivation):
     """1/(1 + exp(-v))."""
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -334,14 +220,11 @@ class Sigmoid(_Smooth):
 
 
 @dataclass(frozen=True)
-class Softplus(_Smooth):
+class Softplus(SmoothActivation):
     """log(1 + exp(v)), without the threshold at which PyTorch's default turns linear."""
 
     def __call__(self, v: Tensor) -> Tensor:
         return torch.logaddexp(v, torch.zeros_like(v))
-
-    def apply_(self, v: Tensor) -> Tensor:
-        return v.copy_(self(v))
 
     def slope(self, y: Tensor) -> Tensor:
         return -torch.expm1(-y)
@@ -350,16 +233,16 @@ class Softplus(_Smooth):
         return -self(-w)  # without the cancellation of w - y, which a large step size would magnify
 
     def potential(self, y: Tensor) -> Tensor:
-        """Li_2(e^-y) - pi^2/6, by Euler's reflection Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) near y = 0."""
+        """Li_2(e^-y) - pi^2/6, near 0 by Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) (Euler)."""
         small = y.clamp(0, math.log(2))
         large = y.clamp(min=math.log(2))
-        near = torch.xlogy(small, -torch.expm1(-small)) - bernoulli_series(small)
-        far = bernoulli_series(-torch.log1p(-torch.exp(-large))) - math.pi**2 / 6
+        near = torch.xlogy(small, -torch.expm1(-small)) - _bernoulli_series(small)
+        far = _bernoulli_series(-torch.log1p(-torch.exp(-large))) - math.pi**2 / 6
         return torch.where(y < 0, torch.inf, torch.where(y <= math.log(2), near, far))
 
     def primitive(self, v: Tensor) -> Tensor:
         """-Li_2(-e^v) - pi^2/12 for v <= 0; softplus(t) = t + softplus(-t) gives the other half."""
-        lower = -bernoulli_series(-self(-v.abs())) - math.pi**2 / 12
+        lower = -_bernoulli_series(-self(-v.abs())) - math.pi**2 / 12
         return torch.where(v <= 0, lower, v.square() / 2 - lower)
 
     def conjugate(self, w: Tensor) -> Tensor:
@@ -371,17 +254,35 @@ class Softplus(_Smooth):
         return torch.where(finite, w * y - self.potential(y), limit.to(w.dtype))
 
 
+#: B_n / (n + 1)! of n = 0, 1, 2, 4, 6, ...: the odd Bernoulli numbers beyond B_1 vanish.
+_BERNOULLI = (
+    (1, 1.0),
+    (2, -1 / 4),
+    (3, 1 / 36),
+    (5, -1 / 3600),
+    (7, 1 / 211680),
+    (9, -1 / 10886400),
+    (11, 1 / 526901760),
+    (13, -691 / 2730 / math.factorial(13)),
+    (15, 7 / 6 / math.factorial(15)),
+    (17, -3617 / 510 / math.factorial(17)),
+)
+
+
+def _bernoulli_series(u: Tensor) -> Tensor:
+    r"""sum_n B_n u^(n+1)/(n+1)! = Li_2(1 - exp(-u)), to rounding for |u| <= log 2.
+
+    There a term is less than (log 2/2 pi)^2 = 0.013 of the one before it.
+    """
+    total = torch.zeros_like(u)
+    for power, coefficient in reversed(_BERNOULLI):
+        total = total + coefficient * u**power
+    return total
+
+
 def _indicator(y: Tensor, inside: Tensor) -> Tensor:
     return torch.zeros_like(y).masked_fill(~inside, torch.inf)
 
 
 #: One of each, with default parameters: the table at the top of this module.
-ACTIVATIONS: tuple[AbstractActivation, ...] = (
-    Identity(),
-    ReLU(),
-    LeakyReLU(),
-    SoftThreshold(),
-    Tanh(),
-    Sigmoid(),
-    Softplus(),
-)
+ACTIVATIONS = (Identity(), ReLU(), LeakyReLU(), SoftThreshold(), Tanh(), Sigmoid(), Softplus())

@@ -1,37 +1,41 @@
-"""Cells: the maps f(z, x) of equilibrium layers."""
+"""Cells: the maps f(z, x) of equilibrium layers, with structure or of the user."""
 
 from __future__ import annotations
 
 import abc
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wellposed._tree import LOW_PRECISION
+from wellposed._checks import check_positive_integer
+from wellposed._torch import BatchNorm
+from wellposed._tree import LOW_PRECISION, Layout, check_features, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
-from wellposed.nn.maps.affine import OperatorMap
-from wellposed.nn.maps.dense import DenseMap, MonotoneOperator
-from wellposed.nn.maps.operator import Memory
-from wellposed.nn.parametrizations.monotone import Monotone
-from wellposed.nn.parametrizations.spectral import Spectral
-from wellposed.solve import AbstractMap, check_positive_integer
+from wellposed.nn.maps.affine import DenseMap, OperatorMap
+from wellposed.nn.maps.operator import MonotoneOperator, OperatorCache
+from wellposed.nn.parametrizations import Monotone, Spectral
+from wellposed.solve.map import AbstractMap, FunctionMap
 
-__all__ = ["AbstractCell", "DenseCell"]
+#: Words of torch's errors about shapes and dtypes.
+ABOUT_SHAPES = re.compile("shape|size|dimension|dtype|mat1|channels|type")
 
 
 class AbstractCell(nn.Module, abc.ABC):
     """A cell with structure: it prepares what depends on x alone once, and hands out a map of z.
 
-    An `EquilibriumLayer` takes any module or function of (z, x); a cell of this kind is faster, because the parts that do
-    not depend on z are made once per solve, products are done in place, and adjoints are known by formula.
+    An `EquilibriumLayer` takes any module or function of (z, x); a cell of this kind is faster,
+    because the parts that do not depend on z are made once per solve, products are done in place,
+    and adjoints are known by formula.
     """
 
     @abc.abstractmethod
     def bind(self, x: Tensor) -> AbstractMap:
-        """The map z -> f(z, x), with a graph to x and the parameters; low precision is lifted to float32."""
+        """The map z -> f(z, x), with a graph to x and the parameters; at least in float32."""
 
     @abc.abstractmethod
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
@@ -45,16 +49,16 @@ class AbstractCell(nn.Module, abc.ABC):
 class DenseCell(AbstractCell):
     r"""f(z, x) = s(W z + U x + b).
 
-    Starts from W_ij ~ N(0, 0.16/m) (so |W| is about 0.8: a contraction), U_ij ~ N(0, 2/d) and b = 0, the initialization
-    of [ling2022] with variance 0.08.
+    Starts from W_ij ~ N(0, 0.16/m) (so |W| is about 0.8: a contraction), U_ij ~ N(0, 2/d) and b =
+    0, the initialization of [ling2022] with variance 0.08.
 
     Args:
         in_features: d.
         width: m.
         activation: s; `ReLU()` if not given.
-        weight: Keeps the recurrent matrix well-posed: `Spectral(bound=0.95)` is applied to the parameter W at every solve;
-            `Monotone(margin=0.1)` makes W of parameters A and B instead, A_ij, B_ij ~ N(0, 1/(4m)) at the start. None uses
-            W as it is.
+        weight: Keeps the recurrent matrix well-posed: `Spectral(bound=0.95)` is applied to the
+            parameter W at every solve; `Monotone(margin=0.1)` makes W of parameters A and B
+            instead, A_ij, B_ij ~ N(0, 1/(4m)) at the start. None uses W unchanged.
         bias: Whether there is a b.
         generator: Of the initialization.
         device, dtype: Of the parameters.
@@ -94,16 +98,18 @@ class DenseCell(AbstractCell):
             )
         self.in_features, self.width, self.activation = in_features, width, activation
         self.weight = weight
-        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         if isinstance(weight, Monotone):
             for name in ("A", "B"):
-                start = torch.randn(width, width, generator=generator, **options) / math.sqrt(4 * width)
+                start = torch.randn(width, width, generator=generator, **factory_kwargs) / math.sqrt(4 * width)
                 self.register_parameter(name, nn.Parameter(start))
         else:
-            self.W = nn.Parameter(torch.randn(width, width, generator=generator, **options) * math.sqrt(0.16 / width))
-        self.U = nn.Parameter(torch.randn(width, in_features, generator=generator, **options) * math.sqrt(2 / in_features))
-        self.b = nn.Parameter(torch.zeros(width, **options)) if bias else None
-        self._memory = Memory()
+            self.W = nn.Parameter(torch.randn(width, width, generator=generator, **factory_kwargs) * math.sqrt(0.16 / width))
+        self.U = nn.Parameter(
+            torch.randn(width, in_features, generator=generator, **factory_kwargs) * math.sqrt(2 / in_features)
+        )
+        self.b = nn.Parameter(torch.zeros(width, **factory_kwargs)) if bias else None
+        self._cache = OperatorCache()
 
     def recurrent(self) -> Tensor:
         """(m, m) the matrix that multiplies z: W, as its parametrization makes it."""
@@ -121,18 +127,12 @@ class DenseCell(AbstractCell):
 
         c = nn.functional.linear(lifted(x), lifted(U), None if b is None else lifted(b))
         if isinstance(self.weight, Monotone):
-            operator = MonotoneOperator(lifted(self.A), lifted(self.B), self.weight.margin, self._memory)
+            operator = MonotoneOperator(lifted(self.A), lifted(self.B), self.weight.margin, self._cache)
             return OperatorMap(operator, c, self.activation)
-        return DenseMap(lifted(self.recurrent()), c, self.activation, self._memory)
+        return DenseMap(lifted(self.recurrent()), c, self.activation, self._cache)
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
-        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.in_features:
-            seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise InvalidArgument(f"DenseCell expects x of shape (batch, {self.in_features}); got {seen}.")
-        if _solved_in(x.dtype) != _solved_in(self.U.dtype):
-            raise InvalidType(
-                f"DenseCell has {self.U.dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({self.U.dtype})."
-            )
+        check_features("DenseCell", x, self.in_features, self.U.dtype)
         return (x.shape[0], self.width)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
@@ -142,5 +142,112 @@ class DenseCell(AbstractCell):
         return f"{self.in_features}, {self.width}, activation={self.activation!r}, bias={self.b is not None}"
 
 
-def _solved_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in LOW_PRECISION else dtype
+def bind_function(
+    cell: Callable[..., Any],
+    x: Any,
+    state: Any,
+    layout: Layout,
+    *,
+    given: bool,
+    state_shape: tuple[int, ...] | None,
+    mixed: bool,
+) -> FunctionMap:
+    """The map z -> cell(z, x) of a module or function; a module gets low precision in float32.
+
+    Args:
+        cell: `cell(z, x)`.
+        x: Its input.
+        state, layout: A start, and its layout.
+        given: Whether the caller gave the start. state_shape: Of the layer.
+        mixed: Whether autocast is active.
+    """
+    function = cell
+    if isinstance(cell, nn.Module) and not isinstance(cell, torch.jit.ScriptModule):
+        _check_norms(cell)
+        function, x = _BoundModule(cell), map_tensors(_lifted, x)
+    if layout.dtype not in LOW_PRECISION:
+        function = with_shape_hint(function, state, given=given, state_shape=state_shape)
+    return FunctionMap(function, layout, (x,), low_precision=mixed)
+
+
+class _BoundModule:
+    """A module with its present parameters and buffers, in float32 if they are of low precision.
+
+    Backward evaluates the cell again, when others may be in their place:
+    `torch.func.functional_call` restores the module's own ones at the end of the forward pass.
+    """
+
+    def __init__(self, cell: nn.Module) -> None:
+        self._cell = cell
+        tensors = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+        self._tensors = {name: _lifted(tensor) for name, tensor in tensors.items()}
+        self._unchanged = all(self._tensors[name] is tensor for name, tensor in tensors.items())
+        self._places = [
+            (place, name, tensor)
+            for module in cell.modules()
+            for place in (module._parameters, module._buffers)
+            for name, tensor in place.items()
+        ]
+
+    def __call__(self, z: Any, x: Any) -> Any:
+        if self._unchanged and all(place.get(name) is tensor for place, name, tensor in self._places):
+            return self._cell(z, x)
+        return torch.func.functional_call(self._cell, self._tensors, (z, x))
+
+
+def _lifted(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
+
+
+def check_state_shape(cell: Any, shape: Any) -> None:
+    """`state_shape` of a layer must be a tuple of sizes, and is not for an `AbstractCell`."""
+    if shape is None:
+        return
+    if isinstance(cell, AbstractCell):
+        raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shape!r} has no effect.")
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
+
+
+def _check_norms(cell: nn.Module) -> None:
+    for name, module in cell.named_modules():
+        if isinstance(module, BatchNorm) and (module.training or not module.track_running_stats):
+            raise InvalidArgument(
+                f"The cell holds {type(module).__name__} ({name!r}), which mixes the samples of a batch and changes with every "
+                "evaluation, so there is no one equation to solve. Take GroupNorm or LayerNorm inside a cell (BatchNorm before "
+                "and after the layer is fine), or call eval() on it."
+            )
+
+
+def with_shape_hint(
+    function: Callable[..., Any], state: Any, *, given: bool, state_shape: tuple[int, ...] | None
+) -> Callable[..., Any]:
+    """The function; if its first call fails, the error says where the shape of z came from."""
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves(state))
+    dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves(state)}))
+    if given:
+        said = f"the given z0, {shapes} of {dtypes}: {{}}. z0 must have the shapes and dtype of what the cell returns."
+    elif state_shape is not None:
+        said = (
+            f"z of shape {shapes} by state_shape={state_shape}: {{}}. It must be that of what the cell returns, less the batch."
+        )
+    else:
+        said = (
+            f"z of the shape of x, {shapes}, which is the default: {{}}. "
+            "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."
+        )
+    called = False
+
+    def explained(z: Any, x: Any) -> Any:
+        nonlocal called
+        if called:
+            return function(z, x)
+        called = True
+        try:
+            return function(z, x)
+        except RuntimeError as error:
+            if given and not ABOUT_SHAPES.search(str(error)):
+                raise
+            raise InvalidArgument(f"cell(z, x) failed with {said.format(error)}") from error
+
+    return explained

@@ -1,4 +1,4 @@
-"""A solver that has learned from a frozen model: a network proposes the start and the weights of Anderson's step."""
+"""A solver trained on a frozen model: a network proposes the weights of Anderson's step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, NotConverged
-from wellposed.solve import AbstractMap, AbstractSolver, Point, Step, check_positive_integer, fixed_point
-
-__all__ = ["AndersonWeights", "LearnedAnderson", "train_learned"]
+from wellposed.solve import AbstractMap, AbstractSolver, Point, Step, fixed_point
 
 
 class AndersonWeights(nn.Module):
-    r"""Proposes the weights and the damping of one step from what the last residuals look like, sample by sample.
+    r"""Proposes the weights and the damping of a step from the last residuals of each sample.
 
-    With g_i = f(z_i) - z_i of the last m points (newest first) it sees their cosines <g_i, g_j>/(|g_i| |g_j|) and the
-    logarithms of |g_i|/|g_1|: numbers that do not depend on the width of the state, its units or its other symmetries. It gives
-    a_1, ..., a_m with sum 1 and b in (0, 2); untrained it gives a = (1, 0, ...), b = 1, the plain step.
+    With g_i = f(z_i) - z_i of the last m points (newest first) it sees their cosines <g_i,
+    g_j>/(|g_i| |g_j|) and the logarithms of |g_i|/|g_1|: numbers that do not depend on the width of
+    the state, its units or its other symmetries. It gives a_1, ..., a_m with sum 1 and b in (0, 2);
+    untrained it gives a = (1, 0, ...), b = 1, the plain step.
 
     Args:
         memory: m.
@@ -42,14 +42,14 @@ class AndersonWeights(nn.Module):
         check_positive_integer("AndersonWeights", "hidden", hidden)
         self.memory = memory
         inputs = memory * (memory + 1)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.V = nn.Parameter(torch.empty(hidden, inputs, **made).normal_(0.0, inputs**-0.5, generator=generator))
-        self.c = nn.Parameter(torch.zeros(hidden, **made))
-        self.W = nn.Parameter(torch.zeros(memory + 1, hidden, **made))
-        self.b = nn.Parameter(torch.zeros(memory + 1, **made))
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.V = nn.Parameter(torch.empty(hidden, inputs, **factory_kwargs).normal_(0.0, inputs**-0.5, generator=generator))
+        self.c = nn.Parameter(torch.zeros(hidden, **factory_kwargs))
+        self.W = nn.Parameter(torch.zeros(memory + 1, hidden, **factory_kwargs))
+        self.b = nn.Parameter(torch.zeros(memory + 1, **factory_kwargs))
 
     def forward(self, G: Tensor, filled: int) -> tuple[Tensor, Tensor]:
-        """(batch, m, features) residuals, newest first -> (batch, m) weights with sum 1, and (batch, 1) damping.
+        """(batch, m, features) residuals, newest first -> (batch, m) weights, (batch, 1) damping.
 
         Args:
             G: Zeros in places not yet filled.
@@ -72,10 +72,11 @@ class AndersonWeights(nn.Module):
 class LearnedAnderson(AbstractSolver):
     r"""z_next = sum_i a_i (z_i + b g_i), with a and b proposed by `AndersonWeights`.
 
-    Only the *way* is learned, after [bai2022], with our own inputs and safeguard. Whether a sample has converged is measured by
-    the loop as for every solver, so a bad proposal costs evaluations and never a wrong answer. *Safeguard*: where a proposed
-    step has made the residual more than twice the best one, the next step is the plain one from the best point, and the memory
-    is emptied.
+    Only the *way* is learned, after [bai2022], with our own inputs and safeguard. Whether a sample
+    has converged is measured by the loop as for every solver, so a bad proposal costs evaluations
+    and never a wrong answer. *Safeguard*: where a proposed step has made the residual more than
+    twice the best one, the next step is the plain one from the best point, and the memory is
+    emptied.
 
     Args:
         weights: The network; it is used without a graph.
@@ -142,8 +143,9 @@ def train_learned(
 ) -> list[float]:
     r"""Trains the proposals on the equilibria of a frozen cell; returns the losses.
 
-    The loss is the mean over the `unroll` points of a run of |z_k - z*|/|z*|, with later points counting more (weight k), and
-    of the start if there is a network for it. z* is found once by `Auto()`; the cell's parameters do not change.
+    The loss is the mean over the `unroll` points of a run of |z_k - z*|/|z*|, with later points
+    counting more (weight k), and of the start if there is a network for it. z* is found once by
+    `Auto()`; the cell's parameters do not change.
 
     Args:
         cell: `cell(z, x)`, row-wise.

@@ -1,11 +1,13 @@
-"""Closing a solve: no answer is called converged unless f, evaluated for the whole batch at that answer, confirms it.
+"""Closing a solve: only if f of the whole batch confirms an answer, it is CONVERGED.
 
-The loop believes three things: that rows do not depend on each other, so that a finished one may leave; that f gives the same
-value at the same point; and that a solver reports f where it says. All three hold by construction where the map and the solver
-are those of this package. For any other map or solver they are checked here, by one evaluation at the end of every solve:
+The loop relies on three facts: rows do not depend on each other, so that a finished one may leave;
+f gives the same value at the same point; a solver reports f where it says. All three hold by
+construction for the maps and solvers of this package. For any other map or solver one evaluation at
+the end of every solve checks them:
 
 - a random map (dropout) gives another value there: no sample has converged;
-- rows that depend on each other give another residual: the solve continues with the batch as one sample;
+- rows that depend on each other give another residual: the solve continues with the batch as one
+  sample;
 - a solver that reports a wrong f(z) is found in the same way: its samples have not converged.
 """
 
@@ -16,19 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.solve._map import AbstractMap, RowsCoupled, Together, differs, is_built_in
-from wellposed.solve._outcome import Outcome, Tolerance, relative, scaled_norm
-from wellposed.solve._whole_batch import WholeBatch
+from wellposed.solve._samples import Outcome, differs, relative, scaled_norm
+from wellposed.solve._whole_batch import Together, WholeBatch
 from wellposed.solve.loop import iterate
-from wellposed.solve.picard import Picard
-from wellposed.solve.solver import AbstractSolver
+from wellposed.solve.map import AbstractMap, RowsCoupled
+from wellposed.solve.solver import AbstractSolver, Picard, Tolerance
 from wellposed.status import Status
 
-__all__ = ["judge", "solve_and_close"]
-
-#: Evaluations by which it is found out why samples ran away, if there are so many left.
+#: Evaluations used to find out why samples diverged, if as many are left.
 MOST_PROBES = 4
-#: Residuals at one point may differ by so many roundings of |f(z)|: products of another batch size add up in another order.
+#: Residuals at one point may differ by this many roundings of |f(z)|: products of another batch size
+#: add up in another order.
 SLACK = 8.0
 RANDOM = (
     "f is random: it draws random numbers, or gives another value at the same point, so there is no equation to solve. Make "
@@ -40,44 +40,17 @@ UNCONFIRMED = (
 )
 COUPLED = (
     "Rows of the batch depend on each other, so the batch was solved as one sample: status and residual are those of the whole "
-    "batch. Give coupled=True to solve it in this way from the start; if rows should not depend on each other, mend f."
+    "batch. Give coupled=True to solve it in this way from the start; if rows should not depend on each other, correct f."
 )
 
 
-def solve_and_close(
-    f: AbstractMap,
-    z: Tensor,
-    solver: AbstractSolver,
-    *,
-    tolerance: Tolerance,
-    max_steps: int,
-    first: Tensor | None = None,
-    record: bool = False,
-    keep_image: bool = False,
-    coupled: bool = False,
-) -> Outcome:
-    """Solves z = f(z) as `iterate` does, and confirms the answer.
+class Closing:
+    """One solve and its confirmation.
 
     Args:
-        f, z, solver, tolerance, max_steps, first, record, keep_image: As for `iterate`.
-        coupled: The batch is one sample: its rows depend on each other.
+        f, solver, tolerance, max_steps, record: As for `iterate`.
+        trusted: Whether the solver is one of this package.
     """
-    if coupled and z.shape[0] > 0:
-        whole = WholeBatch(f, z.shape)
-        begin = None if first is None else first.reshape(1, -1)
-        options: dict[str, Any] = {"tolerance": tolerance, "max_steps": max_steps, "record": record, "keep_image": keep_image}
-        return solve_and_close(whole, z.reshape(1, -1), solver, first=begin, **options).as_batch(z.shape)
-    ours = is_built_in(*(stage for stage, _ in solver.stages()))
-    if (ours and f.built_in) or z.shape[0] == 0:
-        return iterate(
-            f, z, solver, tolerance=tolerance, max_steps=max_steps, first=first, record=record, keep_image=keep_image
-        )
-    closing = _Closing(f, solver, tolerance, max_steps, record=record, trusted=ours)
-    return closing.run(z, first, keep_image)
-
-
-class _Closing:
-    """One solve and its confirmation."""
 
     def __init__(
         self, f: AbstractMap, solver: AbstractSolver, tolerance: Tolerance, max_steps: int, *, record: bool, trusted: bool
@@ -85,8 +58,9 @@ class _Closing:
         self.f, self.solver, self.tolerance, self.max_steps = f, solver, tolerance, max_steps
         self.record, self.trusted = record, trusted
 
-    def run(self, z: Tensor, first: Tensor | None, keep_image: bool) -> Outcome:
-        budget = max(self.max_steps - 1, 1)  # one evaluation is left for the end
+    def run(self, z: Tensor, first: Tensor | None = None, keep_image: bool = False) -> Outcome:
+        """Solves from z as `iterate` does; one evaluation of the budget is left for the end."""
+        budget = max(self.max_steps - 1, 1)
         options: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": budget, "record": self.record}
         try:
             outcome = iterate(self.f, z, self.solver, first=first, keep_image=keep_image, **options)
@@ -94,7 +68,7 @@ class _Closing:
             return self._as_one(found.value, self.f(found.value), found.evaluations + 1)
         measured = (outcome.codes == Status.CONVERGED) | (outcome.codes == Status.MAX_STEPS)
         if self.max_steps == 1 or not bool(measured.any()):
-            return outcome  # a single evaluation is one of the whole batch at the start, which is what is returned
+            return outcome  # a single evaluation is one of the whole batch at the start, which is returned
         return self._close(outcome, measured)
 
     def _close(self, outcome: Outcome, measured: Tensor) -> Outcome:
@@ -107,8 +81,8 @@ class _Closing:
         rounding = SLACK * torch.finfo(r.dtype).eps * s
         claimed = outcome.codes == Status.CONVERGED
         met = r <= self.tolerance.target(s)
-        near = claimed & (r <= self.tolerance.target(s) + rounding)  # as small as it was, up to the rounding of f
-        # of samples that ran away or met NaN the best point is looked at too: they may have done so alone, and not among others
+        near = claimed & (r <= self.tolerance.target(s) + rounding)  # as small as before, up to the rounding of f
+        # the best point of samples that diverged or met NaN is checked too: they may have done so only when alone
         here = measured | (r.isfinite() & outcome.g_norm.isfinite())
         same = (r - outcome.g_norm).abs() <= rounding + 1e-3 * r
         wrong = here & ~torch.where(claimed, near, same)
@@ -117,9 +91,9 @@ class _Closing:
         outcome.g_norm, outcome.f_norm = torch.where(new, r, outcome.g_norm), torch.where(new, s, outcome.f_norm)
         if bool(wrong.any()):
             return self._explain(outcome, fz, wrong)
-        ran_away = outcome.codes == Status.DIVERGED
-        if bool(ran_away.any()) and r.shape[0] > 1 and self.max_steps - int(outcome.steps.max()) >= MOST_PROBES:
-            continued = self._look_again(outcome, fz, ran_away.nonzero().squeeze(1))
+        diverged = outcome.codes == Status.DIVERGED
+        if bool(diverged.any()) and r.shape[0] > 1 and self.max_steps - int(outcome.steps.max()) >= MOST_PROBES:
+            continued = self._check_diverged(outcome, fz, diverged.nonzero().squeeze(1))
             if continued is not None:
                 return continued
         if outcome.image is not None:
@@ -130,7 +104,7 @@ class _Closing:
         return outcome
 
     def _explain(self, outcome: Outcome, fz: Tensor, wrong: Tensor) -> Outcome:
-        """Finds out why the whole batch does not confirm its samples, and continues in a way in which it will."""
+        """Finds out why the whole batch does not confirm its samples, and continues accordingly."""
         z, spent = outcome.value, int(outcome.steps.max())
         note = UNCONFIRMED
         if self.max_steps - spent >= 2:
@@ -148,8 +122,8 @@ class _Closing:
                 return self._together(outcome, fz, spent)
         return _not_converged(outcome, wrong, outcome.g_norm, outcome.f_norm, note)
 
-    def _look_again(self, outcome: Outcome, fz: Tensor, rows: Tensor) -> Outcome | None:
-        """Samples that ran away may have done so because they were evaluated alone, or because others moved."""
+    def _check_diverged(self, outcome: Outcome, fz: Tensor, rows: Tensor) -> Outcome | None:
+        """Samples may have diverged because they were evaluated alone, or because others moved."""
         z, spent = outcome.value, int(outcome.steps.max())
         if self._depends_on_others(z, fz, int(rows[0])):
             return self._as_one(z, fz, spent)
@@ -168,56 +142,42 @@ class _Closing:
         fz = self.f(z)
         return fz, not torch.equal(before, _random_state(z.device))
 
-    def _together(self, outcome: Outcome, fz: Tensor, spent: int) -> Outcome:
-        """Continues with all samples in every evaluation: f of some rows is not some rows of f, or its rounding is not."""
-        again = _Closing(
-            Together(self.f, outcome.value, fz),
-            self.solver,
-            self.tolerance,
-            self.max_steps - spent + 1,
-            record=self.record,
-            trusted=self.trusted,
-        )
-        result = again.run(outcome.value, fz, keep_image=False)
-        result.steps = spent - 1 + result.steps
-        result.history = [*outcome.history, *((i, k + spent - 1, r) for i, k, r in result.history)]
-        return result
-
     def _depends_on_others(self, z: Tensor, fz: Tensor, row: int) -> bool:
-        """Whether f of one row changes as all the others are moved, or set to 0."""
+        """Whether f of one row changes when all the others are moved, or set to 0."""
         others = (torch.arange(z.shape[0], device=z.device) != row).unsqueeze(1)
         scale = z.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(torch.finfo(z.dtype).tiny)
         signs = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
         for moved in (z + 0.5 * scale * signs, torch.zeros_like(z)):
             try:
                 value = self.f(torch.where(others, moved, z))
-            except Exception:  # f was asked where it never was, and says so
+            except Exception:  # f need not be defined there
                 continue
             if bool(differs(value[row : row + 1], fz[row : row + 1]).any()):
                 return True
         return False
 
+    def _continued(self, f: AbstractMap, spent: int) -> Closing:
+        """The rest of the solve with another map; its first evaluation is the last one so far."""
+        left = max(self.max_steps - spent + 1, 1)
+        return Closing(f, self.solver, self.tolerance, left, record=self.record, trusted=self.trusted)
+
+    def _together(self, outcome: Outcome, fz: Tensor, spent: int) -> Outcome:
+        """Continues with all samples in every evaluation: f of some rows is not some rows of f."""
+        closing = self._continued(Together(self.f, outcome.value, fz), spent)
+        return _count(closing.run(outcome.value, fz), spent - 1, outcome.history)
+
     def _as_one(self, z: Tensor, fz: Tensor, spent: int) -> Outcome:
         """Continues with the batch as one sample."""
         f = self.f.inner if isinstance(self.f, Together) else self.f
-        outcome = solve_and_close(
-            WholeBatch(f, z.shape),
-            z.reshape(1, -1),
-            self.solver,
-            tolerance=self.tolerance,
-            max_steps=max(self.max_steps - spent + 1, 1),  # the first evaluation is fz, which was counted
-            first=fz.reshape(1, -1),
-            record=self.record,
-        )
-        outcome.steps = outcome.steps + (spent - 1)
-        outcome.history = [(rows, evaluations + spent - 1, r) for rows, evaluations, r in outcome.history]
+        closing = self._continued(WholeBatch(f, z.shape), spent)
+        outcome = _count(closing.run(z.reshape(1, -1), fz.reshape(1, -1)), spent - 1, [])
         outcome.coupled = not outcome.note or outcome.note == UNCONFIRMED  # else f is random, or the solver wrong
         outcome.note = outcome.note or COUPLED
         return outcome.as_batch(z.shape)
 
 
 def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:
-    """The outcome of having come to z in some other way: one evaluation measures its residual.
+    """The outcome at a z that was found in another way: one evaluation measures its residual.
 
     Args:
         f: The map.
@@ -235,8 +195,15 @@ def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcom
     return outcome
 
 
+def _count(outcome: Outcome, spent: int, before: list[tuple[Tensor, Tensor, Tensor]]) -> Outcome:
+    """The outcome of a continued solve, with the evaluations and the history before it."""
+    outcome.steps = outcome.steps + spent
+    outcome.history = [*before, *((rows, evaluations + spent, r) for rows, evaluations, r in outcome.history)]
+    return outcome
+
+
 def _not_converged(outcome: Outcome, rows: Tensor, r: Tensor, s: Tensor, note: str) -> Outcome:
-    """Some samples have not converged after all, with |f(z) - z| and |f(z)| as measured; if f is random, none has."""
+    """Some samples have not converged, with these |f(z) - z| and |f(z)|; all, if f is random."""
     rows = rows if note != RANDOM else torch.ones_like(rows)
     outcome.codes = torch.where(rows & (outcome.codes == Status.CONVERGED), int(Status.MAX_STEPS), outcome.codes)
     outcome.g_norm, outcome.f_norm = torch.where(rows, r, outcome.g_norm), torch.where(rows, s, outcome.f_norm)
@@ -252,7 +219,5 @@ def _larger(outcome: Outcome, fz: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _random_state(device: torch.device) -> Tensor:
-    """The state of the generator that f would draw from on this device, if it draws."""
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.get_rng_state()
+    """The state of the generator from which f would draw on this device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

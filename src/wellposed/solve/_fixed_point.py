@@ -1,32 +1,23 @@
-"""fixed_point: the one entry point of solving."""
+"""fixed_point: the entry point of solving."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from wellposed._eager import eager
+from wellposed._checks import Policy, check_policy, check_tolerances
+from wellposed._torch import eager, transforms_active
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
-from wellposed.solve._closing import solve_and_close
-from wellposed.solve._failure import apply_policy, check_policy, report_coupling
-from wellposed.solve._function_map import FunctionMap
-from wellposed.solve._map import AbstractMap
-from wellposed.solve._outcome import Outcome, Tolerance, relative
-from wellposed.solve._solution import Solution
-from wellposed.solve._transforms import transforms_active
 from wellposed.solve.auto import Auto
-from wellposed.solve.solver import AbstractSolver
-from wellposed.status import StatusArray
+from wellposed.solve.map import AbstractMap, FunctionMap
+from wellposed.solve.solution import Solution, SolveOptions
+from wellposed.solve.solver import AbstractSolver, Tolerance
 
-__all__ = ["fixed_point"]
 
-
-@eager  # a loop that decides by values gains nothing from being traced
+@eager  # a loop that depends on values gains nothing from a trace
 def fixed_point(
     f: Callable[..., Any] | AbstractMap,
     z0: Any,
@@ -36,16 +27,17 @@ def fixed_point(
     rtol: float = 1e-6,
     atol: float = 0.0,
     max_steps: int = 200,
-    on_failure: str = "warn",
+    on_failure: Policy = "warn",
     record: bool = False,
     coupled: bool = False,
 ) -> Solution:
     r"""Solves z = f(z), every sample of the batch by itself.
 
-    A sample has converged when |f(z) - z| <= max(rtol |f(z)|, atol), norms over all features of that sample. It then leaves
-    the computation: it takes part in no further evaluation, and what it returns does not depend on its neighbours beyond
-    rounding. The last evaluation is one of the whole batch at the value returned, and confirms it: rows that depend on each
-    other, a random f and a solver that reports a wrong f(z) are found by it. Runs without a graph; `EquilibriumLayer`
+    A sample has converged when |f(z) - z| <= max(rtol |f(z)|, atol), norms over all features of
+    that sample. It then leaves the computation: it takes part in no further evaluation, and its
+    value does not depend on its neighbours beyond rounding. The last evaluation is one of the whole
+    batch at the value returned, and confirms it: it finds rows that depend on each other, a random
+    f, and a solver that reports a wrong f(z). No graph is recorded; `EquilibriumLayer`
     differentiates.
 
         >>> import torch, wellposed as wp
@@ -54,69 +46,41 @@ def fixed_point(
         tensor([5.0000, 5.0000, 5.0000], dtype=torch.float64)
 
     Args:
-        f: `f(z, *args)` of the same structure and shapes as z, row-wise: sample i of the result depends on sample i alone,
-            unless `coupled`.
-        z0: The start: a tensor, or a tuple, list or dict of tensors, batch first, real floating point. float16 and
-            bfloat16 are solved in float32.
+        f: `f(z, *args)` of the same structure and shapes as z, row-wise: sample i of the result
+            depends on sample i alone, unless `coupled`.
+        z0: The start: a tensor, or a structure of tensors (tuple, list, dict, registered
+            dataclass), batch first, real floating point. float16 and bfloat16 are solved in
+            float32.
         solver: `Auto()` if not given.
-        args: What else f takes. Tensors (or structures of tensors) whose first dimension is the batch follow their
-            samples. Per-sample data that f captures instead works too, but then finished samples can only stand still:
-            f is evaluated for the whole batch.
-        rtol: Relative tolerance. It does not count as met where |f(z)| has grown more than tenfold while |f(z) - z| has not
-            even halved: there the one is small beside the other because z runs away, not because a fixed point is near.
+        args: Further arguments of f. Tensors (or structures of tensors) whose first dimension is
+            the batch follow their samples. Per-sample data that f captures instead works too, but
+            then finished samples can only stand still: f is evaluated for the whole batch.
+        rtol: Relative tolerance. It does not count as met where |f(z)| has grown more than tenfold
+            while |f(z) - z| has not even halved: there z diverges, and no fixed point is near.
         atol: Absolute tolerance on |f(z) - z|.
         max_steps: How many evaluations of f a sample may take part in.
-        on_failure: "raise" (`NotConverged`), "warn" (`NotConvergedWarning`) or "ignore". `Solution.status` tells in any case.
+        on_failure: "raise" (`NotConverged`), "warn" (`NotConvergedWarning`) or "ignore" controls
+            reporting; `Solution.status` is always set.
         record: Keep the residuals of all steps in `Solution.history`.
-        coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch is solved as one sample. All rows
-            then have the same status, and the residual of the whole batch.
+        coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch is solved
+            as one sample. All rows then have the same status, and the residual of the whole batch.
     """
     solver = Auto() if solver is None else solver
-    check_options(f, solver, args, rtol, atol, max_steps)
+    check_options(f, solver, args)
+    check_tolerances(rtol=rtol, atol=atol, max_steps=max_steps)
     check_policy(on_failure)
-    if transforms_active():
-        raise WellposedError(
-            "fixed_point decides by values, which torch.func transforms hide. Inside them use EquilibriumLayer instead."
-        )
+    require_values("fixed_point", "Inside them use EquilibriumLayer instead.")
+    options = SolveOptions(solver, Tolerance(rtol, atol), max_steps, on_failure, "fixed_point")
     layout = Layout.of(z0, "z0")
     mixed = torch.is_autocast_enabled(layout.device.type)
     with torch.no_grad(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
-        flat = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args, low_precision=mixed)
-        outcome = solve_and_close(
-            flat, start, solver, tolerance=Tolerance(rtol, atol), max_steps=max_steps, record=record, coupled=coupled
-        )
-        solution = as_solution(outcome, layout)
-    if outcome.coupled:
-        report_coupling(on_failure, who="fixed_point")
-    apply_policy(solution, on_failure, who="fixed_point", solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
-    return solution
+        rows = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args, low_precision=mixed)
+        return options.judge(options.run(rows, start, record=record, coupled=coupled), layout)
 
 
-def as_solution(outcome: Outcome, layout: Layout) -> Solution:
-    """The outcome of a run in the caller's structure."""
-    return Solution(
-        value=layout.unflatten(outcome.value),
-        residual=relative(outcome.g_norm, outcome.f_norm),
-        absolute_residual=outcome.g_norm,
-        num_steps=outcome.steps,
-        status=StatusArray(outcome.codes),
-        rate=outcome.rate,
-        history=_history(outcome) if outcome.history else None,
-        note=outcome.note,
-    )
-
-
-def _history(outcome: Outcome) -> Tensor:
-    most = int(outcome.steps.max())
-    history = outcome.g_norm.new_full((most, outcome.steps.shape[0]), torch.nan)
-    for samples, evaluations, residual in outcome.history:
-        history[evaluations - 1, samples] = residual
-    return history
-
-
-def check_options(f: Any, solver: Any, args: Any, rtol: Any, atol: Any, max_steps: Any, *, name: str = "f") -> None:
-    """One sentence for whatever is wrong with the arguments of a solve."""
+def check_options(f: Any, solver: Any, args: Any = (), *, name: str = "f") -> None:
+    """Checks the map (called `name`), the solver and the further arguments of a solve."""
     if not callable(f):
         raise InvalidType(f"{name} must be callable; got {type(f).__name__}.")
     if not isinstance(solver, AbstractSolver):
@@ -126,8 +90,9 @@ def check_options(f: Any, solver: Any, args: Any, rtol: Any, atol: Any, max_step
         raise InvalidType(f"args must be a tuple; got {type(args).__name__}. For one argument write args=(x,).")
     if args and isinstance(f, AbstractMap):
         raise InvalidArgument(f"{type(f).__name__} holds what it needs, so args must be empty; got {len(args)}.")
-    for option, value in (("rtol", rtol), ("atol", atol)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise InvalidArgument(f"{option} must be a finite float of at least 0; got {value!r}.")
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-        raise InvalidArgument(f"max_steps must be an integer of at least 1; got {max_steps!r}.")
+
+
+def require_values(owner: str, advice: str) -> None:
+    """Raises inside transforms of torch.func, which hide the values that a solve depends on."""
+    if transforms_active():
+        raise WellposedError(f"{owner} needs concrete values; it is not supported under torch.func transforms. {advice}")

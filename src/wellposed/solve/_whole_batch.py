@@ -1,18 +1,43 @@
-"""A batch whose rows depend on each other, as one sample."""
+"""A map that is evaluated for all its rows only, and a batch that is one sample."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from wellposed.linalg.jacobian import AbstractJacobian
-from wellposed.solve._map import AbstractMap
+from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
+from wellposed.solve.map import AbstractMap, StandingRows
 
-__all__ = ["WholeBatch"]
+
+class Together(AbstractMap):
+    """A map that is only evaluated for all its rows: those of finished samples stand still.
+
+    Args:
+        f: The map.
+        z: (batch, features) where it was evaluated last. fz: (batch, features) f there.
+    """
+
+    def __init__(self, f: AbstractMap, z: Tensor, fz: Tensor) -> None:
+        self.inner = f
+        self._seen = (z, fz)
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        value = self.inner(z)
+        self._seen = (z, value)
+        return value
+
+    def tracked(self, z: Tensor) -> Tensor:
+        return self.inner.tracked(z)
+
+    def take(self, rows: Tensor) -> AbstractMap:
+        return StandingRows(self, *self._seen, rows)
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        return self.inner.jacobian(z)
 
 
 class WholeBatch(AbstractMap):
-    """A map of a batch whose rows depend on each other, seen as a map of one row: the batch is one sample.
+    """A map of a batch whose rows depend on each other, as a map of one row.
 
     Args:
         f: The map.
@@ -43,31 +68,14 @@ class WholeBatch(AbstractMap):
         return self  # there is only one row
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        return _WholeJacobian(self._f.jacobian(z.reshape(self._shape)), z)
+        inner, shape = self._f.jacobian(z.reshape(self._shape)), self._shape
+        return ProductJacobian(
+            z,
+            lambda u: inner.mv(u.reshape(shape)).reshape(u.shape),
+            lambda u: inner.rmv(u.reshape(shape)).reshape(u.shape),
+            value=None if inner.value is None else inner.value.reshape(z.shape),
+            setup=inner.setup,
+        )
 
     def forget(self) -> None:
         self._f.forget()
-
-
-class _WholeJacobian(AbstractJacobian):
-    """The Jacobian of a whole batch as that of one row."""
-
-    def __init__(self, inner: AbstractJacobian, at: Tensor) -> None:
-        self._inner, self._at = inner, at
-        self.setup = inner.setup
-
-    @property
-    def at(self) -> Tensor:
-        return self._at
-
-    @property
-    def value(self) -> Tensor:
-        """(1, features) f at the point."""
-        value: Tensor = self._inner.value  # type: ignore[attr-defined]  # of those that are recorded
-        return value.reshape(self._at.shape)
-
-    def mv(self, u: Tensor) -> Tensor:
-        return self._inner.mv(u.reshape(self._inner.shape)).reshape(u.shape)
-
-    def rmv(self, u: Tensor) -> Tensor:
-        return self._inner.rmv(u.reshape(self._inner.shape)).reshape(u.shape)

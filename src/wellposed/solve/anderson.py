@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from wellposed.solve._map import AbstractMap
-from wellposed.solve.solver import AbstractSolver, Point, Step, check_interval, check_positive_integer
-
-__all__ = ["Anderson"]
+from wellposed._checks import check_interval, check_positive_integer
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solver import AbstractSolver, Point, Step
 
 
 @dataclass(frozen=True)
@@ -20,20 +19,23 @@ class Anderson(AbstractSolver):
 
     With g = f(z) - z and the last `memory` differences dG, dF of g and f, sample by sample:
 
-        gamma = argmin |g - dG gamma|^2 + regularization |D gamma|^2,   D = column norms of dG       (1)
+        gamma = argmin |g - dG gamma|^2 + regularization |D gamma|^2,   D = column norms of dG   (1)
         z_next = f(z) - dF gamma - (1 - damping)(g - dG gamma)
 
-    (1) is solved through its scaled normal equations by Cholesky; scaling makes `regularization` independent of units, and
-    a system that is singular all the same gives a plain step. *Safeguard*: a point whose residual exceeds that of the
-    last accepted point is not accepted; the run goes back to the accepted point, takes the plain step from there, and
-    forgets its differences. So a run is never worse than its last accepted step. The same happens, at once, where f is not
-    finite: an extrapolation may leave the domain of f though plain steps do not.
+    (1) is solved through its scaled normal equations by Cholesky; scaling makes `regularization`
+    independent of units, and a singular system gives a plain step. *Safeguard*: a point whose
+    residual exceeds that of the last accepted point is not accepted; the run returns to the
+    accepted point, takes the plain step from there, and deletes its differences. So a run is never
+    worse than its last accepted step. The same happens, at once, where f is not finite: an
+    extrapolation may leave the domain of f though plain steps do not.
 
-    Costs one evaluation of f a step (two where the first was not finite), and memory for 2 `memory` states.
+    Costs one evaluation of f a step (two where the first was not finite), and memory for 2 `memory`
+    states.
 
     Args:
         memory: Number of differences kept.
-        regularization: Relative to the squared column norms; not below a few units of rounding of the dtype.
+        regularization: Relative to the squared column norms; not below a few units of rounding of
+            the dtype.
         damping: Weight of the residual in the new point, in (0, 1].
     """
 
@@ -59,8 +61,7 @@ class Anderson(AbstractSolver):
             "z": point.z,
             "f": point.fz,
             "r": point.r,
-            # the last point, accepted or not:
-            # the newest difference of g, and the last g: side by side, so that one product serves both
+            # of the last point, accepted or not: the newest difference of g and g, so that one product serves both
             "pair": torch.stack((torch.zeros_like(point.g), point.g), dim=1),
             "f_last": point.fz,
             # whether the last point was a plain step from an accepted point
@@ -86,7 +87,7 @@ class Anderson(AbstractSolver):
         return Step(step.z.index_copy(0, rows, z), step.fz.index_copy(0, rows, fz), 1 + outside.to(torch.int64))
 
     def _remember(self, state: dict[str, Any], point: Point) -> Tensor | None:
-        """Adds the newest differences and judges the point; (batch,) which samples must go back, or None."""
+        """Adds the newest differences; (batch,) the samples that must go back, or None."""
         j = (state["count"] - 1) % self.memory
         dG, gram = state["dG"], state["gram"]
         pair = state["pair"]
@@ -99,7 +100,7 @@ class Anderson(AbstractSolver):
         gram[:, :, j] = products[:, 0]
         state["projection"] = products[:, 1]  # dG . g
         state["f_last"] = point.fz
-        # A plain step is the way back from a rejection: it is accepted whatever it gives, or nothing would ever move.
+        # A plain step is the way back from a rejection: it is always accepted, or the run could stop.
         accepted = (point.r <= state["r"]) | state["plain"]
         if bool(accepted.all()):
             state["z"], state["f"], state["r"] = point.z, point.fz, point.r
@@ -132,7 +133,7 @@ class Anderson(AbstractSolver):
         state["f_last"] = torch.where(keep, state["f"], state["f_last"])
 
     def _coefficients(self, state: dict[str, Any], g: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, memory) gamma of (1), and (batch,) where it is zero because there is no system, or a singular one."""
+        """(batch, memory) gamma of (1), and (batch,) where it is 0: no regular system."""
         gram = state["gram"]
         if state["count"] == 1:
             return gram[:, 0], torch.ones_like(state["plain"])

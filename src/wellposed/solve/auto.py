@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidType
-from wellposed.solve._map import AbstractMap
-from wellposed.solve._residual_schedule import FIXED, JUDGED_AT
+from wellposed.solve._samples import FIXED, JUDGED_AT
 from wellposed.solve.anderson import Anderson
+from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import NewtonKrylov
-from wellposed.solve.picard import Picard
-from wellposed.solve.solver import AbstractSolver, AbstractWatch, Point, Step
-
-__all__ = ["Auto"]
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard, Point, Step
+from wellposed.status import Status
 
 #: Below this many remaining plain steps nothing else can pay, and nothing else is measured.
 FEW_STEPS = 10.0
@@ -29,19 +27,22 @@ MANY_STEPS = 50.0
 class Auto(AbstractSolver):
     r"""Plain iteration as long as that is cheapest, then Anderson acceleration, then Newton-Krylov.
 
-    Every sample is judged by its own residuals alone, after 5, 10, 20, ... steps of a stage, so its answer does not depend on
-    its neighbours. From the last residuals g_k the factor q of plain iteration is measured, and with it the number N of
-    plain steps to the tolerance is predicted. A sample goes on
+    Every sample is judged by its own residuals alone, after 5, 10, 20, ... steps of a stage, so its
+    answer does not depend on its neighbours. From the last residuals g_k the factor q of plain
+    iteration is measured, and with it the number N of plain steps to the tolerance is predicted. A
+    sample switches
 
-    - from `Picard` to `Anderson` if it does not contract (q >= 1), if N exceeds its budget, or if acceleration is predicted
-      to cost less: with c the factor by which the least-squares combination of the last three residuals is below |g_k|, it is
-      credited with q c^(1/3) per step. (For a map whose spectrum fills a disk, e.g. a random or orthogonal W, c is near 1 and
+    - from `Picard` to `Anderson` if it does not contract (q >= 1), if N exceeds its budget, or if
+      acceleration is predicted to cost less: with c the factor by which the least-squares
+      combination of the last three residuals is below |g_k|, its predicted factor is q c^(1/3) per
+      step. (For a map whose spectrum fills a disk, e.g. a random or orthogonal W, c is near 1 and
       plain steps are as good as any; for a smoothing map they are not.)
-    - from `Anderson` back to `Picard` if its residuals stall or its own predicted N is large: at a kink acceleration can be
-      stuck where plain steps are not;
+    - from `Anderson` back to `Picard` if its residuals stall or its own predicted N is large: at a
+      kink acceleration can be stuck where plain steps are not;
     - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget.
 
-    These predictions are guesses and decide only about cost; what is returned is judged by the residual, as with any solver.
+    These predictions decide only about cost; the answer is judged by the residual, as with any
+    solver.
 
     Args:
         plain, accelerated, newton: The solvers of the three stages.
@@ -56,36 +57,47 @@ class Auto(AbstractSolver):
             if not isinstance(getattr(self, name), kind):
                 raise InvalidType(f"The {name!r} parameter of Auto must be a {kind.__name__}; got {getattr(self, name)!r}.")
 
-    def stages(self) -> list[tuple[AbstractSolver, AbstractWatch | None]]:
+    def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
         return [
-            (self.plain, _WatchPlain()),
-            (self.accelerated, _WatchAccelerated()),
-            (self.plain, _WatchReturned()),
+            (self.plain, _LeavePlain()),
+            (self.accelerated, _LeaveAccelerated()),
+            (self.plain, _LeaveReturned()),
             (self.newton, None),
         ]
 
     def init(self, f: AbstractMap, point: Point) -> None:
-        raise NotImplementedError("Auto has no steps of its own: the loop runs its stages.")
+        raise NotImplementedError("Auto has no own steps: the loop runs its stages.")
 
     def step(self, state: None, f: AbstractMap, point: Point) -> Step:
-        raise NotImplementedError("Auto has no steps of its own: the loop runs its stages.")
+        raise NotImplementedError("Auto has no own steps: the loop runs its stages.")
+
+    def advice(self, status: Status, rate: float) -> str:  # the other solvers were tried already
+        if status is Status.MAX_STEPS and rate < 1:
+            return "Raise max_steps or loosen rtol."
+        if status is Status.NOT_FINITE:
+            return super().advice(status, rate)
+        return (
+            "The map may not contract, or may have no fixed point: constrain the cell, e.g. with Spectral(bound=0.95), or try "
+            "another start."
+        )
 
 
-class _WatchPlain(AbstractWatch):
-    """Decides when plain iteration gives way to Anderson acceleration.
+class _LeavePlain(AbstractSwitchingRule):
+    """From plain iteration to Anderson acceleration.
 
-    Norms are looked at first, since they are there anyway; residual vectors are kept only while a sample is slow.
+    Norms are compared first, since they are known; residual vectors are kept only while a sample is
+    slow.
     """
 
     def __init__(self) -> None:
-        self._before: tuple[int, Tensor] | None = None  # the last step at which everybody was measured, and the norms
-        self._g: list[Tensor] = []  # the last residual vectors, while they are looked at
+        self._before: tuple[int, Tensor] | None = None  # the last step at which all were measured, and the norms
+        self._g: list[Tensor] = []  # the last residual vectors, while they are needed
 
     @property
-    def wants_next(self) -> bool:
+    def needs_next_step(self) -> bool:
         return bool(self._g)
 
-    def see(self, count: int, point: Point) -> Tensor | None:
+    def decide(self, count: int, point: Point) -> Tensor | None:
         before = self._before
         if count in FIXED:
             self._before = (count, point.r)
@@ -110,13 +122,13 @@ class _WatchPlain(AbstractWatch):
         self._g = [g[rows] for g in self._g]
 
 
-class _WatchAccelerated(AbstractWatch):
-    """Decides when Anderson acceleration gives way."""
+class _LeaveAccelerated(AbstractSwitchingRule):
+    """From Anderson acceleration back to plain iteration."""
 
     def __init__(self) -> None:
         self._r: list[Tensor] = []  # least residual up to each step
 
-    def see(self, count: int, point: Point) -> Tensor | None:
+    def decide(self, count: int, point: Point) -> Tensor | None:
         least = torch.minimum(self._r[-1], point.r) if self._r else point.r
         self._r.append(least)
         if count < 16 or count not in JUDGED_AT:
@@ -129,16 +141,17 @@ class _WatchAccelerated(AbstractWatch):
         self._r = [r[rows] for r in self._r]
 
 
-class _WatchReturned(AbstractWatch):
-    """Decides, after acceleration has failed, when plain iteration gives way to Newton-Krylov.
+class _LeaveReturned(AbstractSwitchingRule):
+    """From plain iteration, after acceleration has failed, to Newton-Krylov.
 
-    Residuals may rise on the way back, so a rate is believed only after twenty steps; before that, only growth is not accepted.
+    Residuals may rise at first, so a rate counts only after twenty steps; before that, only growth
+    does.
     """
 
     def __init__(self) -> None:
-        self._r: dict[int, Tensor] = {}  # norms at the steps at which everybody was measured
+        self._r: dict[int, Tensor] = {}  # norms at the steps at which all were measured
 
-    def see(self, count: int, point: Point) -> Tensor | None:
+    def decide(self, count: int, point: Point) -> Tensor | None:
         if count not in FIXED:
             return None
         self._r[count] = point.r

@@ -8,26 +8,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from wellposed.solve._line_search import backtrack
-from wellposed.solve._map import AbstractMap
-from wellposed.solve.solver import AbstractSolver, Point, Step, check_positive_integer, row_dot
-
-__all__ = ["Broyden"]
+from wellposed._checks import check_positive_integer
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.newton import backtrack
+from wellposed.solve.solver import AbstractSolver, Point, Step
 
 
 @dataclass(frozen=True)
 class Broyden(AbstractSolver):
-    r"""Broyden's first ("good") method [broyden1965] for g(z) = f(z) - z = 0, with limited memory and a line search.
+    r"""Broyden's first ("good") method [broyden1965] for g(z) = f(z) - z = 0, with limited memory.
 
-    The inverse Jacobian of g is modelled, sample by sample, as H = -I + sum_j u_j v_j^T. A step goes along p = -H g; with
-    s and y the changes of z and g, the secant equation H y = s is restored by
+    The inverse Jacobian of g is modelled, sample by sample, as H = -I + sum_j u_j v_j^T. The
+    direction is p = -H g; with s and y the changes of z and g, the secant equation H y = s is
+    restored by
 
-        v = H^T s,    u = (s - H y)/(v . y)                                        (Sherman-Morrison)
+        v = H^T s,    u = (s - H y)/(v . y)                                       (Sherman-Morrison)
 
-    When `memory` pairs are full the model starts again from -I. The step length is halved until the residual does not
-    exceed (1 + 1/(k+1)^2) times the last one, each sample for itself; a sample that gains nothing by that takes its best try.
-
-    Costs one evaluation of f a step plus those of the line search, and memory for 2 `memory` states.
+    When `memory` pairs are full the model starts again from -I. The step length of each sample is
+    halved until the residual does not exceed (1 + 1/(k+1)^2) times the last one; if that fails, the
+    sample takes its best trial. Costs one evaluation of f a step plus those of the line search, and
+    memory for 2 `memory` states.
 
     Args:
         memory: Pairs kept.
@@ -63,9 +63,9 @@ class Broyden(AbstractSolver):
         s, y = point.z - state["z"], point.g - state["g"]
         Hy = _apply(u, v, y)
         v_new = _apply(v, u, s)  # H^T s
-        denominator = row_dot(v_new, y)
-        # A pair that determines nothing would only add rounding errors; it is left out. So is a y that *is* rounding error:
-        # on f(z) = z + c it would send the next point to 1e14, where |f(z) - z| is small beside |f(z)|.
+        denominator = torch.linalg.vecdot(v_new, y)
+        # A pair that determines nothing would only add rounding errors; it is omitted. So is a y that *is* rounding
+        # error: on f(z) = z + c the next point would be at 1e14, where |f(z) - z| is small relative to |f(z)|.
         eps, y_norm = torch.finfo(y.dtype).eps, torch.linalg.vector_norm(y, dim=1)
         noise = 16 * eps * torch.linalg.vector_norm(point.fz, dim=1)
         useful = (denominator.abs() > eps * torch.linalg.vector_norm(v_new, dim=1) * y_norm) & (y_norm > noise)

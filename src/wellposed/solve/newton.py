@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from wellposed._checks import check_interval
 from wellposed.errors import InvalidType
-from wellposed.linalg import GMRES, AbstractLinearSolver, Dense
-from wellposed.solve._line_search import backtrack
-from wellposed.solve._map import AbstractMap
-from wellposed.solve.solver import AbstractSolver, Point, Step, check_interval
+from wellposed.linalg import GMRES, AbstractLinearSolver, DenseSolve
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solver import AbstractSolver, Point, Step, advice
+from wellposed.status import Status
 
-__all__ = ["NewtonKrylov"]
-
-#: Evaluations without which a linear solve gets nowhere: two record J, one product, one evaluation of the new point.
+#: Evaluations that a linear solve needs at least: two record J, one product, one evaluation of the new point.
 LEAST_BUDGET = 4
-#: So many products a linear solve may always use, if its sample has them left.
+#: Products that a linear solve may always use, if its sample has them left.
 FEW_PRODUCTS = 20
 
 
@@ -25,16 +25,19 @@ FEW_PRODUCTS = 20
 class NewtonKrylov(AbstractSolver):
     r"""Inexact Newton method: (I - J) s = f(z) - z by a Krylov solver, z <- z + t s [knoll2004].
 
-    J is the Jacobian of f at z, or for ReLU and other kinks the element of the generalized Jacobian that autograd (or the
-    cell) picks: the method is then semismooth Newton [qi1993], and for piecewise linear maps it ends after finitely many
-    steps once the active set is right. The linear system is solved to the relative accuracy
+    J is the Jacobian of f at z, or for ReLU and other kinks the element of the generalized Jacobian
+    that autograd (or the cell) picks: the method is then semismooth Newton [qi1993], and for
+    piecewise linear maps it ends after finitely many steps once the active set is right. The linear
+    system is solved to the relative accuracy
 
-        eta = min(forcing, (r_k / r_{k-1})^2), but not beyond half of what the tolerance asks         [eisenstat1996, choice 2]
+        eta = min(forcing, (r_k / r_{k-1})^2)                            [eisenstat1996, choice 2]
 
-    t is halved until the residual decreases, each sample for itself. Needs I - J invertible, not that f contracts.
+    but not beyond half of what the tolerance asks. The t of each sample is halved until its
+    residual decreases. Needs I - J invertible, not that f contracts.
 
-    Costs, per step, one evaluation for t = 1, and one product with J per Krylov step (plus the two evaluations with which
-    automatic differentiation records J, unless the map knows its own Jacobian); all are counted.
+    Costs, per step, one evaluation for t = 1, and one product with J per Krylov step (plus the two
+    evaluations with which automatic differentiation records J, unless the map has its own
+    Jacobian); all are counted.
 
     Args:
         linear_solver: Gets products u - J u.
@@ -60,7 +63,7 @@ class NewtonKrylov(AbstractSolver):
         eta = torch.maximum(eta, 0.5 * point.target / point.r)
         state["r"] = point.r
         direction, used = point.g.clone(), torch.zeros_like(point.evaluations)
-        least = LEAST_BUDGET + (point.z.shape[1] if isinstance(self.linear_solver, Dense) else 0)  # it takes every column
+        least = LEAST_BUDGET + (point.z.shape[1] if isinstance(self.linear_solver, DenseSolve) else 0)  # it takes every column
         rows = (point.budget >= least).nonzero().squeeze(1)  # the others take a plain step
         if rows.shape[0]:
             part = f if rows.shape[0] == point.z.shape[0] else f.take(rows)
@@ -73,3 +76,40 @@ class NewtonKrylov(AbstractSolver):
             direction[rows[useful]] = linear.value[useful]
             used[rows] = linear.num_steps + jacobian.setup
         return backtrack(f, point, direction, accept=point.r * (1 - 1e-4), halvings=5, used=used)
+
+    def advice(self, status: Status, rate: float) -> str:
+        return advice(status, rate, ("Auto()",))
+
+
+def backtrack(f: AbstractMap, point: Point, direction: Tensor, *, accept: Tensor, halvings: int, used: Tensor) -> Step:
+    """Tries z + t direction for t = 1, 1/2, 1/4, ... until |f(z) - z| <= accept.
+
+    Only samples that still search take part in an evaluation, and none beyond its budget.
+
+    Args:
+        f: The map.
+        point: Where the search starts.
+        direction: (batch, features).
+        accept: (batch,) the |f(z) - z| that ends a sample's search.
+        halvings: How often t is halved at most.
+        used: (batch,) evaluations that were spent on finding the direction.
+    """
+    z = point.z + direction
+    fz = f(z)
+    r = torch.linalg.vector_norm(fz - z, dim=1)
+    used = used + 1
+    t = 1.0
+    for _ in range(halvings):
+        rows = (~(r <= accept) & (used < point.budget)).nonzero().squeeze(1)
+        if rows.shape[0] == 0:
+            break
+        t *= 0.5
+        z_try = torch.add(point.z[rows], direction[rows], alpha=t)
+        f_try = f.take(rows)(z_try)
+        r_try = torch.linalg.vector_norm(f_try - z_try, dim=1)
+        used = used.index_add(0, rows, torch.ones_like(rows))
+        better = (r_try < r[rows]) | ~r[rows].isfinite()
+        z = z.index_copy(0, rows[better], z_try[better])
+        fz = fz.index_copy(0, rows[better], f_try[better])
+        r = r.index_copy(0, rows[better], r_try[better])
+    return Step(z, fz, used)

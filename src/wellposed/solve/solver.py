@@ -1,21 +1,41 @@
-"""What a solver is: it takes an evaluated point to the next evaluated point, and nothing else.
+"""What a solver is, and the simplest one: it takes an evaluated point to the next evaluated point.
 
-Tolerances, budgets, statuses, best-so-far values and samples that leave belong to the loop (`_iterate.py`).
+Tolerances, budgets, statuses, best points and samples that leave belong to the loop (`loop.py`).
 """
 
 from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from wellposed.errors import InvalidArgument
-from wellposed.solve._map import AbstractMap
+from wellposed._checks import check_interval
+from wellposed.solve._samples import scaled_norm, smallest_norm
+from wellposed.status import Status
 
-__all__ = ["AbstractSolver", "Point", "Step"]
+if TYPE_CHECKING:
+    from wellposed.solve.map import AbstractMap
+
+
+def is_built_in(*objects: object) -> bool:
+    """Whether all objects are of classes of this package, not of subclasses defined elsewhere."""
+    return all(type(one).__module__.partition(".")[0] == "wellposed" for one in objects)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A sample is done when |f(z) - z| <= max(rtol |f(z)|, atol)."""
+
+    rtol: float
+    atol: float
+
+    def target(self, f_norm: Tensor) -> Tensor:
+        """(batch,) the |f(z) - z| at which a sample is done."""
+        target = f_norm * self.rtol
+        return target.clamp_min_(self.atol) if self.atol > 0 else target
 
 
 @dataclass
@@ -49,10 +69,19 @@ class Point:
         """(batch,) evaluations each sample may still use."""
         return self.max_steps - self.evaluations
 
+    def measure_extremes(self, f_norm: Tensor, tolerance: Tolerance) -> None:
+        """Measures again, scaled, norms whose squares leave the dtype: 1e-25 is not 0."""
+        small = f_norm < smallest_norm(f_norm.dtype)
+        odd = (small | ~(f_norm.isfinite() & self.r.isfinite())).nonzero().squeeze(1)
+        if odd.shape[0]:
+            self.r[odd] = scaled_norm(self.g[odd])
+            f_norm[odd] = scaled_norm(self.fz[odd])
+            self.target[odd] = tolerance.target(f_norm[odd])
+
 
 @dataclass
 class Step:
-    """What a solver's step returns: the next point, f at it, and the evaluations it took (per sample, or for all)."""
+    """What a step returns: the next point, f at it, and its evaluations (per sample or for all)."""
 
     z: Tensor
     fz: Tensor
@@ -60,25 +89,25 @@ class Step:
 
 
 class AbstractSolver(abc.ABC):
-    """A method for z = f(z). Immutable: what a run remembers is in its state.
+    """A method for z = f(z). Immutable: the memory of a run is in its state.
 
     A product with the Jacobian of f counts as one evaluation of f.
     """
 
-    #: The batch is compacted once this part of it is idle: about when the copy of z, and of what the solver remembers, is paid
-    #: back by the evaluations saved.
+    #: The batch is compacted once this part of it is idle: about when the copy of z, and of the
+    #: state, costs less than the evaluations saved.
     idle_part: ClassVar[float] = 1 / 16
-    #: Whether `step` hands `Point.spare` to f, and keeps no tensor of a point beyond that step.
+    #: Whether `step` passes `Point.spare` to f, and keeps no tensor of a point beyond that step.
     uses_spare: ClassVar[bool] = False
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is z <- f(z), nothing else: the loop may then take some by itself."""
+        """Whether a step is z <- f(z) and nothing else: the loop may then take some by itself."""
         return False
 
     @property
     def skips(self) -> bool:
-        """Whether `step` takes `Point.skip` steps more, which cost less because nobody looks at them."""
+        """Whether `step` takes `Point.skip` more steps, cheaper since none is measured."""
         return False
 
     @abc.abstractmethod
@@ -87,7 +116,7 @@ class AbstractSolver(abc.ABC):
 
     @abc.abstractmethod
     def step(self, state: Any, f: AbstractMap, point: Point) -> Step:
-        """The next evaluated point. Row i depends on row i of everything alone."""
+        """The next evaluated point. Row i depends only on row i of the arguments."""
 
     def take(self, state: Any, rows: Tensor) -> Any:
         """The state of the samples `rows`: every tensor in it is batch first, unless overridden."""
@@ -95,55 +124,81 @@ class AbstractSolver(abc.ABC):
             return None
         return {key: value[rows] if isinstance(value, Tensor) else value for key, value in state.items()}
 
-    def stages(self) -> list[tuple[AbstractSolver, AbstractWatch | None]]:
-        """The solvers to run one after another, each with what decides that a sample goes on to the next."""
+    def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
+        """The solvers to run in turn, each with the rule that passes a sample to the next."""
         return [(self, None)]
 
+    def advice(self, status: Status, rate: float) -> str:
+        """What to try when a sample ended with `status`.
 
-class AbstractWatch(abc.ABC):
-    """Watches one stage of a run and tells, per sample, when the next solver should take over."""
+        Args:
+            status: Not CONVERGED.
+            rate: The measured factor of the residual per step.
+        """
+        return advice(status, rate)
+
+
+class AbstractSwitchingRule(abc.ABC):
+    """Decides, per sample, when the next solver of `AbstractSolver.stages` takes over."""
 
     @property
-    def wants_next(self) -> bool:
-        """Whether it must see the very next step."""
+    def needs_next_step(self) -> bool:
+        """Whether the very next step must be measured."""
         return False
 
     @abc.abstractmethod
-    def see(self, count: int, point: Point) -> Tensor | None:
-        """(batch,) bool, or None for 'nobody now', after `count` steps of the stage; not called at every step.
+    def decide(self, count: int, point: Point) -> Tensor | None:
+        """(batch,) bool, or None for none, after `count` steps of the stage.
 
-        Must judge each sample by what that sample showed alone.
+        Must judge each sample by the points of that sample alone.
         """
 
     @abc.abstractmethod
     def take(self, rows: Tensor) -> None:
-        """Only these rows go on."""
+        """Keeps only these rows."""
 
 
-def check_positive_integer(owner: str, name: str, value: object) -> None:
-    """One sentence for a bad integer option."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {value!r} instead.")
+@dataclass(frozen=True)
+class Picard(AbstractSolver):
+    r"""Fixed-point iteration z <- (1 - damping) z + damping f(z).
+
+    With damping 1 (the default, no damping) it converges from any start when f contracts, at the
+    rate of its contraction factor. A damping below 1 also handles maps whose Jacobian has
+    eigenvalues with real part below 1 and modulus above. Costs one evaluation of f a step and no
+    memory.
+
+    Args:
+        damping: In (0, 1].
+    """
+
+    uses_spare: ClassVar[bool] = True
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_interval("Picard", "damping", self.damping, low=0.0, high=1.0)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.damping == 1.0
+
+    def init(self, f: AbstractMap, point: Point) -> None:
+        return None
+
+    def step(self, state: None, f: AbstractMap, point: Point) -> Step:
+        if self.damping == 1.0:
+            z = point.fz
+        else:
+            z = torch.add(point.z, point.g, alpha=self.damping)
+        return Step(z, f(z, out=point.spare))
 
 
-def check_interval(
-    owner: str, name: str, value: object, *, low: float, high: float = float("inf"), closed: str = "right"
-) -> None:
-    """One sentence for a bad real option. `closed` is "left", "right", "both" or "neither"."""
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high and abs(value) < float("inf")
-    if ok and value == low:
-        ok = closed in ("left", "both")
-    if ok and value == high:
-        ok = closed in ("right", "both")
-    if not ok:
-        left, right = (
-            "[" if closed in ("left", "both") else "(",
-            "]" if closed in ("right", "both") and high < float("inf") else ")",
-        )
-        bounds = f"{left}{low:g}, {high:g}{right}"
-        raise InvalidArgument(f"The {name!r} parameter of {owner} must be a float in {bounds}. Got {value!r} instead.")
-
-
-def row_dot(a: Tensor, b: Tensor) -> Tensor:
-    """(batch,) inner products of rows."""
-    return torch.linalg.vecdot(a, b)
+def advice(status: Status, rate: float, others: tuple[str, ...] = ("Auto()", "NewtonKrylov()")) -> str:
+    """The advice of most solvers, with the solvers to try instead."""
+    if status is Status.NOT_FINITE:
+        return "Check f and its input for NaN, overflow or division by zero near this sample."
+    if status is Status.MAX_STEPS and rate < 1:
+        return f"Raise max_steps, loosen rtol, or try {others[-1]}."
+    return (
+        f"The map may not contract, or may have no fixed point: try {' or '.join(others)}, or constrain the cell, "
+        "e.g. with Spectral(bound=0.95)."
+    )

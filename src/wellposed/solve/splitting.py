@@ -1,7 +1,7 @@
 """Splitting methods for monotone equilibria: z = prox(W z + c) with I - W strongly monotone.
 
-They ask the map for what they need (an affine part, a resolvent, a proximal operator), not for a network. The adjoint
-equation of a monotone cell has the same form, so they serve backward passes as well.
+They need parts of the map (an affine part, a resolvent, a proximal operator), not a network. The
+adjoint equation of a monotone cell has the same form, so they serve backward passes as well.
 """
 
 from __future__ import annotations
@@ -14,26 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_interval
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve import _adaptive as adaptive
-from wellposed.solve._map import AbstractMap
-from wellposed.solve._residual_schedule import JUDGED_AT
-from wellposed.solve._tuning import TunedStep, tune_reflection
-from wellposed.solve.solver import AbstractSolver, AbstractWatch, Point, Step, check_interval
+from wellposed.solve._samples import JUDGED_AT
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Step
+from wellposed.solve.tuned_step import TunedStep, adaptive_steps, begin_adaptive, tune_reflection
+from wellposed.status import Status
 
-__all__ = [
-    "AbstractSplitMap",
-    "AbstractSplitting",
-    "DouglasRachford",
-    "ForwardBackward",
-    "PeacemanRachford",
-    "TunedStep",
-]
-
-
-#: Residuals of x, in targets, from which on z is evaluated: those of z are mostly 0.4 to 0.9 of them, but below 0.3 for some W.
+#: Residuals of x, in targets, below which z is evaluated: those of z are mostly 0.4 to 0.9 of them, for some W below 0.3.
 NEAR = 4.0
-#: x is no guide where its residual is below this many roundings of what it is computed from, or this many times |f(x)|:
+#: x is not a guide where its residual is below this many roundings of what it is computed from, or this many times |f(x)|:
 #: z = s(u) may be tiny, and known to all its digits, where u and x are not (a sigmoid of -30).
 ROUNDINGS, FAR = 8.0, 1e4
 #: Residuals below this many roundings of |f(z)| that do not halve in twice as many steps are at their floor.
@@ -41,7 +32,7 @@ FLOOR = 200.0
 
 
 class AbstractSplitMap(AbstractMap):
-    """f(z) = prox_1(W z + c): an affine operator followed by a proximal operator of some convex potential."""
+    """f(z) = prox_1(W z + c): an affine operator, then a proximal operator."""
 
     @abc.abstractmethod
     def affine(self, z: Tensor) -> Tensor:
@@ -53,7 +44,7 @@ class AbstractSplitMap(AbstractMap):
 
     @abc.abstractmethod
     def prox(self, v: Tensor, step_size: float | Tensor) -> Tensor:
-        """The proximal operator of step_size times the potential; a tensor holds one step size per sample, (batch, 1)."""
+        """The proximal operator of step_size times the potential; a tensor is (batch, 1)."""
 
     def reflect(self, v: Tensor, step_size: float) -> Tensor:
         """2 prox(v) - v, a new tensor."""
@@ -61,18 +52,18 @@ class AbstractSplitMap(AbstractMap):
 
     @abc.abstractmethod
     def monotonicity(self) -> tuple[float, float]:
-        """(m, L): a lower bound of the least eigenvalue of sym(I - W) and an upper bound of |I - W|."""
+        """(m, L): a lower bound of lambda_min(sym(I - W)) and an upper bound of |I - W|."""
 
     @abc.abstractmethod
     def affine_at_zero(self) -> Tensor:
         """(batch, features) c; never written to."""
 
     def affine_at_start(self, z: Tensor) -> Tensor:
-        """W z + c, without a product where all of z is 0, as it mostly is at a start; never written to."""
+        """W z + c, without a product if all of z is 0; never written to."""
         return self.affine(z) if bool(z.any()) else self.affine_at_zero()
 
     def probe(self) -> AbstractSplitMap | None:
-        """A map of a few fixed samples with the same W and prox, to measure contraction on; None if there is none."""
+        """A map of a few fixed samples with the same W and prox, for measurements; or None."""
         return None
 
     def tuned(self, name: str, tune: Callable[[float | None], float]) -> float:
@@ -87,7 +78,7 @@ class AbstractSplitting(AbstractSolver):
 def _as_split(f: AbstractMap, solver: str) -> AbstractSplitMap:
     if not isinstance(f, AbstractSplitMap):
         raise InvalidType(
-            f"{solver} needs a map that knows its resolvent and prox, such as an EquilibriumLayer over DenseCell(ReLU()); "
+            f"{solver} needs a map with a resolvent and a prox, such as an EquilibriumLayer over DenseCell(ReLU()); "
             "a plain function has neither. Use Auto(), Anderson() or NewtonKrylov() for it."
         )
     return f
@@ -113,16 +104,19 @@ def _certified(split: AbstractSplitMap, solver: str) -> tuple[float, float]:
 class ForwardBackward(AbstractSplitting):
     r"""z <- prox_a(z - a ((I - W) z - c)), [winston2020].
 
-    With I - W >= m and |I - W| <= L the factor is at most sqrt(1 - 2 a m + a^2 L^2), below 1 for a in the *open* interval
-    (0, 2m/L^2) and least at a = m/L^2 ([nguyen2022] prints the interval closed in one place; at its end the factor is 1).
-    Costs one product a step, which also gives the residual.
+    With I - W >= m and |I - W| <= L the factor is at most sqrt(1 - 2 a m + a^2 L^2), below 1 for a
+    in the *open* interval (0, 2m/L^2) and least at a = m/L^2 ([nguyen2022] prints the interval
+    closed in one place; at its end the factor is 1). Costs one product a step, which also gives the
+    residual.
 
     Args:
-        step_size: a. None takes m/L^2 from the map's own rigorous bounds, and refuses a map that is not monotone.
-            `TunedStep()` takes for every sample the step of least factor along its last displacement, which is never
-            shorter than m/L^2, twice before it measures again. A sample that in 20 steps does not show a tenth of the
-            contraction it measured takes steps of at most half the length, and is given three times as many to show it, so
-            that at the latest in the interval above it makes progress; longer ones are allowed again, slowly, while it does.
+        step_size: a. None takes m/L^2 from the map's own rigorous bounds, and refuses a map that is
+            not monotone. `TunedStep()` takes for every sample the step of least factor along its
+            last displacement, which is never shorter than m/L^2, twice before it measures again. A
+            sample that in 20 steps does not show a tenth of the contraction it measured takes steps
+            of at most half the length, and is given three times as many to show it, so that at the
+            latest in the interval above it makes progress; longer ones are allowed again, slowly,
+            while it does.
     """
 
     step_size: float | TunedStep | None = None
@@ -133,7 +127,7 @@ class ForwardBackward(AbstractSplitting):
     def init(self, f: AbstractMap, point: Point) -> dict[str, Any]:
         split = _as_split(f, "ForwardBackward")
         if isinstance(self.step_size, TunedStep):
-            return adaptive.begin(split, point)
+            return begin_adaptive(split, point)
         if self.step_size is not None:
             return {"step_size": self.step_size}
         m, L = _certified(split, "ForwardBackward")
@@ -146,7 +140,7 @@ class ForwardBackward(AbstractSplitting):
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, "ForwardBackward")
         if isinstance(self.step_size, TunedStep):
-            return adaptive.step(state, split, point)
+            return adaptive_steps(state, split, point)
         a, z = state["step_size"], point.z
         affine = state.pop("affine", None)
         affine = split.affine_at_start(z) if affine is None else affine
@@ -161,14 +155,18 @@ class ForwardBackward(AbstractSplitting):
 class PeacemanRachford(AbstractSplitting):
     r"""Reflects at the affine part and at the prox in turn:
 
-        u' = 2z - u,   x = (I + a(I - W))^(-1) (u' + a c),   u = 2x - u',   z = prox_a(u)        [nguyen2022, 2.3.2]
+        u' = 2z - u,   x = (I + a(I - W))^(-1) (u' + a c),   u = 2x - u',   z = prox_a(u)
 
-    Converges for every a > 0 when I - W >= m > 0, with factor at most sqrt(1 - 4am/(1 + aL)^2), least at a = 1/L.
+    [nguyen2022, 2.3.2].
+    Converges for every a > 0 when I - W >= m > 0, with factor at most sqrt(1 - 4am/(1 + aL)^2),
+    least at a = 1/L.
 
-    Costs one resolvent a step. W x + c = ((1 + a) x - u')/a needs no product, so f(x) and the residual at x are free, and the
-    points of the run are the x; a sample whose x is about to meet its tolerance, or whose budget ends, is evaluated at z
-    instead, by a product, and that honest residual is the one that counts. A sample that stays where the rounding of the
-    resolvent keeps it, close to its tolerance, goes on with `ForwardBackward(TunedStep())`, which loses fewer digits.
+    Costs one resolvent a step. W x + c = ((1 + a) x - u')/a needs no product, so f(x) and the
+    residual at x are free, and the points of the run are the x; a sample whose x is about to meet
+    its tolerance, or whose budget ends, is evaluated at z instead, by a product, and that honest
+    residual is the one that counts. A sample that stays where the rounding of the resolvent keeps
+    it, close to its tolerance, continues with `ForwardBackward(TunedStep())`, which loses fewer
+    digits.
 
     Args:
         step_size: a. None takes 1/L from the map's own rigorous bounds; `TunedStep()` measures.
@@ -196,8 +194,8 @@ class PeacemanRachford(AbstractSplitting):
     def skips(self) -> bool:
         return True
 
-    def stages(self) -> list[tuple[AbstractSolver, AbstractWatch | None]]:
-        return [(self, _WatchFloor()), (ForwardBackward(TunedStep()), None)]
+    def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
+        return [(self, _LeaveFloor()), (ForwardBackward(TunedStep()), None)]
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         split = _as_split(f, type(self).__name__)
@@ -216,7 +214,7 @@ class PeacemanRachford(AbstractSplitting):
 
     @staticmethod
     def _wants_z(x: Tensor, fx: Tensor, reflected: Tensor, a: float, point: Point) -> Tensor:
-        """(batch,) bool: where z is to be evaluated; judged by the present point alone, not by when others were looked at."""
+        """(batch,) bool: where z is to be evaluated, judged by the present point alone."""
         r = torch.linalg.vector_norm(fx - x, dim=1)
         rounding = torch.finfo(r.dtype).eps * (1 + 1 / a) * torch.linalg.vector_norm(reflected, dim=1)
         far = r > FAR * torch.linalg.vector_norm(fx, dim=1)
@@ -224,7 +222,7 @@ class PeacemanRachford(AbstractSplitting):
 
     @staticmethod
     def _measured(f: AbstractMap, z: Tensor, x: Tensor, fx: Tensor, point: Point, exact: Tensor) -> Step:
-        """x with f(x), where that is far from done; z with f(z) evaluated, where it is near, or x tells nothing."""
+        """x with f(x) where that is far from done; z with f(z) evaluated elsewhere."""
         steps = 1 + point.skip
         exact = exact | (point.budget <= steps)
         rows = exact.nonzero().squeeze(1)
@@ -240,10 +238,18 @@ class PeacemanRachford(AbstractSplitting):
         """The next u; may overwrite `reflected`."""
         return torch.lerp(reflected, resolved, 2.0, out=reflected)  # 2x - u'
 
+    def advice(self, status: Status, rate: float) -> str:
+        if status is not Status.NOT_FINITE:
+            return super().advice(status, rate)
+        return (
+            "Check f and its input for NaN or overflow near this sample. If they are finite, the resolvent was not solved "
+            "(a large zero-padded convolution): take a smaller step_size, or ForwardBackward(TunedStep())."
+        )
+
 
 @dataclass(frozen=True)
 class DouglasRachford(PeacemanRachford):
-    """Peaceman-Rachford averaged with the identity: u <- u + x - z. Slower, and converges for m = 0 as well.
+    """Peaceman-Rachford averaged with the identity: u <- u + x - z. Slower; m = 0 is enough.
 
     Args:
         step_size: a, as in `PeacemanRachford`.
@@ -254,13 +260,13 @@ class DouglasRachford(PeacemanRachford):
         return torch.lerp(u, torch.lerp(reflected, resolved, 2.0, out=reflected), 0.5)
 
 
-class _WatchFloor(AbstractWatch):
-    """Tells which samples no longer come nearer, within some roundings of their equilibrium."""
+class _LeaveFloor(AbstractSwitchingRule):
+    """Finds samples that no longer come nearer, within some roundings of their equilibrium."""
 
     def __init__(self) -> None:
-        self._r: dict[int, Tensor] = {}  # norms at the steps at which everybody is measured
+        self._r: dict[int, Tensor] = {}  # norms at the steps at which all are measured
 
-    def see(self, count: int, point: Point) -> Tensor | None:
+    def decide(self, count: int, point: Point) -> Tensor | None:
         if count not in JUDGED_AT:
             return None
         self._r[count] = point.r

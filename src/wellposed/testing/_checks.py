@@ -156,11 +156,8 @@ class _CountingJacobian(AbstractJacobian):
     setup = 1
 
     def __init__(self, inner: AbstractJacobian, count: Callable[[], None]) -> None:
+        super().__init__(inner.point)
         self._inner, self._count = inner, count
-
-    @property
-    def at(self) -> Tensor:
-        return self._inner.at
 
     def mv(self, u: Tensor) -> Tensor:
         self._count()

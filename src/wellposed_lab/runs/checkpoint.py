@@ -17,7 +17,7 @@ from wellposed._io import write_whole
 from wellposed._reading import files_in, read_bytes, read_text
 from wellposed.errors import CheckpointRefused, MissingPackage, how_to_install
 from wellposed.kernel._memory import available_memory
-from wellposed.nn.maps.operator import Habit, Memory
+from wellposed.nn.maps.operator import OperatorCache, TunedValue
 from wellposed_lab.runs._checkpoint_record import WrongRecord, check_optimizer, check_progress, check_record
 from wellposed_lab.runs._random_state import capture_random_state, restore_random_state
 
@@ -96,9 +96,9 @@ def capture(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progre
         "random": random_record,
         # step sizes that solvers found and begin with at the next parameters
         "habits": {
-            name: {key: asdict(habit) for key, habit in memory.habits.items()}
+            name: {key: asdict(habit) for key, habit in memory.tuned.items()}
             for name, memory in _memories(model).items()
-            if memory.habits
+            if memory.tuned
         },
     }
     return Checkpoint(tensors, record)
@@ -140,7 +140,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
         raise CheckpointRefused(f"The checkpoint does not fit this run: {' '.join(str(error).split())}.") from error
     for name, memory in _memories(model).items():
         known = checkpoint.record["habits"].get(name, {})
-        memory.habits = {key: Habit(**{**plain, "sizes": tuple(plain["sizes"])}) for key, plain in known.items()}
+        memory.tuned = {key: TunedValue(**{**plain, "sizes": tuple(plain["sizes"])}) for key, plain in known.items()}
     return progress
 
 
@@ -166,8 +166,8 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], to
 def forget_habits(model: nn.Module) -> None:
     """Makes the next solve that of a new process: what solvers found before must not be lost with one."""
     for module in model.modules():
-        if isinstance(getattr(module, "_memory", None), Memory):
-            setattr(module, "_memory", Memory())  # noqa: B010 (a plain assignment is typed as a parameter)
+        if isinstance(getattr(module, "_cache", None), OperatorCache):
+            setattr(module, "_cache", OperatorCache())  # noqa: B010 (a plain assignment is typed as a parameter)
 
 
 def save(checkpoint: Checkpoint, folder: Path, name: str | None = None, *, interrupted: bool = False) -> Path:
@@ -322,9 +322,9 @@ def _checksum(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _memories(model: nn.Module) -> dict[str, Memory]:
-    found = {name: getattr(module, "_memory", None) for name, module in model.named_modules()}
-    return {name: memory for name, memory in found.items() if isinstance(memory, Memory)}
+def _memories(model: nn.Module) -> dict[str, OperatorCache]:
+    found = {name: getattr(module, "_cache", None) for name, module in model.named_modules()}
+    return {name: memory for name, memory in found.items() if isinstance(memory, OperatorCache)}
 
 
 def _safetensors() -> Any:

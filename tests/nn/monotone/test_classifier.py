@@ -12,7 +12,7 @@ from torch import Tensor
 
 import wellposed as wp
 from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneConvCell, MonotoneTierCell
-from wellposed.nn.maps.dense import MonotoneOperator
+from wellposed.nn.maps.operator import MonotoneOperator
 
 
 def generator(seed: int) -> torch.Generator:

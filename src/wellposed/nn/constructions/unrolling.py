@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
@@ -16,7 +17,6 @@ from wellposed.nn.constructions.weight_tying import WeightTiedCell
 from wellposed.nn.families import AbstractNetwork, MonotoneDEQ
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.maps.affine import OperatorMap
-from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["UnrolledNetwork", "unrolled"]
 

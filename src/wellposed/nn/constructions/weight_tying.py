@@ -12,7 +12,7 @@ from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.cell import AbstractCell
-from wellposed.nn.maps.dense import DenseMap
+from wellposed.nn.maps.affine import DenseMap
 
 __all__ = ["WeightTiedCell", "weight_tied"]
 

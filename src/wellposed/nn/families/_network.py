@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed._eager import eager
+from wellposed._checks import Policy, check_positive_integer
+from wellposed._torch import eager, transforms_active
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient
@@ -19,10 +20,10 @@ from wellposed.nn.activations import ReLU
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.families._norm_bound import NormBound
 from wellposed.nn.layer import EquilibriumLayer, Linearised
-from wellposed.nn.maps.affine import OperatorMap
-from wellposed.nn.maps.dense import DenseMap
+from wellposed.nn.maps.affine import DenseMap, OperatorMap
 from wellposed.nn.tangent import GramProduct, TangentFeatures
-from wellposed.solve import AbstractSolver, Solution, check_positive_integer, transforms_active, user_level
+from wellposed.solve import AbstractSolver, Solution
+from wellposed.solve.solution import user_level
 from wellposed.status import Status
 
 __all__ = ["AbstractContraction", "AbstractNetwork"]
@@ -52,7 +53,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         *,
         solver: AbstractSolver | None = None,
         gradient: AbstractGradient | None = None,
-        on_failure: str = "warn",
+        on_failure: Policy = "warn",
         rtol: float | None = None,
         max_steps: int = 200,
         **unknown: Any,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval
 from wellposed.nn.families._network import AbstractContraction, gram, outer
 from wellposed.nn.tangent import TangentFeatures
-from wellposed.solve import check_interval
 
 __all__ = ["GaussianDEQ"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.nn.families._network import AbstractContraction, outer
 from wellposed.nn.families._random import signs
 from wellposed.nn.tangent import TangentFeatures
-from wellposed.solve import check_interval
 
 __all__ = ["ImplicitOnlyDEQ"]
 

@@ -13,9 +13,8 @@ from wellposed.implicit import AbstractGradient, ImplicitGradient
 from wellposed.nn.activations import ReLU
 from wellposed.nn.families._network import AbstractNetwork, gram, outer
 from wellposed.nn.maps.affine import OperatorMap
-from wellposed.nn.maps.dense import MonotoneOperator
-from wellposed.nn.maps.operator import Memory
-from wellposed.nn.parametrizations.monotone import Monotone
+from wellposed.nn.maps.operator import MonotoneOperator, OperatorCache
+from wellposed.nn.parametrizations import Monotone
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 from wellposed.solve import AbstractSolver, PeacemanRachford
 
@@ -69,7 +68,7 @@ class MonotoneDEQ(AbstractNetwork):
             solver = PeacemanRachford(step_size=None)
             gradient = ImplicitGradient(solver) if gradient is None else gradient
         super().__init__(in_features, width, solver=solver, gradient=gradient, max_steps=max_steps, **options)
-        self._memory = Memory()
+        self._cache = OperatorCache()
         self.parametrization = Monotone(margin)
         self.margin = margin
         draw: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
@@ -85,7 +84,7 @@ class MonotoneDEQ(AbstractNetwork):
     def bind(self, C: Tensor) -> OperatorMap:
         low = C.dtype in LOW_PRECISION
         A, B, C = (self.A.float(), self.B.float(), C.float()) if low else (self.A, self.B, C)
-        return OperatorMap(MonotoneOperator(A, B, self.margin, self._memory), C, ReLU())
+        return OperatorMap(MonotoneOperator(A, B, self.margin, self._cache), C, ReLU())
 
     def injection(self, X: Tensor) -> Tensor:
         return X @ self.U.t()

@@ -1,1 +1,1 @@
-"""The maps z -> f(z) of cells whose structure is known: products, resolvents and pullbacks in closed form."""
+"""The maps z -> f(z) of cells with structure: products, resolvents and pullbacks by formula."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wellposed.linalg import batched_solve
-from wellposed.nn.maps.operator import AbstractOperator, Memory
+from wellposed.linalg.direct import batched_solve
+from wellposed.nn.maps.operator import AbstractOperator, OperatorCache
 from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 
 __all__ = ["FourierOperator"]
@@ -37,7 +37,7 @@ class FourierOperator(AbstractOperator):
         lattices: tuple[Lattice, ...],
         *,
         margin: float,
-        memory: Memory | None = None,
+        memory: OperatorCache | None = None,
     ) -> None:
         super().__init__((*diagonal, *coupling), memory)
         self._lattices, self._margin = lattices, margin
@@ -93,9 +93,9 @@ class FourierOperator(AbstractOperator):
         return tuple(results)
 
     def resolvent(self, v: Tensor, step_size: float, *, transpose: bool = False) -> Tensor:
-        inverses: list[Tensor] = self.recall(("inverse", step_size), lambda: self._inverses(step_size))
+        inverses: list[Tensor] = self.cached(("inverse", step_size), lambda: self._inverses(step_size))
         if transpose:
-            inverses = self.recall(("adjoint inverse", step_size), lambda: [_adjoint(M) for M in inverses])
+            inverses = self.cached(("adjoint inverse", step_size), lambda: [_adjoint(M) for M in inverses])
         parts = self._split(v)
         tiers = len(self._lattices)
         spectra: list[Tensor] = [torch.empty(0)] * tiers
@@ -116,7 +116,7 @@ class FourierOperator(AbstractOperator):
 
     def _adjoints(self, matrices: tuple[Tensor, ...], name: str) -> list[Tensor]:
         """M^H of every frequency, cached: a lazy conjugate is copied at every product."""
-        adjoints: list[Tensor] = self.recall(("adjoint", name), lambda: [_adjoint(M) for M in matrices])
+        adjoints: list[Tensor] = self.cached(("adjoint", name), lambda: [_adjoint(M) for M in matrices])
         return adjoints
 
     def _inverses(self, a: float) -> list[Tensor]:

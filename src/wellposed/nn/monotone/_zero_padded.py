@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d
 
-from wellposed.nn._positive import inverse_of_positive
-from wellposed.nn.maps.operator import AbstractOperator, Memory
+from wellposed.linalg.direct import inverse_of_positive
+from wellposed.nn.maps.operator import AbstractOperator, OperatorCache
 from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 from wellposed.nn.monotone.conjugate_gradients import conjugate_gradients
 
@@ -46,7 +46,7 @@ class ZeroPaddedOperator(AbstractOperator):
         lattices: tuple[Lattice, ...],
         *,
         margin: float,
-        memory: Memory | None = None,
+        memory: OperatorCache | None = None,
     ) -> None:
         super().__init__((*A, *S, *C), memory)
         self._lattices, self._margin = lattices, margin
@@ -112,13 +112,13 @@ class ZeroPaddedOperator(AbstractOperator):
 
     def resolvent(self, v: Tensor, step_size: float, *, transpose: bool = False) -> Tensor:
         if v.shape[1] <= LARGEST_DENSE:
-            inverse = self.recall(("inverse", step_size), lambda: self._inverse(v.shape[1], step_size))
+            inverse = self.cached(("inverse", step_size), lambda: self._inverse(v.shape[1], step_size))
             return torch.mm(v, inverse if transpose else inverse.t())
         return self._iterated(v, step_size, transpose)
 
     def _inverse(self, features: int, a: float) -> Tensor:
         """(I + a(I - W))^(-1)."""
-        M = -a * self.recall("dense", lambda: self.dense(features))
+        M = -a * self.cached("dense", lambda: self.dense(features))
         M.diagonal().add_(1 + a)
         return inverse_of_positive(M)
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.maps.affine import OperatorMap
-from wellposed.nn.maps.operator import Memory
+from wellposed.nn.maps.operator import OperatorCache
 from wellposed.nn.monotone._lattice import largest_norm_upper, symbol
 from wellposed.nn.monotone.weights import TierWeights
-from wellposed.solve import check_positive_integer
 
 __all__ = ["MonotoneConvCell", "MonotoneTierCell"]
 
@@ -60,7 +60,7 @@ class _ImageCell(AbstractCell):
         self.b = (
             nn.ParameterList(nn.Parameter(torch.zeros(c, **factory_kwargs)) for c in self.weights.channels) if bias else None
         )
-        self._memory = Memory()
+        self._cache = OperatorCache()
 
     @abc.abstractmethod
     def _tiers(self, channels: Any) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class _ImageCell(AbstractCell):
     def bind(self, x: Tensor) -> OperatorMap:
         lift = x.dtype in LOW_PRECISION or self.U[0].dtype in LOW_PRECISION
         x = x.float() if lift else x
-        operator = self.weights.operator(x.shape[2], x.shape[3], self._memory, lift=lift)
+        operator = self.weights.operator(x.shape[2], x.shape[3], self._cache, lift=lift)
         return OperatorMap(operator, self.injection(x), self.activation)
 
     def features(self, x: Tensor) -> int:

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import Policy, check_positive_integer
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, ImplicitGradient
 from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.cell import DenseCell
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.monotone.cells import MonotoneConvCell, MonotoneTierCell
-from wellposed.nn.parametrizations.monotone import Monotone
-from wellposed.solve import AbstractSolver, ForwardBackward, PeacemanRachford, Solution, TunedStep, check_positive_integer
+from wellposed.nn.parametrizations import Monotone
+from wellposed.solve import AbstractSolver, ForwardBackward, PeacemanRachford, Solution, TunedStep
 
 __all__ = ["MonotoneClassifier"]
 
@@ -57,7 +58,7 @@ class MonotoneClassifier(nn.Module):
         grid: int = 1,
         solver: AbstractSolver | None = None,
         gradient: AbstractGradient | None = None,
-        on_failure: str = "warn",
+        on_failure: Policy = "warn",
         rtol: float | None = None,
         max_steps: int = 500,
         generator: torch.Generator | None = None,

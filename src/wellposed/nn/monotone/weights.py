@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument
-from wellposed.nn.maps.operator import AbstractOperator, Memory
+from wellposed.nn.maps.operator import AbstractOperator, OperatorCache
 from wellposed.nn.monotone._fourier import FourierOperator, coupling_symbol, diagonal_symbol
 from wellposed.nn.monotone._lattice import Lattice
 from wellposed.nn.monotone._zero_padded import ZeroPaddedOperator
-from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["TierWeights"]
 
@@ -90,7 +90,7 @@ class TierWeights(nn.Module):
             )
         return tuple(Lattice(c, height // 2**i, width // 2**i, 2 if i + 1 < tiers else 1) for i, c in enumerate(self.channels))
 
-    def operator(self, height: int, width: int, memory: Memory | None = None, *, lift: bool = False) -> AbstractOperator:
+    def operator(self, height: int, width: int, memory: OperatorCache | None = None, *, lift: bool = False) -> AbstractOperator:
         """W for images of that size, with a graph to the kernels; in float32 at least if `lift`."""
         lattices = self.lattices(height, width)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from wellposed._eager import eager
+from wellposed._checks import check_interval, check_positive_integer
+from wellposed._torch import eager, transforms_active
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn._solving import Solving, check_solving
-from wellposed.nn.layer import EquilibriumLayer
-from wellposed.solve import Solution, check_interval, check_positive_integer, transforms_active
+from wellposed.nn.layer import EquilibriumLayer, SolverKwargs, check_solver_kwargs
+from wellposed.solve import Solution
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -128,12 +128,12 @@ class TransformerDEQ(nn.Module):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solver_kwargs: Unpack[Solving],
+        **solver_kwargs: Unpack[SolverKwargs],
     ) -> None:
         super().__init__()
         check_positive_integer("TransformerDEQ", "vocabulary", vocabulary)
         check_positive_integer("TransformerDEQ", "length", length)
-        check_solving("TransformerDEQ", solver_kwargs)
+        check_solver_kwargs("TransformerDEQ", solver_kwargs)
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         cell = TransformerCell(width, heads, hidden, init_std=init_std, generator=generator, **factory_kwargs)
         self.layer = EquilibriumLayer(cell, **solver_kwargs)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument
 from wellposed.nn.vision.modules import checked_channels, conv, norm
-from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = ["MultiscaleCell", "ResidualCell"]
 

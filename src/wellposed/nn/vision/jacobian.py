@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_positive_integer
 from wellposed._tree import Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_radius_estimate
 from wellposed.linalg.jacobian import Jacobian
-from wellposed.solve import check_positive_integer
 
 __all__ = ["equilibrium_spectral_radius", "jacobian_penalty"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, skip_init
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve import check_interval, check_positive_integer
 
 __all__ = [
     "ClassificationHead",

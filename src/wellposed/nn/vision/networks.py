@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn._solving import Solving, check_solving
-from wellposed.nn.layer import EquilibriumLayer
+from wellposed.nn.layer import EquilibriumLayer, SolverKwargs, check_solver_kwargs
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
 from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
 from wellposed.nn.vision.modules import (
@@ -185,9 +184,9 @@ class ResidualDEQ(EquilibriumNetwork):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solver_kwargs: Unpack[Solving],
+        **solver_kwargs: Unpack[SolverKwargs],
     ) -> None:
-        check_solving("ResidualDEQ", solver_kwargs)
+        check_solver_kwargs("ResidualDEQ", solver_kwargs)
         factory_kwargs: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = ResidualCell(
             channels,
@@ -242,11 +241,11 @@ class MultiscaleDEQ(EquilibriumNetwork):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solver_kwargs: Unpack[Solving],
+        **solver_kwargs: Unpack[SolverKwargs],
     ) -> None:
         channels = checked_channels("MultiscaleDEQ", channels)
         _check_head(head)
-        check_solving("MultiscaleDEQ", solver_kwargs)
+        check_solver_kwargs("MultiscaleDEQ", solver_kwargs)
         factory_kwargs: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = MultiscaleCell(channels, groups=groups, init_std=init_std, weight_norm=weight_norm, **factory_kwargs)
         super().__init__(

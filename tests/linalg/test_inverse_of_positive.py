@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellposed.nn import _positive
-from wellposed.nn.maps.dense import DenseOperator, MonotoneOperator
+from wellposed.linalg import direct
+from wellposed.nn.maps.operator import DenseOperator, MonotoneOperator
 
 
 def positive(n: int, margin: float, skew: float, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -21,11 +21,11 @@ def positive(n: int, margin: float, skew: float, seed: int, dtype: torch.dtype =
 @given(n=st.integers(1, 60), margin=st.floats(0.05, 2.0), skew=st.floats(0.0, 20.0), seed=st.integers(0, 99))
 def test_blocks_give_the_inverse(n: int, margin: float, skew: float, seed: int) -> None:
     M = positive(n, margin, skew, seed)
-    leaf, _positive.LEAF = _positive.LEAF, 4  # many levels
+    leaf, direct._LARGEST_LAPACK = direct._LARGEST_LAPACK, 4  # many levels
     try:
-        inverse = _positive.inverse_of_positive(M)
+        inverse = direct.inverse_of_positive(M)
     finally:
-        _positive.LEAF = leaf
+        direct._LARGEST_LAPACK = leaf
     identity = torch.eye(n, dtype=M.dtype)
     condition = float(torch.linalg.cond(M))
     assert float((M @ inverse - identity).norm()) <= 1e-14 * n * condition
@@ -35,7 +35,7 @@ def test_blocks_give_the_inverse(n: int, margin: float, skew: float, seed: int) 
 def test_blocks_are_as_exact_as_lapack_in_single_precision() -> None:
     M = positive(600, 0.5, 1.0, 3, torch.float32)
     exact = torch.linalg.inv(M.double())
-    error = float((_positive.inverse_of_positive(M) - exact).norm())
+    error = float((direct.inverse_of_positive(M) - exact).norm())
     assert error <= 4 * float((torch.linalg.inv(M) - exact).norm())
 
 

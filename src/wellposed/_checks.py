@@ -1,0 +1,44 @@
+"""Checks of arguments: one sentence with the value seen and what was expected."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from wellposed.errors import InvalidArgument, did_you_mean
+
+#: What to do about a failure.
+Policy = Literal["raise", "warn", "ignore"]
+
+
+def check_policy(value: object, name: str = "on_failure") -> None:
+    """`value` must be a `Policy`."""
+    policies = ("raise", "warn", "ignore")
+    if value not in policies:
+        hint = did_you_mean(str(value), policies)
+        raise InvalidArgument(f"{name} must be 'raise', 'warn' or 'ignore'; got {value!r}.{hint}")
+
+
+def check_positive_integer(owner: str, name: str, value: object) -> None:
+    """An integer option of `owner` must be at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {value!r} instead.")
+
+
+def check_interval(owner: str, name: str, value: object, *, low: float, high: float = math.inf, closed: str = "right") -> None:
+    """A real option of `owner` must lie in an interval, `closed` on which sides."""
+    left, right = closed in ("left", "both"), closed in ("right", "both") and high < math.inf
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ok = ok and low <= value <= high and (left or value != low) and (right or value != high)  # type: ignore[operator]
+    if not ok:
+        bounds = f"{'[' if left else '('}{low:g}, {high:g}{']' if right else ')'}"
+        raise InvalidArgument(f"The {name!r} parameter of {owner} must be a float in {bounds}. Got {value!r} instead.")
+
+
+def check_tolerances(*, rtol: object, atol: object, max_steps: object) -> None:
+    """Tolerances must be finite and not negative, the budget an integer of at least 1."""
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise InvalidArgument(f"{name} must be a finite float of at least 0; got {value!r}.")
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+        raise InvalidArgument(f"max_steps must be an integer of at least 1; got {max_steps!r}.")

@@ -1,0 +1,108 @@
+"""Derivatives of higher order: the adjoint as an equilibrium, and captured tensors replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from wellposed._torch import Edge, graph_edge
+from wellposed._tree import Layout, map_tensors
+from wellposed.solve.map import AbstractMap, FunctionMap
+
+
+class Substitution(TorchFunctionMode):
+    """Inside, every function of torch gets other tensors for given ones that have a graph."""
+
+    def __init__(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._new = {graph_edge(x): y for x, y in zip(old, new, strict=True) if x.grad_fn is not None}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = map_tensors(self._replace, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _replace(self, x: Tensor) -> Tensor:
+        return x if x.grad_fn is None else self._new.get(graph_edge(x), x)
+
+
+class Seen(Substitution):
+    """Records the tensors at given edges when they are used, and puts aliases in their place."""
+
+    def __init__(self, edges: set[Edge]) -> None:
+        super().__init__((), ())
+        self.edges = edges
+        self.found: dict[Edge, tuple[Tensor, Tensor]] = {}
+
+    def _replace(self, x: Tensor) -> Tensor:
+        if x.grad_fn is None or graph_edge(x) not in self.edges:
+            return x
+        if graph_edge(x) not in self.found:
+            self.found[graph_edge(x)] = x, x.view_as(x)
+        return self.found[graph_edge(x)][1]
+
+
+def adjoint_map(f: AbstractMap, z: Tensor, v: Tensor, u_star: Tensor) -> FunctionMap:
+    """u -> v + J^T u, whose equilibrium is the adjoint, of v, z and the inputs of f."""
+    recorded: list[Tensor] = []  # f(z), z, and the other inputs of f
+
+    def step(u: Tensor, v: Tensor, z: Tensor, *inputs: Tensor) -> Tensor:
+        if not recorded or any(a is not b for a, b in zip(recorded[1:], (z, *inputs), strict=True)):
+            with torch.enable_grad():
+                recorded[:] = [f.with_inputs(*inputs).tracked(z), z, *inputs]
+        (product,) = torch.autograd.grad(recorded[0], z, u, create_graph=True, allow_unused=True)
+        return v if product is None else v + product
+
+    return FunctionMap(step, Layout.of(u_star, "u"), (v, z, *f.inputs()))
+
+
+def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
+    """What a second derivative needs beyond the graph of f(z*), which was recorded with z* held.
+
+    (df/dtheta)^T u with z free minus the same with z held: zero, but its derivative is not. The
+    gates stop the engine from passing through z, and through what f depends on, to what those
+    depend on.
+    """
+    count = len(f.inputs())
+    gates = [_Gate() for _ in range(len(extras) + 1)]
+    free = [
+        # A captured leaf depends on nothing else and may stay where f finds it.
+        _Pass.apply(x, gate) if x.requires_grad and (i < count or x.grad_fn is not None) else x
+        for i, (x, gate) in enumerate(zip(extras, gates, strict=False))
+    ]
+    f = f.with_inputs(*free[:count])
+    with Substitution(extras, free):
+        difference = f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach())
+    wanted = [x for x, need in zip(free, needed, strict=True) if need]
+    for gate in gates:
+        gate.open = False
+    products = iter(torch.autograd.grad(difference, wanted, u, create_graph=True, allow_unused=True))
+    for gate in gates:
+        gate.open = True
+    return [next(products) if need else None for need in needed]
+
+
+class _Gate:
+    """Whether derivatives may pass now."""
+
+    open = True
+
+
+class _Pass(torch.autograd.Function):
+    """The identity, with a gate for derivatives."""
+
+    @staticmethod
+    def forward(x: Tensor, gate: _Gate) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.gate = inputs[1]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None) -> tuple[Tensor | None, None]:
+        return (v if ctx.gate.open else None), None

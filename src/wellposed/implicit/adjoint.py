@@ -1,0 +1,266 @@
+"""The linear system behind an exact gradient, and the tensors that its solution reaches."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from wellposed._torch import Edge, graph_edge, sequence_number
+from wellposed.errors import WellposedError
+from wellposed.implicit._second_order import Seen
+from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
+from wellposed.linalg.linear_solver import AbstractLinearSolver
+from wellposed.solve._samples import differs
+from wellposed.solve.map import AbstractMap, RowsCoupled
+from wellposed.solve.solution import Solution
+from wellposed.solve.solver import is_built_in
+from wellposed.status import Status, StatusArray
+
+#: A product that confirms a solution may differ by this many roundings of its terms.
+ROUNDINGS = 4.0
+
+
+class AbstractPullback(abc.ABC):
+    """A system u = rhs(v) + A u, whose solution carries the cotangent v through the equilibrium."""
+
+    #: Whether `affine` uses `out=`.
+    writes_out: bool = False
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the system is known to be row-wise; see `AbstractMap.built_in`."""
+        return False
+
+    def rhs(self, v: Tensor) -> Tensor:
+        """The right-hand side of the cotangent v of z*; v itself unless overridden."""
+        return v
+
+    def affine(self, u: Tensor, rhs: Tensor, out: Tensor | None = None) -> Tensor:
+        """rhs + A u, row by row; may write into `out`."""
+        return self.product(u) + rhs
+
+    @abc.abstractmethod
+    def product(self, u: Tensor) -> Tensor:
+        """A u."""
+
+    @abc.abstractmethod
+    def take(self, rows: Tensor) -> AbstractPullback:
+        """The same for some of the rows."""
+
+    def jacobian(self, u: Tensor) -> AbstractJacobian:
+        """A, which no solver needs transposed."""
+        return ProductJacobian(u, self.product, _no_transpose)
+
+    def as_map(self, rhs: Tensor, v: Tensor) -> AbstractMap:
+        """u -> rhs + A u for a solver of fixed points, given rhs = rhs(v)."""
+        return AdjointMap(self, rhs)
+
+
+class JacobianPullback(AbstractPullback):
+    """(I - J)^T u = v for any map: A = J^T at the equilibrium z."""
+
+    def __init__(self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None) -> None:
+        self._f, self._z = f, z
+        self._jacobian = f.jacobian(z) if jacobian is None else jacobian
+
+    @property
+    def built_in(self) -> bool:
+        return self._f.built_in
+
+    def product(self, u: Tensor) -> Tensor:
+        return self._jacobian.rmv(u)
+
+    def take(self, rows: Tensor) -> AbstractPullback:
+        part = self._f.take(rows)
+        jacobian = part.jacobian(self._z[rows])
+        whole, alone = self._jacobian.value, jacobian.value
+        if whole is not None and alone is not None and bool(differs(alone, whole[rows]).any()):
+            # f can only be evaluated for the whole batch, and so can its Jacobian
+            return _StandingPullback(self, self._z.shape[0], rows)
+        return JacobianPullback(part, self._z[rows], jacobian)
+
+
+class _StandingPullback(AbstractPullback):
+    """Some rows of a system with products of the whole batch only; u = 0 in the other rows.
+
+    Their products are then 0 too, unless they depend on these rows: `RowsCoupled` is raised in that
+    case.
+    """
+
+    def __init__(self, whole: JacobianPullback, batch: int, rows: Tensor) -> None:
+        self._whole, self._batch, self._rows = whole, batch, rows
+        self._idle = torch.ones(batch, dtype=torch.bool, device=rows.device)
+        self._idle[rows] = False
+
+    def product(self, u: Tensor) -> Tensor:
+        whole = self._whole.product(u.new_zeros(self._batch, u.shape[1]).index_copy_(0, self._rows, u))
+        if bool(whole[self._idle].nan_to_num(0.0, 0.0, 0.0).any()):  # 0 times an infinite slope is NaN: not a dependence
+            raise RowsCoupled
+        return whole[self._rows]
+
+    def take(self, rows: Tensor) -> AbstractPullback:
+        return _StandingPullback(self._whole, self._batch, self._rows[rows])
+
+
+class WholePullback(AbstractPullback):
+    """The system of a batch whose rows depend on each other, as that of one row."""
+
+    def __init__(self, inner: AbstractPullback, shape: torch.Size) -> None:
+        self._inner, self._shape = inner, shape
+
+    def rhs(self, v: Tensor) -> Tensor:
+        return self._inner.rhs(v.reshape(self._shape)).reshape(1, -1)
+
+    def affine(self, u: Tensor, rhs: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._inner.affine(u.reshape(self._shape), rhs.reshape(self._shape)).reshape(1, -1)
+
+    def product(self, u: Tensor) -> Tensor:
+        return self._inner.product(u.reshape(self._shape)).reshape(1, -1)
+
+    def take(self, rows: Tensor) -> AbstractPullback:
+        return self  # there is only one row
+
+
+class AbstractStructuredMap(AbstractMap):
+    """A map of given tensors, with formulas for their cotangents.
+
+    A first derivative then needs no recorded evaluation of f. Higher derivatives use `tracked`.
+    """
+
+    def at_zero(self) -> Tensor | None:
+        """f(0), if it is known without an evaluation."""
+        return None
+
+    @abc.abstractmethod
+    def pullback(self, fz: Tensor) -> AbstractPullback:
+        """The adjoint system at an equilibrium, given f(z) there."""
+
+    @abc.abstractmethod
+    def cotangents(self, u: Tensor, z: Tensor, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        """The cotangent of each of `inputs`, given the adjoint u at z; None if not needed."""
+
+
+class AdjointMap(AbstractMap):
+    """u -> rhs + A u as a fixed-point map: the loop of `solve` serves backward passes too."""
+
+    steady = True
+
+    def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
+        self._pullback, self._rhs = pullback, rhs
+        self.writes_out = pullback.writes_out
+
+    @property
+    def built_in(self) -> bool:
+        return self._pullback.built_in
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._pullback.affine(z, self._rhs, out=out)
+
+    def take(self, rows: Tensor) -> AbstractMap:
+        return AdjointMap(self._pullback.take(rows), self._rhs.index_select(0, rows))
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        return self._pullback.jacobian(z)
+
+
+def _no_transpose(u: Tensor) -> Tensor:
+    raise NotImplementedError("no solver needs the transpose of an adjoint system")
+
+
+def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """f(z) with its graph, and the tensors that f has captured, which a second derivative needs.
+
+    They are the leaves that the graph reaches other than through `known`, and, in the place of the
+    leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
+    any, f is evaluated a second time. Tensors that a custom `autograd.Function` or compiled code
+    uses are not seen: the leaves behind it are taken.) A known tensor that is a leaf is among them
+    too, since f may have captured something made of it.
+    """
+    since = sequence_number()
+    fz = f(z)
+    ends = {graph_edge(x) for x in known if x.grad_fn is not None}
+    leaves, others = _boundary(fz, ends, since)
+    if not others:
+        return fz, leaves
+    seen = Seen(others)
+    with seen:
+        again = f(z)
+    leaves, _ = _boundary(again, ends | {graph_edge(alias) for _, alias in seen.found.values()}, 0)
+    return fz, leaves + [tensor for tensor, _ in seen.found.values()]
+
+
+def _boundary(fz: Tensor, ends: set[Edge], since: int) -> tuple[list[Tensor], set[Edge]]:
+    """The leaves behind fz, and edges to nodes older than `since`; stops there and at `ends`."""
+    leaves: dict[int, Tensor] = {}
+    others: set[Edge] = set()
+    expanded = set()
+    ahead: list[Edge] = [graph_edge(fz)]
+    while ahead:
+        node, output = ahead.pop()
+        if node is None or node in expanded or (node, output) in ends:
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves[id(leaf)] = leaf
+        elif node._sequence_nr() < since:
+            others.add((node, output))
+        else:
+            expanded.add(node)
+            ahead.extend(node.next_functions)
+    return list(leaves.values()), others
+
+
+def check_same_map(now: Tensor | None, fz: Tensor) -> None:
+    """Raises if f(z) has changed since the forward pass."""
+    if now is None:
+        return
+    finite = torch.where(fz.isfinite(), fz, 0.0)  # the rest of a row with a NaN still counts
+    scale = finite.abs().amax(dim=1, keepdim=True) if fz.shape[1] else fz
+    same = (now - fz).abs() <= 1e3 * torch.finfo(fz.dtype).eps * scale
+    if not bool((same | ~fz.isfinite()).all()):
+        raise WellposedError(
+            "backward of the equilibrium: f gives another value at the equilibrium than it did in the forward pass. A "
+            "parameter was changed in place between forward and backward (call backward before optimizer.step()), or f "
+            "is random (make noise such as dropout constant within a solve)."
+        )
+
+
+def solve_linear(
+    solver: AbstractLinearSolver, pullback: AbstractPullback, rhs: Tensor, *, rtol: float, max_steps: int
+) -> Solution:
+    """u = rhs + A u by a solver of linear systems.
+
+    Its own products hold 0 in the rows of finished samples. Unless rows are known to be independent
+    and the solver is one of this package, a product for the whole batch confirms the answer. If it
+    does not, or if samples failed and rows depend on each other, the solution has a note.
+    """
+    linear = solver(lambda u: u - pullback.product(u), rhs, rtol=rtol, max_steps=max_steps)
+    norm = torch.linalg.vector_norm(rhs, dim=1)
+    residual, codes, note = linear.residual, linear.status.codes, ""
+    if not (pullback.built_in and is_built_in(solver)):
+        product = pullback.product(linear.value)
+        measured = torch.linalg.vector_norm(rhs + product - linear.value, dim=1)
+        terms = norm + torch.linalg.vector_norm(product, dim=1) + torch.linalg.vector_norm(linear.value, dim=1)
+        wrong = linear.converged & ~(measured <= rtol * norm + ROUNDINGS * torch.finfo(rhs.dtype).eps * terms)
+        residual = torch.where(wrong, measured / norm, residual)
+        codes = torch.where(wrong, int(Status.MAX_STEPS), codes)
+        if bool(wrong.any()) or (not bool(linear.converged.all()) and _couples(pullback, rhs)):
+            note = f"{type(solver).__name__} claims a solution that a product with the whole system does not confirm."
+    rate = torch.full_like(norm, torch.nan)
+    return Solution(linear.value, residual, residual * norm, linear.num_steps, StatusArray(codes), rate, note=note)
+
+
+def _couples(pullback: AbstractPullback, rhs: Tensor) -> bool:
+    """Whether products of every second row reach the rows between them, or the other way round."""
+    if rhs.shape[0] == 1:
+        return False
+    even = torch.arange(rhs.shape[0], device=rhs.device) % 2 == 0
+    entries = torch.cos(torch.arange(rhs.numel(), dtype=rhs.dtype, device=rhs.device) ** 2).reshape(rhs.shape)
+    for some in (even, ~even):
+        product = pullback.product(torch.where(some.unsqueeze(1), entries, 0.0))
+        if bool(product[~some].nan_to_num(0.0, 0.0, 0.0).any()):
+            return True
+    return False

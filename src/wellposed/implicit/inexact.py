@@ -1,0 +1,108 @@
+"""Gradients by recorded steps: a few at the equilibrium (inexact), or all from the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellposed._checks import check_interval, check_positive_integer
+from wellposed.implicit._transformed import solve_transformed
+from wellposed.implicit.gradient import AbstractGradient
+from wellposed.solve._samples import Outcome
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solution import SolveOptions
+from wellposed.solve.solver import advice
+from wellposed.status import Status
+
+
+class _Tail(AbstractGradient):
+    """Recorded steps from the equilibrium."""
+
+    steps: int
+    damping: float
+
+    def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
+        return self._follow(f, outcome.value.detach())
+
+    def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
+        return self._follow(f, solve_transformed(f, start, options).value.detach())
+
+    def _follow(self, f: AbstractMap, z: Tensor) -> Tensor:
+        for _ in range(self.steps):
+            fz = f.tracked(z)
+            z = fz if self.damping == 1.0 else torch.lerp(z, fz, self.damping)
+        return z
+
+
+@dataclass(frozen=True)
+class PhantomGradient(_Tail):
+    r"""The gradient of `steps` damped steps started at the equilibrium, [geng2021].
+
+    With J the Jacobian at the equilibrium and t the damping, a cotangent v becomes
+
+        u = t sum_{i < steps} ((1 - t) I + t J^T)^i v
+
+    instead of (I - J)^-T v: *inexact*, cheap, and exact in the limit if the sum converges. The
+    value is that of the steps, z <- (1 - t) z + t f(z), at the equilibrium up to its residual.
+
+    Args:
+        steps: Tracked steps; memory grows with them.
+        damping: t, in (0, 1].
+    """
+
+    steps: int = 5
+    damping: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_positive_integer("PhantomGradient", "steps", self.steps)
+        check_interval("PhantomGradient", "damping", self.damping, low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class JacobianFree(_Tail):
+    r"""(I - J)^-T replaced by the identity: one tracked step, no linear solve, [fung2022].
+
+    *Inexact*: a descent direction under conditions on f that [fung2022] states, and cheapest of
+    all.
+    """
+
+    def _follow(self, f: AbstractMap, z: Tensor) -> Tensor:
+        return f.tracked(z)
+
+
+@dataclass(frozen=True)
+class UnrolledGradient(AbstractGradient):
+    """Takes `steps` plain steps z <- f(z) from the start, and differentiates through all of them.
+
+    The solver of the layer is not used: the value is that of the unrolled network, and its residual
+    is measured (one more evaluation, without a graph), so that the status shows a depth too small
+    for the tolerance. Memory grows with `steps`.
+
+    Args:
+        steps: Depth.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_positive_integer("UnrolledGradient", "steps", self.steps)
+
+    def unroll(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """The recorded steps from z."""
+        for _ in range(self.steps):
+            z = f.tracked(z)
+        return z
+
+    def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
+        return self.unroll(f, start)
+
+    def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
+        raise NotImplementedError("UnrolledGradient computes its own value from the start, by unroll().")
+
+    def advice(self, status: Status, rate: float) -> str:
+        """What to try when a sample ended with `status`."""
+        if status is Status.MAX_STEPS:
+            return "UnrolledGradient(steps=...) sets its depth: raise it, loosen rtol, or use ImplicitGradient()."
+        return advice(status, rate)

@@ -1,0 +1,273 @@
+"""The map whose fixed point is sought, as a function of rows, and any Python function as one.
+
+Solvers use only `AbstractMap`: rows in, rows out, some rows taken, a Jacobian. A cell with
+structure (see `wellposed.nn`) supplies its own map, with in-place products and a closed-form
+Jacobian.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
+from wellposed.solve._samples import differs
+
+T = TypeVar("T")
+
+
+class AbstractMap(abc.ABC):
+    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone."""
+
+    #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
+    writes_out: bool = False
+    #: Whether f cannot turn finite numbers into NaN or infinity, except by growth over many steps:
+    #: then the loop need not measure every step.
+    steady: bool = False
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the map is known to be row-wise and deterministic, so that answers hold."""
+        return False
+
+    @abc.abstractmethod
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        """f of every row; may write into `out`, an unused buffer of the same shape."""
+
+    def tracked(self, z: Tensor) -> Tensor:
+        """f of every row, out of place, for autograd. By default `f(z)`."""
+        return self(z)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors, besides z, that f is known to depend on, as `tracked` uses them."""
+        return ()
+
+    def with_inputs(self, *inputs: Tensor) -> AbstractMap:
+        """The same map with other tensors in the place of `inputs()`."""
+        return self
+
+    @abc.abstractmethod
+    def take(self, rows: Tensor) -> AbstractMap:
+        """The same map for some of the rows: (k,) indices into the present ones."""
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        """df/dz at the rows of z, one block per row; by autograd unless overridden."""
+        return Jacobian(self.tracked, z)
+
+    def forget(self) -> None:  # noqa: B027  # most maps keep nothing
+        """Releases the last states, before the map is kept for a backward pass."""
+
+
+class RowsCoupled(Exception):
+    """Rows that stood still changed because others moved: the map is not row-wise.
+
+    Attributes:
+        value: (batch, features) the points of the samples.
+        evaluations: Evaluations of f so far. The loop fills in both.
+    """
+
+    value: Tensor
+    evaluations: int = 0
+
+
+class StandingRows(AbstractMap):
+    """Some rows of a map that is evaluated for its whole batch; the other rows stand still.
+
+    f of a row that stands still changes only if it depends on other rows: then `RowsCoupled` is
+    raised.
+
+    Args:
+        whole: The map.
+        standing: (batch, features) where rows stand still. image: (batch, features) f there.
+        rows: (k,) the rows that move.
+    """
+
+    def __init__(self, whole: AbstractMap, standing: Tensor, image: Tensor, rows: Tensor) -> None:
+        self._whole = whole
+        self._standing = torch.where(standing.isfinite(), standing, torch.zeros_like(standing))
+        # a row with NaN stands at another point now, and its image is not known
+        self._image = torch.where(standing.isfinite().all(dim=1, keepdim=True), image, torch.nan)
+        self._rows = rows
+        self._idle = torch.ones(standing.shape[0], dtype=torch.bool, device=rows.device)
+        self._idle[rows] = False
+
+    def _among(self, z: Tensor) -> Tensor:
+        return self._standing.index_copy(0, self._rows, z)
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        value = self._whole(self._among(z))
+        if bool((differs(value, self._image) & self._idle).any()):
+            raise RowsCoupled
+        return value[self._rows]
+
+    def take(self, rows: Tensor) -> AbstractMap:
+        return StandingRows(self._whole, self._standing, self._image, self._rows[rows])
+
+    def tracked(self, z: Tensor) -> Tensor:
+        return self._whole.tracked(self._among(z))[self._rows]
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        whole, rows = self._whole.jacobian(self._among(z)), self._rows
+
+        def among_zeros(u: Tensor) -> Tensor:
+            return u.new_zeros(whole.shape).index_copy_(0, rows, u)
+
+        return ProductJacobian(
+            z,
+            lambda u: whole.mv(among_zeros(u))[rows],
+            lambda u: whole.rmv(among_zeros(u))[rows],
+            value=None if whole.value is None else whole.value[rows],
+            setup=whole.setup,
+        )
+
+
+class FunctionMap(AbstractMap):
+    """Any Python function of a state (and of batch-first arguments) as a map of rows.
+
+    Rows can be taken in two ways. If `f` is row-wise and gets its per-sample data through `args`,
+    then `f` of some rows *is* some rows of `f`, and a finished sample leaves the computation. If
+    `f` has captured per-sample data, it can only be evaluated for the whole batch; finished samples
+    then stand still in it. The first way is tried; the second is used once f raises an error for
+    some of the rows.
+
+    Args:
+        f: `f(state, *args) -> state`.
+        layout: The layout of the state.
+        args: Structures of tensors; those whose first dimension is the batch follow their samples.
+        low_precision: Whether f may return float16 or bfloat16 for a state of higher precision, as
+            under autocast.
+    """
+
+    def __init__(
+        self, f: Callable[..., Any], layout: Layout, args: tuple[Any, ...] = (), *, low_precision: bool = False
+    ) -> None:
+        self._f, self._layout, self._args = f, layout, args
+        self._low_allowed = low_precision or layout.dtype in LOW_PRECISION
+        self._low = False  # f accepts only the low-precision dtype of the state
+        self._checked = False
+        self._seen: tuple[Tensor, Tensor] | None = None  # the last (z, f(z)): where rows would stand still
+        self.whole_only = False  # f of some rows is not some rows of f
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        version = None if z.is_inference() else z._version
+        value = self.tracked(z)
+        if version is not None and z._version != version:
+            raise InvalidArgument("f changed its argument in place; it must return a new value and leave z unchanged.")
+        self._seen = (z, value)
+        return value
+
+    def tracked(self, z: Tensor) -> Tensor:
+        if self._layout.dtype in LOW_PRECISION and not self._checked:
+            value = self._first_low_precision(z)
+        else:
+            value = self._call(z)
+        problem = self._layout.check(value, z.shape[0])
+        if problem is not None:
+            raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}.")
+        self._checked = True
+        rows = self._layout.flatten(value)
+        if rows.dtype != z.dtype:
+            if rows.dtype not in LOW_PRECISION or not self._low_allowed:
+                raise InvalidType(
+                    f"f must keep the dtype of the state: expected {z.dtype}, got {rows.dtype}. "
+                    "Convert the state or the parameters of f so that they agree."
+                )
+            rows = rows.to(z.dtype)
+        return rows
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(leaf for leaf in leaves(self._args) if isinstance(leaf, Tensor))
+
+    def with_inputs(self, *inputs: Tensor) -> FunctionMap:
+        remaining = iter(inputs)
+        return self._like(self._layout, map_tensors(lambda leaf: next(remaining), self._args), self._checked)
+
+    def _like(self, layout: Layout, args: tuple[Any, ...], checked: bool) -> FunctionMap:
+        other = FunctionMap(self._f, layout, args, low_precision=self._low_allowed)
+        other._low, other._checked = self._low, checked
+        return other
+
+    def _call(self, z: Tensor) -> Any:
+        if self._low:
+            z = z.to(self._layout.dtype)
+        return self._f(self._layout.unflatten(z), *self._args)
+
+    def _first_low_precision(self, z: Tensor) -> Any:
+        """Tries f in float32; if that raises, f gets its own dtype."""
+        args = self._args
+        with torch.enable_grad():  # called without a graph here, but a later recording must reach the caller's tensors
+            self._args = map_tensors(lambda leaf: leaf.float() if leaf.dtype in LOW_PRECISION else leaf, args)
+        try:
+            return self._call(z)
+        except RuntimeError:
+            self._args, self._low = args, True
+            return self._call(z)
+
+    def take(self, rows: Tensor) -> AbstractMap:
+        if torch.equal(rows, torch.arange(self._layout.batch, device=rows.device)):
+            return self
+        return self.part(rows)
+
+    def part(self, rows: Tensor) -> AbstractMap:
+        """Some of the rows, of which f need not be able to evaluate a part."""
+        assert self._seen is not None
+        part = _Part(self, rows, self._seen)
+        return part.standing if self.whole_only else part
+
+    def alone(self, rows: Tensor) -> FunctionMap:
+        """f with the arguments of some of the rows."""
+        batch = self._layout.batch
+
+        def take(leaf: Tensor) -> Tensor:
+            return leaf[rows] if leaf.dim() > 0 and leaf.shape[0] == batch else leaf
+
+        return self._like(replace(self._layout, batch=rows.shape[0]), map_tensors(take, self._args), True)
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        jacobian = Jacobian(self.tracked, z)
+        self._seen = (z, jacobian.value)
+        return jacobian
+
+    def forget(self) -> None:
+        self._seen = None
+
+
+class _Part(AbstractMap):
+    """Some rows of a function: f evaluated for them alone, or among the others."""
+
+    def __init__(self, whole: FunctionMap, rows: Tensor, seen: tuple[Tensor, Tensor]) -> None:
+        self._whole, self._rows, self._seen = whole, rows, seen
+        self._alone = whole.alone(rows)
+
+    @cached_property
+    def standing(self) -> StandingRows:
+        """These rows, with the others at the point where they were evaluated last."""
+        return StandingRows(self._whole, *self._seen, self._rows)
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._chosen(lambda part: part(z))
+
+    def tracked(self, z: Tensor) -> Tensor:
+        return self._chosen(lambda part: part.tracked(z))
+
+    def jacobian(self, z: Tensor) -> AbstractJacobian:
+        return self._chosen(lambda part: part.jacobian(z))
+
+    def _chosen(self, use: Callable[[AbstractMap], T]) -> T:
+        if not self._whole.whole_only:
+            try:
+                return use(self._alone)
+            except Exception:  # f need not accept some of the rows: if it has a fault, the next line shows it
+                self._whole.whole_only = True
+        return use(self.standing)
+
+    def take(self, rows: Tensor) -> AbstractMap:
+        return self.standing.take(rows) if self._whole.whole_only else self._whole.part(self._rows[rows])

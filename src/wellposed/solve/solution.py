@@ -1,0 +1,293 @@
+"""The answer of a solve, how it is judged, and what happens when samples fail."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from wellposed._checks import Policy
+from wellposed._tree import Layout
+from wellposed.errors import (
+    AdjointNotConverged,
+    AdjointNotConvergedWarning,
+    CoupledRowsWarning,
+    InvalidArgument,
+    NotConverged,
+    NotConvergedWarning,
+)
+from wellposed.solve._closing import COUPLED, Closing
+from wellposed.solve._samples import Outcome, relative
+from wellposed.solve._whole_batch import WholeBatch
+from wellposed.solve.loop import iterate
+from wellposed.solve.map import AbstractMap
+from wellposed.solve.solver import AbstractSolver, Tolerance, is_built_in
+from wellposed.status import Status, StatusArray
+
+#: A residual below this many roundings after this many steps has reached its floor.
+ROUNDINGS, MANY = 100.0, 50
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The result of a solve.
+
+    Attributes:
+        value: Same structure as the start, batch first. For a sample that failed, its best point
+            (that of least |f(z) - z|). A float16 or bfloat16 start is solved in float32 and `value`
+            is float32.
+        residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
+        absolute_residual: (batch,) |f(z) - z|, measured at `value`.
+        num_steps: (batch,) evaluations of f that each sample took part in; a product with the
+            Jacobian counts as one.
+        status: (batch,) of `Status`.
+        rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the
+            measured contraction.
+        history: (steps, batch) relative residual after each evaluation at which it was measured,
+            NaN elsewhere; None unless `record=True`.
+        note: What f, evaluated for the whole batch at `value`, showed beyond the numbers: that rows
+            depend on each other, or that f is random. Mostly empty.
+    """
+
+    value: Any
+    residual: Tensor
+    absolute_residual: Tensor
+    num_steps: Tensor
+    status: StatusArray
+    rate: Tensor
+    history: Tensor | None = None
+    note: str = ""
+
+    @property
+    def converged(self) -> Tensor:
+        """(batch,) bool."""
+        return self.status.codes == Status.CONVERGED
+
+    def error_bound(self, contraction: float | Tensor) -> Tensor:
+        """(batch,) upper bound of |z - z*|, if f contracts with factor at most `contraction` < 1.
+
+        Banach: |z - z*| <= |f(z) - z| / (1 - contraction), in the norm of all features of a sample
+        together. The residual is computed in floating point; its own rounding, some eps |f(z)|, is
+        not part of the bound.
+
+        Args:
+            contraction: An upper bound of the contraction factor of f, in [0, 1); one number, or
+                one per sample.
+        """
+        factor = torch.as_tensor(contraction, dtype=self.residual.dtype, device=self.residual.device)
+        if not bool(((factor >= 0) & (factor < 1)).all()):
+            raise InvalidArgument(
+                f"error_bound needs a contraction factor in [0, 1); got {contraction}. "
+                "Without contraction the residual alone does not bound the distance to an equilibrium."
+            )
+        return self.absolute_residual / (1.0 - factor)
+
+    def as_batch(self, shape: torch.Size) -> Solution:
+        """The solution of one sample that is a whole batch, for every row of it."""
+        names = ("residual", "absolute_residual", "num_steps", "rate")
+        numbers = {name: getattr(self, name).expand(shape[0]) for name in names}
+        status = StatusArray(self.status.codes.expand(shape[0]))
+        return replace(self, value=self.value.reshape(shape), status=status, **numbers)
+
+    def __repr__(self) -> str:
+        worst = f"{float(self.residual.max()):.1e}" if len(self.status) else "none"
+        most = int(self.num_steps.max()) if len(self.status) else 0
+        return f"Solution({self.status!r}, residual <= {worst}, num_steps <= {most})"
+
+
+def as_solution(outcome: Outcome, layout: Layout) -> Solution:
+    """The outcome of a run in the structure of the caller."""
+    history = None
+    if outcome.history:
+        history = outcome.g_norm.new_full((int(outcome.steps.max()), outcome.steps.shape[0]), torch.nan)
+        for samples, evaluations, residual in outcome.history:
+            history[evaluations - 1, samples] = residual
+    return Solution(
+        layout.unflatten(outcome.value),
+        relative(outcome.g_norm, outcome.f_norm),
+        outcome.g_norm,
+        outcome.steps,
+        StatusArray(outcome.codes),
+        outcome.rate,
+        history,
+        outcome.note,
+    )
+
+
+@dataclass
+class SolveRecord:
+    """What the solves of one layer have shown.
+
+    Attributes:
+        solution: Of the last forward solve. adjoint: Of the last linear solve of a backward pass.
+        failures: How many solves failed, by direction and cause.
+        coupled: The training modes in which rows were found to depend on each other: batch
+            statistics couple rows in one of them only. training: The mode of the last forward
+            solve.
+    """
+
+    solution: Solution | None = None
+    adjoint: Solution | None = None
+    failures: Counter[str] = field(default_factory=Counter)
+    coupled: set[bool] = field(default_factory=set)
+    training: bool = False
+
+
+class Advising(Protocol):
+    """A solver, or another part of a solve, that can say what to try after a failure."""
+
+    def advice(self, status: Status, rate: float) -> str: ...
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    """How equations z = f(z) are solved and judged: the one path of all solves.
+
+    Attributes:
+        solver: The method.
+        tolerance: When a sample is done.
+        max_steps: Evaluations of f that each sample may take part in.
+        on_failure: What to do about samples that fail.
+        owner: The part of the library that solves, as error messages call it.
+        record: Of the layer, if one solves: then each cause of failure is warned of once.
+        shape: (batch, features) of its rows, if the batch is solved as one sample.
+    """
+
+    solver: AbstractSolver
+    tolerance: Tolerance
+    max_steps: int
+    on_failure: Policy
+    owner: str
+    record: SolveRecord | None = None
+    shape: torch.Size | None = None
+
+    def run(
+        self,
+        f: AbstractMap,
+        z: Tensor,
+        *,
+        first: Tensor | None = None,
+        record: bool = False,
+        keep_image: bool = False,
+        coupled: bool = False,
+    ) -> Outcome:
+        """Solves z = f(z); if map or solver are foreign, an evaluation confirms the answer.
+
+        Args:
+            f, z, first, record, keep_image: As for `iterate`.
+            coupled: The batch is one sample: its rows depend on each other.
+        """
+        if coupled and z.shape[0] > 0:
+            first = None if first is None else first.reshape(1, -1)
+            whole = WholeBatch(f, z.shape)
+            outcome = self.run(whole, z.reshape(1, -1), first=first, record=record, keep_image=keep_image)
+            return outcome.as_batch(z.shape)
+        trusted = is_built_in(*(stage for stage, _ in self.solver.stages()))
+        if (trusted and f.built_in) or z.shape[0] == 0:
+            budget: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": self.max_steps}
+            return iterate(f, z, self.solver, first=first, record=record, keep_image=keep_image, **budget)
+        closing = Closing(f, self.solver, self.tolerance, self.max_steps, record=record, trusted=trusted)
+        return closing.run(z, first, keep_image)
+
+    def judge(self, outcome: Outcome, layout: Layout, by: Advising | None = None) -> Solution:
+        """The solution of an outcome; applies the policy, with `by` as for `apply_policy`."""
+        if self.shape is not None and outcome.value.shape[0] != self.shape[0]:
+            outcome = outcome.as_batch(self.shape)
+        solution = as_solution(outcome, layout)
+        if self.record is not None:
+            self.record.solution = solution
+        if outcome.coupled:
+            self.report_coupling()
+        self.apply_policy(solution, by=by)
+        return solution
+
+    def finish_adjoint(self, solution: Solution, by: Advising | None) -> None:
+        """Records the solution of an adjoint system and applies the policy to its failures."""
+        if self.record is not None:
+            batch = self.shape is not None and len(solution.status) != self.shape[0]
+            self.record.adjoint = solution.as_batch(self.shape) if self.shape is not None and batch else solution
+        self.apply_policy(solution, by=by, adjoint=True)
+
+    def report_coupling(self) -> None:
+        """Warns that rows were found to depend on each other, once per training mode of a layer."""
+        if self.record is not None:
+            if self.record.training in self.record.coupled:
+                return
+            self.record.coupled.add(self.record.training)
+        if self.on_failure != "ignore":
+            warnings.warn(f"{self.owner}: {COUPLED}", CoupledRowsWarning, stacklevel=user_level())
+
+    def apply_policy(self, solution: Solution, *, by: Advising | None = None, adjoint: bool = False) -> None:
+        """Raises or warns if a sample failed, by the policy; a warning points at the user's line.
+
+        Args:
+            solution: The answer.
+            by: What gives advice, if it is not the solver: an unrolled network, or a linear solver.
+            adjoint: Whether the linear system of a backward pass was solved.
+        """
+        if bool(solution.converged.all()):
+            return
+        again = False
+        if self.record is not None:
+            direction = "backward" if adjoint else "forward"
+            causes = [f"{direction} {cause}" for cause in _causes(solution)]
+            again = all(self.record.failures[cause] for cause in causes)
+            self.record.failures.update(causes)
+        if self.on_failure == "ignore" or (self.on_failure == "warn" and again):
+            return
+        unrolled = by is not None and not adjoint
+        message = self._describe(solution, self.solver if by is None else by, unrolled)
+        if self.on_failure == "raise":
+            raise (AdjointNotConverged if adjoint else NotConverged)(message, solution)
+        if self.record is not None:
+            message += " Further solves of this layer that fail so are counted in its failure_counts, without a warning."
+        warning = AdjointNotConvergedWarning if adjoint else NotConvergedWarning
+        warnings.warn(message, warning, stacklevel=user_level())
+
+    def _describe(self, solution: Solution, by: Advising, unrolled: bool) -> str:
+        """Which samples failed, how, what was measured, and what to try next."""
+        failed = (~solution.converged).nonzero().squeeze(1)
+        i = int(failed[0])
+        status = solution.status[i]
+        residual, steps, rate = float(solution.residual[i]), int(solution.num_steps[i]), float(solution.rate[i])
+        count = f"{self.owner}: {failed.shape[0]} of {len(solution.status)} samples did not converge"
+        if solution.note:
+            return f"{count} (first: index {i}; residual {residual:.1e} after {steps} steps). {solution.note}"
+        rtol, atol = self.tolerance.rtol, self.tolerance.atol
+        wanted = f"rtol={rtol:.0e}" + (f" and |f(z)-z| > atol={atol:.0e}" if atol > 0 else "")
+        kept = "its best point has" if status is Status.DIVERGED else "it has"
+        text = f"{count} (first: index {i}, {status.name}: {status.message}); {kept} residual {residual:.1e} > {wanted}"
+        text += f" after {steps} steps" + ("." if unrolled else f" (max_steps={self.max_steps}).")
+        if steps > 1 and rate == rate and not unrolled:
+            text += f" Its residual changed by a measured factor of {rate:.3g} per step."
+        dtype = solution.residual.dtype
+        eps = torch.finfo(dtype).eps
+        if status is Status.MAX_STEPS and rtol < 4 * eps:
+            return f"{text} rtol={rtol:.0e} is below what {dtype} resolves: raise rtol or use float64."
+        if status is Status.MAX_STEPS and not unrolled and steps >= MANY and residual < ROUNDINGS * eps:
+            return (
+                f"{text} That is near the rounding of {dtype} in f (large weights that cancel lose digits), and more steps may "
+                "not help: loosen rtol, or solve in float64."
+            )
+        return f"{text} {by.advice(status, rate)}"
+
+
+def _causes(solution: Solution) -> list[str]:
+    """Why samples failed: the first words of a note, and the statuses."""
+    notes = [solution.note.partition(":")[0]] if solution.note else []
+    return notes + sorted(status.name for status in set(solution.status.tolist()) if status is not Status.CONVERGED)
+
+
+def user_level() -> int:
+    """The `stacklevel`, for our caller, of the first frame outside this package and torch."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("wellposed", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
