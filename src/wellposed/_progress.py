@@ -1,4 +1,4 @@
-"""The one progress display, on stderr: a bar on a terminal if rich is installed, else a line now and then."""
+"""Progress on stderr: a bar on a terminal if rich is installed, else a line now and then."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProgressDisplay:
         self._done, self._last = 0.0, time.monotonic()
 
     def update(self, done: float, text: str | Callable[[], str] = "", *, total: float | None = None) -> None:
-        """May be called as often as wanted; a function `text` is called only when something is shown."""
+        """May be called often; a function `text` is called only when something is shown."""
         self._done, self._total = done, self._total if total is None else total
         at_end = self._ends and self._total is not None and done >= self._total
         now = time.monotonic()

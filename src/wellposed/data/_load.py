@@ -15,8 +15,6 @@ from wellposed.data.files import FILES, NORMS, choose, digits, normalise, part_p
 from wellposed.data.own import SUFFIXES, is_path, read_own
 from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["NAMES", "PAPERS", "Dataset", "load"]
-
 
 @dataclass(frozen=True)
 class Dataset:

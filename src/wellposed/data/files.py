@@ -15,9 +15,6 @@ from wellposed._npz import read_arrays
 from wellposed._reading import sha256
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 
-__all__ = ["FILES", "NORMS", "choose", "digits", "normalise", "part_parallel", "pixels", "read"]
-
-
 #: name -> (shape of an image, number of classes, name at OpenML)
 FILES: dict[str, tuple[tuple[int, ...], int, str | None]] = {
     "mnist": ((28, 28), 10, "mnist_784"),

@@ -12,8 +12,6 @@ from wellposed._reading import sha256
 from wellposed.data.table import LARGEST, Table, check_file, read_csv, read_parquet
 from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["SUFFIXES", "checksum", "is_path", "read_own", "short_name"]
-
 SUFFIXES = (".csv", ".parquet", ".npz")
 #: Columns that are taken as the target if none is named.
 USUAL = ("target", "y", "label")

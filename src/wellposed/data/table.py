@@ -15,8 +15,6 @@ import numpy as np
 
 from wellposed.errors import InvalidArgument, MissingPackage, did_you_mean, how_to_install
 
-__all__ = ["LARGEST", "Table", "check_file", "read_csv", "read_parquet"]
-
 #: Bytes of a file, and of what it unpacks to.
 LARGEST = 4 * 2**30
 #: Names of columns that a message lists.

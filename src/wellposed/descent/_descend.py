@@ -21,8 +21,6 @@ from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, Well
 from wellposed.nn import AbstractNetwork
 from wellposed.solve.solution import user_level
 
-__all__ = ["descend"]
-
 #: A loss this many times the larger of the first one and |y|^2/2, that of predicting 0, is called
 #: divergence.
 EXPLODED = 1e12

@@ -25,8 +25,6 @@ from wellposed.errors import (
 )
 from wellposed.solve.solution import user_level
 
-__all__ = ["flow"]
-
 #: Explicit Runge-Kutta pairs of torchdiffeq, which control their error.
 METHODS = ("dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2")
 #: Rows, if no times are given.

@@ -19,8 +19,6 @@ from wellposed.nn.layer import Linearised
 from wellposed.solve import Solution
 from wellposed.status import Status
 
-__all__ = ["AbstractObjective", "Evaluation", "WarmStart", "objective_of", "speeds", "trained_parameters"]
-
 
 class WarmStart:
     r"""Where the next solve starts: at the last solution, or on the line through the last two.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["Event", "History", "Stop"]
-
 #: Columns with one number a row.
 NUMBERS = (
     "step",

@@ -18,9 +18,6 @@ from wellposed.descent.history import History, Stop
 from wellposed.errors import IllPosed, InvalidType, NotConverged
 from wellposed.nn.layer import Linearised
 
-__all__ = ["PROGRESS_LINE", "Callback", "Recorder", "State", "Travelled", "check_callbacks", "with_location"]
-
-
 #: Of the progress display.
 PROGRESS_LINE = "{title} {done:g}/{total:g}: {text}"
 

@@ -10,8 +10,6 @@ import numpy as np
 from wellposed.errors import InvalidArgument
 from wellposed.landscape.record import Surface
 
-__all__ = ["Basin", "basin"]
-
 # The neighbours of a point along the edges of the triangulation: the sides of its squares and one
 # diagonal.
 _EDGES = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]])

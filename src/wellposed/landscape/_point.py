@@ -28,8 +28,6 @@ from wellposed.landscape._predictor import Index, Predictor
 from wellposed.landscape.record import CellStatus
 from wellposed.solve import Solution
 
-__all__ = ["Checks", "Measured", "PointLoss"]
-
 
 @dataclass(frozen=True)
 class Measured:

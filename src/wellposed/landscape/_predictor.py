@@ -10,8 +10,6 @@ from torch import Tensor
 from wellposed._tree import Layout, leaves, rebuild
 from wellposed.landscape._model import Key
 
-__all__ = ["Predictor"]
-
 #: Bytes of equilibria that are kept; where two rows of the grid need more, only the last two points
 #: are.
 MEMORY = 2**30

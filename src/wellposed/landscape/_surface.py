@@ -24,8 +24,6 @@ from wellposed.landscape._point import Checks, PointLoss
 from wellposed.landscape.directions import Direction, check_direction, filter_normalized, random_direction
 from wellposed.landscape.record import Surface
 
-__all__ = ["surface"]
-
 
 def surface(
     model: nn.Module,

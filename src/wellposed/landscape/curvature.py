@@ -17,18 +17,6 @@ from wellposed.errors import InvalidArgument, NotConverged
 from wellposed.landscape._model import check_rows, strict, trained
 from wellposed.landscape.directions import unflatten
 
-__all__ = [
-    "HessianProduct",
-    "HessianSpectrum",
-    "Sharpness",
-    "TraceEstimate",
-    "hessian_directions",
-    "hessian_eigenvalues",
-    "hessian_trace",
-    "sharpness",
-]
-
-
 #: Up to this many parameters the whole Hessian is formed: a product a column, and no eigenvalue can
 #: be missed.
 DENSE_SIZE = 64

@@ -14,8 +14,6 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.landscape._model import trained
 from wellposed.solve._samples import scaled_norm
 
-__all__ = ["Direction", "PathDirections", "filter_normalized", "flatten", "path_directions", "random_direction", "unflatten"]
-
 #: One tensor for each trained parameter, of its shape.
 Direction = Mapping[str, Tensor]
 

@@ -19,9 +19,6 @@ from wellposed._npz import read_arrays
 from wellposed._reading import parse_json
 from wellposed.errors import InvalidArgument
 
-__all__ = ["CellStatus", "Surface", "from_plain", "load_arrays", "plain", "save_arrays", "whole"]
-
-
 #: Bytes of a file and of its arrays.
 BYTES = 1 << 31
 

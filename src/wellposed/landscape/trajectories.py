@@ -23,8 +23,6 @@ from wellposed.solve.loop import iterate
 from wellposed.solve.map import FunctionMap, RowsCoupled
 from wellposed.solve.solver import Tolerance
 
-__all__ = ["Projection", "Trajectory", "project", "trajectory"]
-
 
 @dataclass(eq=False)
 class Trajectory:

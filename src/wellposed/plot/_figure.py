@@ -10,8 +10,6 @@ import numpy as np
 
 from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, how_to_install
 
-__all__ = ["COLORS", "array", "new_figure", "record_of"]
-
 #: Distinct also for most colour-blind readers (Okabe and Ito).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 

@@ -10,8 +10,6 @@ import numpy as np
 from wellposed.errors import InvalidArgument
 from wellposed.plot._figure import COLORS, array, new_figure, record_of
 
-__all__ = ["experiment", "losses", "residuals", "spectrum", "trajectories"]
-
 
 def losses(histories: Any, *, rates: Mapping[str, float] | None = None) -> Any:
     r"""The loss of one or several runs, solid; dashed what their certificate promised: loss_0

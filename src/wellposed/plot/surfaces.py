@@ -11,9 +11,6 @@ import numpy as np
 from wellposed.errors import InvalidArgument
 from wellposed.plot._figure import COLORS, array, new_figure, record_of
 
-__all__ = ["Mark", "UNKNOWN", "contour", "line", "marks_of", "surface"]
-
-
 #: The colour of what has no value.
 UNKNOWN = "#d9d9d9"
 _EDGE = "#777777"

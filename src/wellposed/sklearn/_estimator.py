@@ -22,8 +22,6 @@ from wellposed.errors import InvalidArgument
 from wellposed.nn import AbstractNetwork, EquilibriumLayer, MonotoneDEQ
 from wellposed.sklearn._families import Headed, build, contracting
 
-__all__ = ["AbstractEstimator", "EpochStats", "SpectralProjection", "certificate_after_fit", "epoch", "unconverged"]
-
 
 def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certificate | None, str]:
     """The certificate, and what it is about; None and the reason if there is none.

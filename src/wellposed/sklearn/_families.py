@@ -25,8 +25,6 @@ from wellposed.nn import (
 )
 from wellposed.solve import PeacemanRachford
 
-__all__ = ["FAMILIES", "Headed", "build", "contracting"]
-
 
 def _dense(in_features: int, width: int, *, bound: float = 0.9, **factory_kwargs: Any) -> EquilibriumLayer:
     """z = relu(W z + U x + b) with |W| <= bound."""

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from wellposed.errors import InvalidArgument
 from wellposed.sklearn._estimator import AbstractEstimator
 
-__all__ = ["EquilibriumClassifier", "EquilibriumRegressor"]
-
 
 class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
     r"""A classifier: softmax(V z + v) with z = f(z, x), trained on cross-entropy.

@@ -13,18 +13,6 @@ from wellposed.solve import AbstractMap, AbstractSolver, Solution, fixed_point
 from wellposed.status import Status
 from wellposed.testing._problem import Problem, compute_dtype, flat
 
-__all__ = [
-    "CountingFunction",
-    "CountingMap",
-    "check_close",
-    "check_honest",
-    "check_right",
-    "require",
-    "rtol_of",
-    "same",
-    "solve",
-]
-
 #: The relative tolerance that the checks ask for.
 RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["adjoint_gradients", "implicit_jacobian", "polished"]
-
 
 def polished(f: Callable[[Tensor], Tensor], z: Tensor, steps: int = 3) -> Tensor:
     """The fixed point of f near z, by Newton steps with the dense Jacobian of the whole batch."""

@@ -16,21 +16,6 @@ from torch import Tensor
 from wellposed.nn import AbstractActivation, DenseCell, Identity
 from wellposed.solve import AbstractMap
 
-__all__ = [
-    "Problem",
-    "compute_dtype",
-    "dense_problem",
-    "flat",
-    "gaussian",
-    "leaves",
-    "map_leaves",
-    "norm",
-    "peaceman_rachford_reference",
-    "picard_reference",
-    "rotations",
-    "with_norm",
-]
-
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 

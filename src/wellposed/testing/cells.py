@@ -19,8 +19,6 @@ from wellposed.testing._checks import require, same
 from wellposed.testing._dense import adjoint_gradients, polished
 from wellposed.testing._problem import gaussian
 
-__all__ = ["CellConformance", "GradientConformance"]
-
 F64 = torch.float64
 
 

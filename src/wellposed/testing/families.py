@@ -18,8 +18,6 @@ from wellposed.testing._checks import require, same
 from wellposed.testing._dense import implicit_jacobian, polished
 from wellposed.testing._problem import gaussian
 
-__all__ = ["FamilyConformance"]
-
 
 class FamilyConformance(abc.ABC):
     """Tests that a network of the theory inherits: define `network` and `definition`.

@@ -14,8 +14,6 @@ from wellposed.status import Status
 from wellposed.testing._checks import require
 from wellposed.testing._problem import gaussian, rotations, with_norm
 
-__all__ = ["LinearSolverConformance"]
-
 #: What the systems are solved to.
 RTOL = {torch.float64: 1e-9, torch.float32: 1e-4}
 

@@ -31,9 +31,6 @@ from wellposed.testing._problem import (
     with_norm,
 )
 
-__all__ = ["PROBLEMS", "problem", "spread_with"]
-
-
 # --- problems that contract -------------------------------------------------------------------------------------
 
 

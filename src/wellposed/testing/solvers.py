@@ -16,8 +16,6 @@ from wellposed.testing._checks import CountingMap, check_close, check_honest, ch
 from wellposed.testing._problem import Problem, flat, leaves
 from wellposed.testing.problems import PROBLEMS, problem, spread_with
 
-__all__ = ["SolverConformance"]
-
 #: Problems with a matrix, which are also maps of a `DenseCell`.
 _DENSE = ("affine", "rotation", "relu_by_hand", "relu_random", "smoothing", "monotone", "nilpotent")
 

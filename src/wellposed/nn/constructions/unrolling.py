@@ -18,8 +18,6 @@ from wellposed.nn.families import AbstractNetwork, MonotoneDEQ
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.maps.affine import OperatorMap
 
-__all__ = ["UnrolledNetwork", "unrolled"]
-
 
 def unrolled(network: AbstractNetwork | EquilibriumLayer, steps: int, *, step_size: float | None = None) -> UnrolledNetwork:
     r"""An equilibrium network as a feed-forward network of k layers with shared weights.

@@ -14,8 +14,6 @@ from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.maps.affine import DenseMap
 
-__all__ = ["WeightTiedCell", "weight_tied"]
-
 
 def weight_tied(mlp: nn.Sequential | Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> WeightTiedCell:
     r"""Any L-layer perceptron as one layer that is applied L times [nguyen2022, Theorem B.0.1].

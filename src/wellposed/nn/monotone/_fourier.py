@@ -9,8 +9,6 @@ from wellposed.linalg.direct import batched_solve
 from wellposed.nn.maps.operator import AbstractOperator, OperatorCache
 from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 
-__all__ = ["FourierOperator"]
-
 
 class FourierOperator(AbstractOperator):
     r"""The W of `TierWeights` on circular images; one tier is a single convolution.

@@ -19,9 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Lattice", "largest_norm_upper", "symbol"]
-
-
 #: Side up to which a transform is a product with its matrix, whose cost per pixel grows with the
 #: side.
 LARGEST_PRODUCT = 96

@@ -11,8 +11,6 @@ from wellposed.nn.maps.operator import AbstractOperator, OperatorCache
 from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 from wellposed.nn.monotone.conjugate_gradients import conjugate_gradients
 
-__all__ = ["ZeroPaddedOperator"]
-
 #: Of the resolvent, in units of rounding.
 RESOLVENT_EPS = 8.0
 #: Features up to which I + a(I - W) is inverted as a matrix, once per step size and version of W.

@@ -19,8 +19,6 @@ from wellposed.nn.maps.operator import OperatorCache
 from wellposed.nn.monotone._lattice import largest_norm_upper, symbol
 from wellposed.nn.monotone.weights import TierWeights
 
-__all__ = ["MonotoneConvCell", "MonotoneTierCell"]
-
 
 class _ImageCell(AbstractCell):
     """What the two cells share: injections U_i at every resolution, and W from `TierWeights`."""

@@ -19,8 +19,6 @@ from wellposed.nn.monotone.cells import MonotoneConvCell, MonotoneTierCell
 from wellposed.nn.parametrizations import Monotone
 from wellposed.solve import AbstractSolver, ForwardBackward, PeacemanRachford, Solution, TunedStep
 
-__all__ = ["MonotoneClassifier"]
-
 
 class MonotoneClassifier(nn.Module):
     r"""logits = V P z + v: z a monotone equilibrium, P an average over a grid of regions.

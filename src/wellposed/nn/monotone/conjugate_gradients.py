@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["conjugate_gradients"]
-
 #: Steps in all; on the normal equations enough for condition numbers of some hundreds, whatever the
 #: right-hand side.
 MOST_STEPS = 20_000

@@ -16,8 +16,6 @@ from wellposed.nn.monotone._fourier import FourierOperator, coupling_symbol, dia
 from wellposed.nn.monotone._lattice import Lattice
 from wellposed.nn.monotone._zero_padded import ZeroPaddedOperator
 
-__all__ = ["TierWeights"]
-
 PADDINGS = ("circular", "zeros")
 
 

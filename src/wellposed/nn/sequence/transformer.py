@@ -17,8 +17,6 @@ from wellposed.solve import Solution
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["TransformerCell", "TransformerDEQ"]
-
 
 class TransformerCell(nn.Module):
     r"""One post-norm transformer block [vaswani2017] with its input injected [bai2019].

@@ -12,8 +12,6 @@ from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument
 from wellposed.nn.vision.modules import checked_channels, conv, norm
 
-__all__ = ["MultiscaleCell", "ResidualCell"]
-
 #: What a cell is given besides its state: features, or features and the masks of
 #: `VariationalDropout`.
 CellInput = Any

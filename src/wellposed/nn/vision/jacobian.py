@@ -14,8 +14,6 @@ from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_radius_estimate
 from wellposed.linalg.jacobian import Jacobian
 
-__all__ = ["equilibrium_spectral_radius", "jacobian_penalty"]
-
 
 def jacobian_penalty(
     cell: Callable[..., Any], z: Any, x: Any, *, probes: int = 1, generator: torch.Generator | None = None

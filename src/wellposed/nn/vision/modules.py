@@ -13,19 +13,6 @@ from torch.nn.utils import parametrizations, skip_init
 from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument, InvalidType
 
-__all__ = [
-    "ClassificationHead",
-    "ImageEncoder",
-    "PyramidEncoder",
-    "SegmentationHead",
-    "VariationalDropout",
-    "WeightTied",
-    "checked_channels",
-    "conv",
-    "linear",
-    "norm",
-]
-
 
 def checked_channels(owner: str, channels: Any) -> tuple[int, ...]:
     """The channels of each resolution, checked: positive integers, at least one."""

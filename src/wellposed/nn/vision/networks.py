@@ -26,8 +26,6 @@ from wellposed.nn.vision.modules import (
 )
 from wellposed.solve import Solution
 
-__all__ = ["AbstractImageNetwork", "EquilibriumNetwork", "ExplicitTwin", "MultiscaleDEQ", "ResidualDEQ"]
-
 
 class AbstractImageNetwork(nn.Module, abc.ABC):
     """head(body(encoder(X))): the body maps features, and masks of dropout, to a state.
