@@ -116,11 +116,8 @@ Key = tuple[int, int]
 class Equilibria:
     """Records every call of the equilibrium layers of a model, and sets where their solves start.
 
-    Args:
-        model: Its layers are found once; calls of them count, not of their method `solve`.
-
     Attributes:
-        layers: The layers.
+        layers: The layers; calls of their method `solve` do not count.
         found: By call, what the last forward pass found.
     """
 
@@ -131,11 +128,7 @@ class Equilibria:
         self._calls = [0] * len(self.layers)
 
     def begin(self, starts: dict[Key, Any] | None = None) -> None:
-        """Before a forward pass: forgets what was found.
-
-        Args:
-            starts: By call, where to start; other calls start where the model starts them.
-        """
+        """Before a forward pass; `starts` sets where some of its calls start."""
         self.found, self._starts, self._calls = {}, starts or {}, [0] * len(self.layers)
 
     @contextmanager
