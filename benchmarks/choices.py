@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", wp.WellposedWarning)  # failures are in the tables
+    warnings.simplefilter("ignore", wp.errors.WellposedWarning)  # failures are in the tables
     tables = {name: measure(rounds) for name, (measure, _) in TABLES.items()}
     setting = {"torch": torch.__version__, "threads": 1, "rounds": rounds}
     (RESULTS / "choices.json").write_text(json.dumps({"setting": setting, **tables}, indent=1) + "\n")

@@ -196,7 +196,7 @@ def generic_predictions(family: Family, tensors: Tensors, X: Tensor) -> Tensor:
     return family.readout(tensors, layer(X), X)
 
 
-def kernels(left: wp.nn.TangentFeatures, right: wp.nn.TangentFeatures) -> dict[str, Tensor]:
+def kernels(left: wp.nn.tangent.TangentFeatures, right: wp.nn.tangent.TangentFeatures) -> dict[str, Tensor]:
     """The kernel parts, by the definition in `TangentFeatures`."""
     parts: dict[str, Tensor] = {}
     for name, terms in left.terms.items():

@@ -71,7 +71,7 @@ def added(rank: int) -> dict[str, Tensor | None]:
 
 
 def work(rank: int, folder: str) -> None:
-    warnings.simplefilter("error", wp.WellposedWarning)
+    warnings.simplefilter("error", wp.errors.WellposedWarning)
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 def test_run_errors_are_public() -> None:
     for name in ("CheckpointRefused", "RunError", "RunLocked"):
         assert getattr(wp, name) is getattr(wp.errors, name)
-    assert issubclass(wp.RunLocked, wp.RunError) and issubclass(wp.CheckpointRefused, wp.RunError)
+    assert issubclass(wp.errors.RunLocked, wp.errors.RunError) and issubclass(wp.errors.CheckpointRefused, wp.errors.RunError)
 
 
 def test_every_extra_that_is_advised_exists_and_is_on_the_page() -> None:

@@ -1,9 +1,11 @@
-"""The public names: sorted, complete, importable."""
+"""The public names: sorted, complete, importable, and few."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
@@ -14,12 +16,25 @@ PACKAGES = ["wellposed"] + [
     for info in pkgutil.iter_modules(wellposed.__path__)
     if info.ispkg and not info.name.startswith("_")
 ]
+#: Most public names of a package; a new one needs a reason, or takes the place of another.
+MOST = {
+    "wellposed": 62,
+    "wellposed.data": 2,
+    "wellposed.descent": 6,
+    "wellposed.landscape": 12,
+    "wellposed.nn": 44,
+    "wellposed.plot": 8,
+    "wellposed.sklearn": 2,
+    "wellposed.testing": 8,
+}
+#: Most public names of all packages together.
+MOST_TOGETHER = 160
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_exports_are_sorted_and_importable(name: str) -> None:
     package = importlib.import_module(name)
-    assert hasattr(package, "__all__"), f"{name} does not say what is public"
+    assert hasattr(package, "__all__"), f"{name} does not define what is public"
     exported = list(package.__all__)
     assert exported == sorted(set(exported))
     missing = [export for export in exported if not hasattr(package, export)]
@@ -29,3 +44,38 @@ def test_exports_are_sorted_and_importable(name: str) -> None:
 def test_sub_packages_are_attributes() -> None:
     for name in PACKAGES[1:]:
         assert hasattr(wellposed, name.removeprefix("wellposed.")), f"`import wellposed` does not load {name}"
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_package_has_few_names(name: str) -> None:
+    assert len(importlib.import_module(name).__all__) <= MOST[name]
+
+
+def test_all_packages_together_have_few_names() -> None:
+    names = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
+    assert len(names) <= MOST_TOGETHER, f"{len(names)} public names; make plumbing private or raise the number with a reason"
+
+
+@pytest.mark.parametrize(("name", "place"), [("train", "wellposed.descent"), ("experiments", "wellposed_lab.papers")])
+def test_a_former_name_leads_to_the_new_place(name: str, place: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; its content is now in .*{place}"):
+        getattr(wellposed, name)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+        _ = wellposed.nonsense
+
+
+def test_optional_packages_are_not_imported() -> None:
+    heavy = (
+        "sklearn",
+        "scipy",
+        "matplotlib",
+        "pytest",
+        "rich",
+        "torchdiffeq",
+        "lightning",
+        "wellposed.testing",
+        "wellposed_lab",
+    )
+    code = f"import sys, wellposed; print([name for name in {heavy!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

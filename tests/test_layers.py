@@ -20,6 +20,7 @@ LIBRARY |= {"convex": set(CORE), "kernel": set(CORE)}
 LIBRARY["certify"] = {*CORE, "convex", "kernel"}
 LIBRARY["descent"] = LIBRARY["certify"] | {"certify"}
 LIBRARY["sklearn"] = LIBRARY["lightning"] = LIBRARY["descent"] | {"descent"}
+LIBRARY["testing"] = LIBRARY["sklearn"]
 LIBRARY["landscape"] = LIBRARY["descent"] | {"descent"} | LEAVES
 LIBRARY |= {leaf: set() for leaf in LEAVES} | {"__main__": set()}
 

@@ -172,7 +172,7 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
 
 def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wellposed.lightning._MISSING", True)
-    with pytest.raises(wp.MissingPackage, match=r"wellposed\[lightning\]"):
+    with pytest.raises(wp.errors.MissingPackage, match=r"wellposed\[lightning\]"):
         EquilibriumMonitor()
 
 

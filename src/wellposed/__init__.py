@@ -1,30 +1,20 @@
-"""wellposed: equilibrium networks that never lie to you."""
+"""wellposed: equilibrium networks with verified convergence."""
 
 import importlib as _importlib
 from typing import Any as _Any
 
-from wellposed import convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve
+# the packages are attributes, as in `wp.nn`, but `from wellposed import *` does not bring them
+from wellposed import convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve  # noqa: F401
 from wellposed.certify import Certificate, CertificateMonitor, Verdict, generalization_bound, suggest
 from wellposed.certify import package as certify
 from wellposed.convex import DeepOptEq, OptEq
 from wellposed.descent import History, descend, flow
 from wellposed.errors import (
-    AdjointNotConverged,
-    AdjointNotConvergedWarning,
-    CheckpointRefused,
-    CoupledRowsWarning,
-    DivergedWarning,
     IllPosed,
-    IllPosedWarning,
     InvalidArgument,
     InvalidType,
-    MissingPackage,
     NotConverged,
-    NotConvergedWarning,
-    RunError,
-    RunLocked,
     WellposedError,
-    WellposedWarning,
 )
 from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
@@ -47,23 +37,21 @@ from wellposed.status import Status
 
 __version__ = "0.1.0.dev0"
 
-#: Public too, but loaded when asked for: they need scikit-learn, and `from wellposed import *` must not.
+#: Public too, but imported at the first use: scikit-learn is optional, and conformance tests are for test files.
 _ESTIMATORS = ("EquilibriumClassifier", "EquilibriumRegressor")
+_LAZY = ("sklearn", "testing")
+#: Former names and where their content is now.
+_MOVED = {"experiments": "wellposed_lab.papers", "train": "wellposed.descent (full batch) and wellposed_lab.runs (minibatches)"}
 
 __all__ = [
-    "AdjointNotConverged",
-    "AdjointNotConvergedWarning",
     "Anderson",
     "Auto",
     "BiCGStab",
     "Broyden",
     "Certificate",
     "CertificateMonitor",
-    "CheckpointRefused",
-    "CoupledRowsWarning",
     "DeepOptEq",
     "DenseSolve",
-    "DivergedWarning",
     "DouglasRachford",
     "EquilibriumLayer",
     "ForwardBackward",
@@ -71,24 +59,19 @@ __all__ = [
     "GaussianDEQ",
     "History",
     "IllPosed",
-    "IllPosedWarning",
     "ImplicitGradient",
     "ImplicitOnlyDEQ",
     "InvalidArgument",
     "InvalidType",
     "JacobianFree",
-    "MissingPackage",
     "MonotoneDEQ",
     "Neumann",
     "NewtonKrylov",
     "NotConverged",
-    "NotConvergedWarning",
     "OptEq",
     "PeacemanRachford",
     "PhantomGradient",
     "Picard",
-    "RunError",
-    "RunLocked",
     "SkipDEQ",
     "Solution",
     "Status",
@@ -97,37 +80,27 @@ __all__ = [
     "UnrolledGradient",
     "Verdict",
     "WellposedError",
-    "WellposedWarning",
     "certify",
-    "convex",
-    "data",
     "descend",
-    "descent",
-    "errors",
     "fixed_point",
     "flow",
     "generalization_bound",
-    "implicit",
-    "kernel",
-    "landscape",
     "least_eigenvalue",
-    "linalg",
-    "nn",
-    "plot",
-    "solve",
     "suggest",
     "tangent_kernel",
 ]
 
 
 def __getattr__(name: str) -> _Any:
-    if name == "sklearn" or name in _ESTIMATORS:
-        estimators = _importlib.import_module("wellposed.sklearn")
-        return estimators if name == "sklearn" else getattr(estimators, name)
+    if name in _LAZY:
+        return _importlib.import_module(f"wellposed.{name}")
+    if name in _ESTIMATORS:
+        return getattr(_importlib.import_module("wellposed.sklearn"), name)
     if name == "Dense":
         raise AttributeError("wellposed.Dense is now wellposed.DenseSolve.")
-    raise AttributeError(f"module 'wellposed' has no attribute {name!r}")
+    moved = f"; its content is now in {_MOVED[name]}" if name in _MOVED else ""
+    raise AttributeError(f"module 'wellposed' has no attribute {name!r}{moved}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ESTIMATORS, "sklearn"})
+    return sorted({*globals(), *_ESTIMATORS, *_LAZY})

@@ -1,4 +1,5 @@
-"""EquilibriumMonitor: a Lightning callback that watches the solves and re-certifies along training."""
+"""EquilibriumMonitor: a Lightning callback that watches the solves and re-certifies along
+training."""
 
 from __future__ import annotations
 
@@ -55,22 +56,26 @@ class _Health:
 class EquilibriumMonitor(Callback):
     """Solver health and certificates of the equilibrium networks inside a LightningModule.
 
-    After every training epoch it logs, for equilibria and for the adjoints of backward, the share of samples that did not
-    converge (`equilibrium/unconverged`, `adjoint/unconverged`), the mean number of evaluations (`.../steps`) and the largest
-    relative residual (`.../worst_residual`); every so many epochs also `certificate/certified`, 1 or 0, and `certificate/rate`
-    if one is certified. Numbers are those of this process; Lightning averages what is logged over processes.
+    After every training epoch it logs, for equilibria and for the adjoints of backward, the share
+    of samples that did not converge (`equilibrium/unconverged`, `adjoint/unconverged`), the mean
+    number of evaluations (`.../steps`) and the largest relative residual (`.../worst_residual`);
+    every so many epochs also `certificate/certified`, 1 or 0, and `certificate/rate` if one is
+    certified. Numbers are those of this process; Lightning averages what is logged over processes.
 
     Args:
-        X: (n, d) inputs that the certificate is about. A theory network without data is only checked for well-posedness.
+        X: (n, d) inputs that the certificate is about. A theory network without data is only
+            checked for well-posedness.
         y: (n,) their targets.
         every: Epochs between certificates; the last epoch that is planned has one as well.
         theorem: As in `wellposed.certify`, with data; without, and for other networks, "auto".
         stop: Whether training stops as soon as the verdict is CERTIFIED.
-        max_unconverged: The share of equilibria or adjoints of an epoch above which training stops; None never stops.
+        max_unconverged: The share of equilibria or adjoints of an epoch above which training stops;
+            None never stops.
 
     Attributes:
-        records: One dict an epoch: epoch, what was logged, the verdict where there was one. Kept in checkpoints.
-        certificate: The last one, or None; `reason` says why there is none.
+        records: One dict an epoch: epoch, what was logged, the verdict where there was one. Kept in
+            checkpoints.
+        certificate: The last one, or None, with the `reason`.
         first: The first epoch whose verdict was CERTIFIED, or None. Kept in checkpoints.
         stopped: Why the monitor stopped the training, or None.
     """

@@ -62,7 +62,7 @@ class Compare:
     decompositions: list[int] = field(default_factory=list)
 
     def on_step(self, state: Any) -> None:
-        at = self.incremental(state.model, state.at)  # at every step, as references age by steps
+        at = self.incremental(state.model, state.point)  # at every step, as references age by steps
         self.decompositions.append(self.incremental.decompositions)
         if state.step % self.every:
             return

@@ -77,7 +77,7 @@ def test_incremental_bounds_are_one_sided_and_rarely_decompose(family: str) -> N
     class Check:
         def on_step(self, state: Any) -> None:
             nonlocal evaluations
-            at = incremental(state.model, state.at)
+            at = incremental(state.model, state.point)
             assert isinstance(at, Measurement)
             evaluations += 1
             with torch.no_grad():

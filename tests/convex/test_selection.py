@@ -109,10 +109,10 @@ def test_lemma_9_the_averaged_operator_contracts():
 
 def test_a_regularizer_that_is_not_convex_is_warned_about():
     model = wp.OptEq(3, 5, dtype=F64)
-    with pytest.warns(wp.WellposedWarning, match="not convex"):
+    with pytest.warns(wp.errors.WellposedWarning, match="not convex"):
         found = select_equilibrium(model, normal(2, 3), InverseNorm(), steps=5)
     assert not found.is_proved
-    with pytest.warns(wp.WellposedWarning, match="not convex"):
+    with pytest.warns(wp.errors.WellposedWarning, match="not convex"):
         coupled = select_equilibrium(model, normal(2, 3), Decorrelation(), steps=5, schedule=Schedule(1.0))
     assert coupled.regularizer.shape == ()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import wellposed as wp
-from wellposed.data.preprocess import part_parallel, pixels
+from wellposed.data.files import part_parallel, pixels
 
 
 def archive(folder: Path, name: str = "mnist", per_class: int = 12, **changes: np.ndarray) -> Path:

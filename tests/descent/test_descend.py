@@ -201,7 +201,7 @@ def test_callbacks_see_the_present_point() -> None:
         def on_step(self, state: wp.descent.State) -> None:
             with torch.no_grad():
                 torch.testing.assert_close(state.r, state.model(X) - y)
-                torch.testing.assert_close(state.at.value, state.model.equilibrium(X))
+                torch.testing.assert_close(state.point.value, state.model.equilibrium(X))
             assert state.X is X and state.y is y and state.time is None
             assert state.loss == pytest.approx(float(state.r @ state.r) / 2)
             assert state.history.rows[-1]["step"] == state.step
@@ -309,7 +309,9 @@ class Broken(Line):
 
 def test_divergence_goes_back() -> None:
     model = Broken(w=1.0)  # w <- -3 w
-    with pytest.warns(wp.DivergedWarning, match="NaN or infinite at step 5, after .* at step 4, to .*smaller steps than 1.0"):
+    with pytest.warns(
+        wp.errors.DivergedWarning, match="NaN or infinite at step 5, after .* at step 4, to .*smaller steps than 1.0"
+    ):
         history = wp.descend(model, ONES, 0 * ONES, step_size=1.0, steps=100)
     assert history.stop is Stop.NOT_FINITE
     assert float(model.w.detach()) == 81.0
@@ -318,7 +320,7 @@ def test_divergence_goes_back() -> None:
 
 def test_an_exploding_loss_stops_and_goes_back() -> None:
     model = Line(w=1.0)
-    with pytest.warns(wp.DivergedWarning, match="exploded at step 13, after .* at step 12, to .*smaller steps than 1.0"):
+    with pytest.warns(wp.errors.DivergedWarning, match="exploded at step 13, after .* at step 12, to .*smaller steps than 1.0"):
         history = wp.descend(model, ONES, 0 * ONES, step_size=1.0, steps=100)
     assert history.stop is Stop.DIVERGED and "without bound" in history.stop.message
     assert float(model.w.detach()) == 3.0**12  # 9^12 < 1e12 < 9^13
@@ -334,7 +336,7 @@ def test_an_exploding_network_stops() -> None:
         Z, r = model.equilibrium(X), model(X) - y
     name = next(name for name, parameter in model.named_parameters() if parameter.shape == (16,))
     eta = 100 / float(torch.linalg.matrix_norm(Z, 2)) ** 2
-    with pytest.warns(wp.DivergedWarning, match="exploded"):
+    with pytest.warns(wp.errors.DivergedWarning, match="exploded"):
         history = wp.descend(model, X, y, step_size={name: eta}, steps=20)
     assert history.stop is Stop.DIVERGED and len(history) < 6  # a factor of up to 99^2 a step
     assert history.loss[-1] <= 1e12 * float(max(r @ r, y @ y)) / 2
@@ -347,7 +349,7 @@ def test_a_step_that_is_not_finite_is_not_taken() -> None:
             return super().forward(x) + torch.sqrt(self.w - self.w.detach())  # infinite slope, finite value
 
     model = Steep(w=0.5)
-    with pytest.warns(wp.DivergedWarning, match="NaN or infinite at step 1"):
+    with pytest.warns(wp.errors.DivergedWarning, match="NaN or infinite at step 1"):
         history = wp.descend(model, ONES, 0 * ONES, step_size=0.1, steps=5)
     assert history.stop is Stop.NOT_FINITE and float(model.w.detach()) == 0.5
 
@@ -385,7 +387,7 @@ class Spoil(Seen):
 
 
 def check_lost(model: nn.Module, X: Tensor, y: Tensor, spoil: Spoil) -> None:
-    with pytest.warns(wp.DivergedWarning, match="NaN or infinite at step 3, after .* at step 2"):
+    with pytest.warns(wp.errors.DivergedWarning, match="NaN or infinite at step 3, after .* at step 2"):
         history = wp.descend(model, X, y, step_size=1e-3, steps=6, callbacks=[spoil])
     assert history.stop is Stop.NOT_FINITE and len(history) == 3
     assert all(torch.equal(parameter, spoil.parameters[2][name]) for name, parameter in model.named_parameters())
@@ -433,7 +435,7 @@ def test_failed_equilibria_obey_the_policy_of_the_model() -> None:
     history = wp.descend(model, X, y, step_size=1e-3, steps=2)
     assert len(history) == 3
     model, X, y = problem(max_steps=3, on_failure="warn")
-    with pytest.warns(wp.NotConvergedWarning):
+    with pytest.warns(wp.errors.NotConvergedWarning):
         wp.descend(model, X, y, step_size=1e-3, steps=2)
 
 
@@ -507,14 +509,18 @@ def test_uncertified_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "certify", lambda *given, **options: certificate(Verdict.VIOLATED))
     with pytest.raises(wp.WellposedError, match=r"VIOLATED: 2hE < s\^2"):
         wp.descend(model, X, y, step_size="certified")
-    with pytest.raises(wp.InvalidType, match="Line is none. Give step_size a number"):
+    with pytest.raises(wp.InvalidType, match="Line is not one. Give step_size a number"):
         wp.descend(Line(), ONES, ONES)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"step_size": {"W": 1.0, "U": 1.0, "A": 1.0}}, wp.InvalidArgument, "names 'A', which is no parameter of GaussianDEQ"),
+        (
+            {"step_size": {"W": 1.0, "U": 1.0, "A": 1.0}},
+            wp.InvalidArgument,
+            "names 'A', which is not a parameter of GaussianDEQ",
+        ),
         ({"step_size": -1.0}, wp.InvalidArgument, "step_size must be a finite number at least 0; got -1.0"),
         ({"step_size": {"W": math.nan, "U": 1.0, "a": 1.0}}, wp.InvalidArgument, r"step_size\['W'\].*got nan"),
         ({"step_size": "certifed"}, wp.InvalidArgument, "Did you mean 'certified'"),

@@ -173,7 +173,7 @@ def test_callbacks_and_stops() -> None:
 
 def test_a_loss_that_is_not_finite_goes_back() -> None:
     model = Curve(0.5, limit=1.2)
-    with pytest.warns(wp.DivergedWarning, match="NaN or infinite after time"):
+    with pytest.warns(wp.errors.DivergedWarning, match="NaN or infinite after time"):
         history = wp.flow(model, ONE, 4 * ONE, times=[0.05, 0.1, 0.15, 0.2, 0.3])
     assert history.stop is Stop.NOT_FINITE and 1 < len(history) < 6
     assert (float(model.w.detach()) ** 2 - 4) ** 2 / 2 == pytest.approx(float(history.loss[-1]))
@@ -220,7 +220,7 @@ def test_the_integrator_gives_up(monkeypatch: pytest.MonkeyPatch, said: str, err
 
 def test_without_torchdiffeq(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    with pytest.raises(wp.MissingPackage, match=r"pip install 'wellposed\[flow\]'"):
+    with pytest.raises(wp.errors.MissingPackage, match=r"pip install 'wellposed\[flow\]'"):
         wp.flow(Curve(), ONE, ONE, t_end=1.0)
 
 

@@ -74,7 +74,7 @@ def test_complaints() -> None:
         history().certified_residual()
     with pytest.raises(wp.InvalidArgument, match="'path_length'"):
         history().total("path_length")
-    with pytest.raises(wp.InvalidArgument, match=r"no history.*'kind'"):
+    with pytest.raises(wp.InvalidArgument, match=r"not a history.*'kind'"):
         wp.History.from_dict({"speeds": {}})
 
 

@@ -61,7 +61,7 @@ def test_a_cotangent_that_is_not_finite_gives_nan_and_is_told(kind, linear_solve
     expected, _ = grad(layer(x), (x, W), v)
     v[1, 2] = bad
     z = layer(x)
-    with pytest.warns(wp.AdjointNotConvergedWarning, match=r"1 of 3 samples .* index 1, NOT_FINITE"):
+    with pytest.warns(wp.errors.AdjointNotConvergedWarning, match=r"1 of 3 samples .* index 1, NOT_FINITE"):
         gx, gW = grad(z, (x, W), v)
     assert bool(gx[1].isnan().all()) and bool(gW.isnan().any())
     # its neighbours do not notice
@@ -73,7 +73,7 @@ def test_a_cotangent_that_is_not_finite_gives_nan_and_is_told(kind, linear_solve
 def test_a_nan_in_the_loss_raises_if_so_asked(kind):
     layer, _ = make(kind, on_failure="raise")
     z = layer(leaf(2, 3, seed=1))
-    with pytest.raises(wp.AdjointNotConverged, match="backward of the equilibrium.*NOT_FINITE") as caught:
+    with pytest.raises(wp.errors.AdjointNotConverged, match="backward of the equilibrium.*NOT_FINITE") as caught:
         (z * torch.tensor(float("nan"), dtype=F64)).sum().backward()
     assert caught.value.solution is layer.last_adjoint
     assert not layer.last_adjoint.converged.any()
@@ -99,7 +99,7 @@ def test_a_singular_system_is_told(kind, linear_solver):
     x = torch.zeros(2, 1, dtype=F64, requires_grad=True)
     z = layer(x)
     assert bool(layer.last_solution.converged.all())
-    with pytest.warns(wp.AdjointNotConvergedWarning, match="2 of 2 samples"):
+    with pytest.warns(wp.errors.AdjointNotConvergedWarning, match="2 of 2 samples"):
         grad(z, x, torch.ones_like(z))
     assert not layer.last_adjoint.converged.any()
     assert bool((layer.last_adjoint.residual > 1e-3).all())
@@ -109,7 +109,7 @@ def test_a_singular_system_is_told(kind, linear_solver):
 def test_a_singular_system_raises_if_so_asked(kind):
     layer = scalar(kind, 1.0, F64, on_failure="raise")
     z = layer(torch.zeros(2, 1, dtype=F64, requires_grad=True))
-    with pytest.raises(wp.AdjointNotConverged):
+    with pytest.raises(wp.errors.AdjointNotConverged):
         z.sum().backward()
 
 
@@ -120,7 +120,7 @@ def test_neumann_steps_on_a_map_that_does_not_contract_are_told(kind):
     x = torch.ones(1, 1, dtype=F64, requires_grad=True)
     z = layer(x)
     assert float(z.detach()) == pytest.approx(1 / 3)
-    with pytest.warns(wp.AdjointNotConvergedWarning, match="DIVERGED"):
+    with pytest.warns(wp.errors.AdjointNotConvergedWarning, match="DIVERGED"):
         z.sum().backward()
     exact = scalar(kind, -2.0, F64, solver=wp.NewtonKrylov())
     assert float(grad(exact(x).sum(), x)[0]) == pytest.approx(1 / 3)
@@ -134,11 +134,11 @@ def test_a_budget_too_small_is_told(kind, policy):
     x = torch.ones(1, 1, dtype=F64, requires_grad=True)
     z = layer(x)
     if policy == "warn":
-        with pytest.warns(wp.AdjointNotConvergedWarning, match=r"MAX_STEPS.*max_steps=3") as seen:
+        with pytest.warns(wp.errors.AdjointNotConvergedWarning, match=r"MAX_STEPS.*max_steps=3") as seen:
             z.sum().backward()
         assert len(seen) == 1
     elif policy == "raise":
-        with pytest.raises(wp.AdjointNotConverged, match="max_steps=3") as caught:
+        with pytest.raises(wp.errors.AdjointNotConverged, match="max_steps=3") as caught:
             z.sum().backward()
         assert caught.value.solution is layer.last_adjoint
         assert x.grad is None
@@ -158,7 +158,7 @@ def test_an_adjoint_that_failed_can_be_repeated(kind):
     x = torch.ones(1, 1, dtype=F64, requires_grad=True)
     z = layer(x)
     for _ in range(2):
-        with pytest.raises(wp.AdjointNotConverged):
+        with pytest.raises(wp.errors.AdjointNotConverged):
             z.sum().backward(retain_graph=True)
     layer.gradient = wp.ImplicitGradient()
     layer(x).sum().backward()
@@ -170,7 +170,7 @@ def test_a_failure_in_a_second_derivative_is_told(kind):
     """The cotangent of u is NaN in the second pass only."""
     layer, W = make(kind, on_failure="raise")
     (first,) = grad(layer(leaf(2, 3, seed=1)).square().sum(), W, create_graph=True)
-    with pytest.raises(wp.AdjointNotConverged):
+    with pytest.raises(wp.errors.AdjointNotConverged):
         grad(first, W, torch.full_like(first, torch.nan))
 
 
@@ -178,7 +178,7 @@ def test_the_message_tells_what_to_try():
     layer = scalar("function", 0.999, F64, gradient=wp.ImplicitGradient(wp.Neumann()), solver=wp.NewtonKrylov())
     x = torch.ones(1, 1, dtype=F64, requires_grad=True)
     z = layer(x)
-    with pytest.warns(wp.AdjointNotConvergedWarning, match="max_steps") as seen:
+    with pytest.warns(wp.errors.AdjointNotConvergedWarning, match="max_steps") as seen:
         z.sum().backward()
     text = str(seen[0].message)
     assert "backward of the equilibrium" in text and "index 0" in text and "residual" in text

@@ -671,7 +671,7 @@ def test_maps_that_do_not_contract_inside_transforms_are_told():
     with pytest.raises(wp.NotConverged, match=r"inside torch.func transforms: 2 of 2 samples"):
         torch.func.grad(lambda x: layer(x).sum())(x)
     layer = wp.EquilibriumLayer(lambda z, x: 0.9 * z + x, on_failure="warn", max_steps=10)
-    with pytest.warns(wp.NotConvergedWarning, match=r"4 of 4 samples.*max_steps=10"):
+    with pytest.warns(wp.errors.NotConvergedWarning, match=r"4 of 4 samples.*max_steps=10"):
         vmap(layer)(torch.ones(2, 2, 1, dtype=F64))
 
 

@@ -94,7 +94,7 @@ def test_a_failed_solve_is_reported_in_every_mode(gradient, policy):
     """z = exp(z) + 1 has no solution."""
     layer = wp.EquilibriumLayer(lambda z, x: torch.exp(z) + x, gradient=gradient, on_failure=policy)
     x = torch.ones(1, 1, dtype=F64, requires_grad=True)
-    with pytest.warns(wp.NotConvergedWarning) if policy == "warn" else pytest.raises(wp.NotConverged):
+    with pytest.warns(wp.errors.NotConvergedWarning) if policy == "warn" else pytest.raises(wp.NotConverged):
         layer(x)
     assert not layer.last_solution.converged.any()
 
@@ -156,7 +156,7 @@ def test_a_depth_too_small_is_no_success(policy):
     W, x = normal(3, 3, scale=0.5), normal(2, 3, seed=1)
     layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(z @ W.T + x), gradient=wp.UnrolledGradient(3), on_failure=policy)
     if policy == "warn":
-        with pytest.warns(wp.NotConvergedWarning, match="2 of 2 samples did not converge"):
+        with pytest.warns(wp.errors.NotConvergedWarning, match="2 of 2 samples did not converge"):
             z = layer(x)
     elif policy == "raise":
         with pytest.raises(wp.NotConverged) as caught:

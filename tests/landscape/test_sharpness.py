@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.landscape import (
-    HessianProduct,
-    Sharpness,
-    hessian_directions,
-    hessian_eigenvalues,
-    hessian_trace,
-    sharpness,
-    surface,
-)
+from wellposed.landscape import hessian_directions, sharpness, surface
+from wellposed.landscape.curvature import HessianProduct, Sharpness, hessian_eigenvalues, hessian_trace
 from wellposed.landscape.directions import flatten
 
 mse = nn.functional.mse_loss

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.landscape import Projection, Trajectory, project, trajectory
+from wellposed.landscape import Trajectory, project, trajectory
+from wellposed.landscape.trajectories import Projection
 
 
 def layer(solver: wp.solve.AbstractSolver, **options: object) -> tuple[wp.EquilibriumLayer, Tensor, Tensor]:

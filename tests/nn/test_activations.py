@@ -13,17 +13,8 @@ from scipy import integrate
 from torch import Tensor
 
 import wellposed as wp
-from wellposed.nn import (
-    ACTIVATIONS,
-    AbstractActivation,
-    Identity,
-    LeakyReLU,
-    ReLU,
-    Sigmoid,
-    Softplus,
-    SoftThreshold,
-    Tanh,
-)
+from wellposed.nn import AbstractActivation, Identity, LeakyReLU, ReLU, Sigmoid, Softplus, SoftThreshold, Tanh
+from wellposed.nn.activations import ACTIVATIONS
 
 F64 = torch.float64
 REFERENCES = {

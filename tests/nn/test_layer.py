@@ -214,7 +214,7 @@ def test_a_map_without_an_equilibrium_is_reported():
     with pytest.raises(wp.NotConverged, match=r"EquilibriumLayer: 2 of 2 samples.*DIVERGED") as caught:
         wp.EquilibriumLayer(lambda z, x: 2 * z + x, wp.Picard(), on_failure="raise")(x)
     assert all(status is wp.Status.DIVERGED for status in caught.value.solution.status)
-    with pytest.warns(wp.NotConvergedWarning, match="2 of 2 samples"):
+    with pytest.warns(wp.errors.NotConvergedWarning, match="2 of 2 samples"):
         wp.EquilibriumLayer(lambda z, x: 2 * z + x, wp.Picard())(x)
     layer = wp.EquilibriumLayer(lambda z, x: 2 * z + x, wp.Picard(), on_failure="ignore")
     layer(x)
@@ -224,7 +224,7 @@ def test_a_map_without_an_equilibrium_is_reported():
 def test_a_cell_that_gives_nan_is_reported():
     x = torch.tensor([[1.0], [-1.0]], dtype=F64)
     layer = wp.EquilibriumLayer(lambda z, x: 0.5 * z + torch.log(x))
-    with pytest.warns(wp.NotConvergedWarning, match=r"1 of 2 samples .*index 1, NOT_FINITE"):
+    with pytest.warns(wp.errors.NotConvergedWarning, match=r"1 of 2 samples .*index 1, NOT_FINITE"):
         layer(x)
     assert [status.name for status in layer.last_solution.status] == ["CONVERGED", "NOT_FINITE"]
 
@@ -624,7 +624,7 @@ def test_a_row_that_is_not_finite_is_nan_and_costs_the_others_nothing(kind: str)
 
 def test_the_message_of_an_unrolled_layer_speaks_of_its_own_steps() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: 0.9 * torch.tanh(z) + x, gradient=wp.UnrolledGradient(3))
-    with pytest.warns(wp.NotConvergedWarning, match=r"after 4 steps\. UnrolledGradient\(steps=\.\.\.\) sets its depth"):
+    with pytest.warns(wp.errors.NotConvergedWarning, match=r"after 4 steps\. UnrolledGradient\(steps=\.\.\.\) sets its depth"):
         layer(torch.ones(2, 3, dtype=torch.float64).requires_grad_())
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 import wellposed as wp
 from equilibria import F64, normal
-from wellposed.nn import ConvNormBall, NormBall, conv_norm_upper
+from wellposed.nn import ConvNormBall, NormBall
+from wellposed.nn.parametrizations import conv_norm_upper
 
 
 def conv_norm(K, height, width, mode):

@@ -12,7 +12,8 @@ import pytest
 
 import wellposed as wp
 from wellposed import plot
-from wellposed.landscape import CellStatus, Projection, Surface
+from wellposed.landscape import CellStatus, Surface
+from wellposed.landscape.trajectories import Projection
 
 
 def made(bad: CellStatus | None = CellStatus.NOT_UNIQUE) -> Surface:
@@ -218,7 +219,7 @@ def test_bad_records() -> None:
 def test_a_sentence_says_that_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ["matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(wp.MissingPackage, match=r"pip install 'wellposed\[plot\]'"):
+    with pytest.raises(wp.errors.MissingPackage, match=r"pip install 'wellposed\[plot\]'"):
         plot.spectrum([1.0])
 
 
@@ -228,7 +229,7 @@ def test_matplotlib_is_only_needed_to_draw() -> None:
         "import sys; sys.modules['matplotlib'] = None\n"
         "import wellposed as wp\n"
         "try:\n    wp.plot.spectrum([1.0])\n"
-        "except wp.MissingPackage as error:\n    print(error)\n"
+        "except wp.errors.MissingPackage as error:\n    print(error)\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'wellposed[plot]'" in out.stdout

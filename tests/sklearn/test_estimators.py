@@ -23,8 +23,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 import wellposed as wp
+from wellposed.sklearn._estimator import BOUND, SpectralProjection
 from wellposed.sklearn._families import FAMILIES, Headed
-from wellposed.sklearn._minibatches import BOUND, Ball
 
 # An epoch is one step on the small data of most checks, and several on those that ask for a good score.
 QUICK: dict[str, Any] = {"width": 6, "max_iter": 6, "batch_size": 50, "learning_rate": 0.1, "rtol": 1e-4}
@@ -247,15 +247,15 @@ def test_no_warning_when_training_ends_by_itself() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10_000), st.floats(0.1, 30.0), st.sampled_from(["gaussian", "skip", "implicit_only"]))
-def test_the_ball_keeps_contractions(seed: int, scale: float, family: str) -> None:
+def test_the_projection_keeps_contractions(seed: int, scale: float, family: str) -> None:
     made = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64, "on_ill_posed": "ignore"}
     network = FAMILIES[family](3, 6, **made)
-    ball = Ball(network)
+    projection = SpectralProjection(network)
     for factor in (scale, 1.001):
         with torch.no_grad():
             (network.W if family == "gaussian" else network.A).mul_(factor)
             before = network.recurrent().clone()
-        ball.keep()
+        projection.apply()
         after = network.recurrent().detach()
         norm, allowed = torch.linalg.matrix_norm(before, ord=2), BOUND * (1 + 1e-9)
         assert torch.linalg.matrix_norm(after, ord=2) <= allowed
@@ -294,7 +294,7 @@ def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.delattr(wp, "sklearn", raising=False)
-    with pytest.raises(wp.MissingPackage, match=r"wellposed\[sklearn\]"):
+    with pytest.raises(wp.errors.MissingPackage, match=r"wellposed\[sklearn\]"):
         wp.EquilibriumRegressor  # noqa: B018
 
 

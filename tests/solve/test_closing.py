@@ -56,7 +56,7 @@ def residual(f: Any, z: Tensor, x: Tensor) -> float:
 
 def quiet(f: Any, x: Tensor, solver: AbstractSolver, **options: Any) -> wp.Solution:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", wp.CoupledRowsWarning)
+        warnings.simplefilter("ignore", wp.errors.CoupledRowsWarning)
         return wp.fixed_point(f, torch.zeros_like(x), solver, args=(x,), **{"on_failure": "ignore"} | options)
 
 
@@ -69,7 +69,7 @@ def test_a_chain_is_not_done_before_its_last_row(solver: AbstractSolver) -> None
     A = torch.diag(torch.ones(49), -1)
     x = torch.zeros(50, 4)
     x[0] = 1
-    with pytest.warns(wp.CoupledRowsWarning, match="Rows of the batch depend on each other.*coupled=True"):
+    with pytest.warns(wp.errors.CoupledRowsWarning, match="Rows of the batch depend on each other.*coupled=True"):
         sol = wp.fixed_point(lambda z, x: 0.9 * (A @ z) + x, torch.zeros(50, 4), solver, args=(x,), on_failure="raise")
     assert sol.converged.all() and (sol.residual <= 1e-6).all()
     exact = 0.9 ** torch.arange(50.0).unsqueeze(1).expand(50, 4)
@@ -112,7 +112,7 @@ def test_gradients_of_coupled_maps_are_those_of_dense_implicit_differentiation(k
         v = gaussian(5, 2, seed=seed + 9)
         v[1 + seed % 3 :] = 0  # most samples have nothing to solve, if they were by themselves
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wp.CoupledRowsWarning)
+            warnings.simplefilter("ignore", wp.errors.CoupledRowsWarning)
             z = layer(x)
             (g,) = torch.autograd.grad(z, x, v)
         J, Jx = (part.reshape(10, 10) for part in torch.autograd.functional.jacobian(f, (z.detach(), x.detach())))
@@ -134,7 +134,7 @@ def test_a_layer_warns_once_and_remembers_by_training_mode() -> None:
             return 0.5 * torch.tanh(z - z.mean(dim=0) if self.training else z) + x
 
     layer, x = wp.EquilibriumLayer(Cell()), gaussian(6, 3, seed=1)
-    with pytest.warns(wp.CoupledRowsWarning) as caught:
+    with pytest.warns(wp.errors.CoupledRowsWarning) as caught:
         for _ in range(3):
             layer(x)
     assert len(caught) == 1
@@ -310,7 +310,7 @@ def test_a_window_of_coupling_does_not_confirm_what_was_found_in_it() -> None:
 
     for solver in (wp.Picard(), wp.Anderson(), wp.Auto()):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wp.CoupledRowsWarning)
+            warnings.simplefilter("ignore", wp.errors.CoupledRowsWarning)
             sol = wp.fixed_point(f, torch.zeros(20, 2, dtype=F64), solver, rtol=1e-8, max_steps=900, on_failure="ignore")
         r = (f(sol.value) - sol.value).norm(dim=1) / f(sol.value).norm(dim=1)
         assert (r[sol.converged] <= 1.01e-8).all() and sol.converged.any()
@@ -399,7 +399,7 @@ def test_a_cell_of_the_library_is_not_evaluated_again() -> None:
 
 def test_a_layer_warns_of_a_cause_once_and_counts() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: 2 * z + x, wp.Picard())
-    with pytest.warns(wp.NotConvergedWarning, match="failure_counts") as caught:
+    with pytest.warns(wp.errors.NotConvergedWarning, match="failure_counts") as caught:
         for k in range(1, 21):
             layer(torch.full((2, 1), float(k)))
     assert len(caught) == 1 and layer.failure_counts == {"forward DIVERGED": 20}
@@ -412,7 +412,7 @@ def test_other_causes_are_warned_of_too() -> None:
         return 0.999 * z + x + (torch.rand(z.shape) if noise["on"] else 0.0)
 
     layer = wp.EquilibriumLayer(cell, wp.Picard(), max_steps=5)
-    with pytest.warns(wp.NotConvergedWarning) as caught:
+    with pytest.warns(wp.errors.NotConvergedWarning) as caught:
         for on in (False, False, True, True):
             noise["on"] = on
             layer(torch.ones(2, 1))

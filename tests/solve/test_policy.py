@@ -15,7 +15,8 @@ from torch import Tensor
 import wellposed as wp
 from conformance import EVALUATING, every_solver, short, solve
 from problems import problem
-from wellposed import InvalidArgument, InvalidType, NotConverged, NotConvergedWarning, Status, WellposedError
+from wellposed import InvalidArgument, InvalidType, NotConverged, Status, WellposedError
+from wellposed.errors import NotConvergedWarning
 from wellposed.solve import AbstractSolver
 from wellposed.status import StatusArray
 

@@ -39,7 +39,7 @@ from wellposed.linalg.scaling import ldexp, ldexp_up, scaled
 from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier
 from wellposed.nn.families import FAMILIES, AbstractNetwork, theory_of
 from wellposed.nn.maps.operator import AbstractOperator
-from wellposed.nn.monotone._conjugate import conjugate_gradients
+from wellposed.nn.monotone.conjugate_gradients import conjugate_gradients
 
 #: What the rounding of sums of squares in float64 may take from a bound, relatively: far more than it does for 1e8 terms.
 SLACK = 1.0 + 1e-7

@@ -120,7 +120,7 @@ class CertificateMonitor:
         if not isinstance(self.theorem, str):
             return "nothing is measured for a callable", certificate_by(self.theorem, state.model, state.X, state.y, {})
         assert self._measure is not None
-        point = self._measure(state.model, state.at)
+        point = self._measure(state.model, state.point)
         return point, radius_at(point, self.dynamics, self._rate, tuple(self.sharpen))
 
     def _record(self, state: Any, point: Measurement | str, certificate: Certificate) -> None:

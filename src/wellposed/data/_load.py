@@ -1,7 +1,9 @@
-"""load: the one entry point to data."""
+"""Data sets by name, with what was done to them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.data import synthetic
-from wellposed.data._dataset import Dataset
-from wellposed.data.files import FILES, digits, read
+from wellposed.data.files import FILES, NORMS, choose, digits, normalise, part_parallel, pixels, read
 from wellposed.data.own import SUFFIXES, is_path, read_own
-from wellposed.data.preprocess import NORMS, choose, normalise, part_parallel, pixels
 from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["NAMES", "PAPERS", "load"]
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples in rows, and where they come from. `X, y = load(...)` unpacks the training part.
+
+    Attributes:
+        name: Of the data set.
+        X: (n, ...) training inputs. y: (n, ...) training targets.
+        X_test: (n_test, ...) test inputs. y_test: (n_test, ...) their targets; both None if there
+            is no test part.
+        steps: What was done, in order, one sentence each.
+    """
+
+    name: str
+    X: Tensor
+    y: Tensor
+    X_test: Tensor | None
+    y_test: Tensor | None
+    steps: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.X, self.y))
+
+    def __str__(self) -> str:
+        test = "no test part" if self.X_test is None else f"{len(self.X_test)} to test"
+        lines = [f"{self.name}: {len(self.X)} samples of shape {tuple(self.X.shape[1:])}, {test}"]
+        return "\n".join([*lines, *(f"- {step}" for step in self.steps)])
+
+
+def sphere(n: int, features: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """(n, d) points uniform on the unit sphere, (n,) standard normal labels."""
+    X = rng.standard_normal((n, features))
+    return X / np.linalg.norm(X, axis=1, keepdims=True), rng.standard_normal(n)
+
+
+def moons(n: int, noise: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """(n, 2) two half circles, (n,) classes 0 and 1 in turn, as scikit-learn's `make_moons`."""
+    y = np.arange(n) % 2
+    angle = np.pi * rng.random(n)
+    upper, lower = np.stack([np.cos(angle), np.sin(angle)], 1), np.stack([1 - np.cos(angle), 0.5 - np.sin(angle)], 1)
+    X = np.where((y == 0)[:, None], upper, lower)
+    return X + noise * rng.standard_normal((n, 2)), y
+
 
 NAMES = ("sphere", "digits", "moons", *FILES)
-#: What each paper does to images: grey, 28x28, rows of this norm, parallel ones parted.
+#: The norm that each paper gives to the rows of grey 28x28 images; parallel rows are separated.
 PAPERS = {"ling2022": "sqrt_d", "gao2022": "unit", "gao2023": "unit"}
 
 
@@ -50,31 +91,34 @@ def load(
         >>> data.X.shape, data.y.shape
         (torch.Size([10, 50]), torch.Size([10]))
 
-    Built in: "sphere" (unit sphere, standard normal labels), "moons", "digits" (needs scikit-learn). "mnist", "fashion_mnist",
-    "cifar10", "svhn", "camvid" come from `<name>.npz` in the folder $WELLPOSED_DATA, or from OpenML through scikit-learn (which
-    caches them). Pixels are scaled to [0, 1]. A path that ends with .csv or .parquet is a table with named columns, and a
-    .npz file holds arrays X and y (and X_test, y_test, if there is a test part).
+    Built in: "sphere" (unit sphere, standard normal labels), "moons", "digits" (needs
+    scikit-learn). "mnist", "fashion_mnist", "cifar10", "svhn", "camvid" come from `<name>.npz` in
+    the folder $WELLPOSED_DATA, or from OpenML through scikit-learn, which caches them; pixels are
+    scaled to [0, 1]. A path that ends with .csv or .parquet is a table with named columns; a .npz
+    file holds arrays X and y, and X_test and y_test if it has a test part.
 
     Args:
         name: One of the above.
-        n: Training samples, of each class as nearly the same number as can be; all if not given (100 for "sphere", 200 for
-            "moons"). Of a file without a test part a fifth is kept to test, or all others if n is given.
-        classes: Which classes; all if not given. With two classes the targets are -1 and +1, else class indices.
+        n: Training samples, as equally many of each class as possible; all if not given (100 for
+            "sphere", 200 for "moons"). A file without a test part keeps a fifth to test, or all
+            samples that remain if n is given.
+        classes: Which classes; all if not given. Two classes have targets -1 and +1, others
+            indices.
         seed: Of every draw.
-        n_test: Test samples; all that there are if not given (as many as n for "sphere" and "moons").
-        paper: "ling2022", "gao2022" or "gao2023": that paper's preprocessing (grey, 28x28, rows of norm sqrt(d) or 1, parallel
-            samples parted and counted) instead of `grey`, `size` and `norm`.
-        grey: Colours to luminance.
-        size: Images resized to this height and width.
+        n_test: Test samples; all if not given (as many as n for "sphere" and "moons").
+        paper: "ling2022", "gao2022" or "gao2023": the preprocessing of that paper (grey, 28x28,
+            rows of norm sqrt(d) or 1, parallel samples separated) instead of `grey`, `size` and
+            `norm`.
+        grey: Whether colours become luminance.
+        size: Height and width to which images are resized.
         norm: Rows of norm 1 ("unit") or sqrt(d) ("sqrt_d").
         flatten: (n, d) rows instead of (n, channels, height, width) images.
-        features: d of "sphere".
-        noise: Standard deviation of "moons".
-        target: Of a table, the column to learn; "target", "y" or "label" if not given.
-        columns: Of a table, the columns to learn from; all others if not given.
-        classify: Of a file, whether the target holds classes (text or integers); text does and numbers do not, if not given.
-        standardize: Of a file, whether inputs and targets that are numbers get mean 0 and standard deviation 1 over the
-            training samples; those of a table do, if not given.
+        features, noise: d of "sphere", standard deviation of "moons".
+        target, columns: Columns of a table: to learn ("target", "y" or "label" if not given), and
+            to learn from (all others).
+        classify: Whether the target of a file holds classes; by default text does, numbers do not.
+        standardize: Whether numbers of a file get mean 0 and standard deviation 1 over the training
+            samples; by default those of a table do.
         dtype: Of the inputs, and of targets that are not class indices.
     """
     _check(name, n, classes, n_test, paper, norm)
@@ -118,10 +162,7 @@ def _synthetic(
 ) -> tuple[list[Tensor], list[Tensor], list[str]]:
     train = n if n is not None else (100 if name == "sphere" else 200)
     test = train if n_test is None else n_test
-    parts = [
-        synthetic.sphere(size, features, rng) if name == "sphere" else synthetic.moons(size, noise, rng)
-        for size in (train, test)
-    ]
+    parts = [sphere(size, features, rng) if name == "sphere" else moons(size, noise, rng) for size in (train, test)]
     X, y = [torch.from_numpy(x) for x, _ in parts], [torch.from_numpy(t) for _, t in parts]
     if name == "sphere":
         return X, y, [f"uniform on the unit sphere of R^{features}, standard normal labels"]
@@ -129,13 +170,7 @@ def _synthetic(
 
 
 def _images(
-    name: str,
-    n: int | None,
-    classes: tuple[int, ...] | None,
-    n_test: int | None,
-    grey: bool,
-    size: int | None,
-    rng: np.random.Generator,
+    name: str, n: int | None, classes: Any, n_test: int | None, grey: bool, size: int | None, rng: np.random.Generator
 ) -> tuple[list[Tensor], list[Tensor], list[str]]:
     parts, origin = digits() if name == "digits" else read(name)
     steps = [origin]
@@ -160,7 +195,7 @@ def _images(
 
 
 def _targets(labels: np.ndarray, classes: tuple[int, ...] | None) -> Tensor:
-    """-1 and +1 for two classes, else class indices in the order in which the classes were given."""
+    """-1 and +1 for two classes, else class indices in the order of `classes`."""
     if classes is None:
         return torch.from_numpy(labels.astype(np.int64))
     if len(classes) == 2:

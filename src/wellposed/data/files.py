@@ -1,17 +1,18 @@
-"""Image data from `<name>.npz` in $WELLPOSED_DATA, or from OpenML."""
+"""Images: from files or OpenML, and from pixels to the inputs that the papers train on."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from wellposed._reading import read_arrays, sha256
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
-
-__all__ = ["FILES", "digits", "read"]
 
 #: name -> (shape of an image, number of classes, name at OpenML)
 FILES: dict[str, tuple[tuple[int, ...], int, str | None]] = {
@@ -29,7 +30,8 @@ CHECKSUMS = {
     "06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64": "mnist",
     "73f962d142f785ff5e06b07e664b5a3cb7d519f2eab5ad2b31811d6ae5b67c9b": "svhn",
 }
-#: The largest size of a file and of its arrays; the largest that we know, SVHN with its extra images, has 1.9e9.
+#: The largest size of a file and of its arrays; the largest that we know, SVHN with its extra
+#: images, has 1.9e9.
 BYTES = 1 << 31
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -92,13 +94,13 @@ def _check(name: str, parts: Parts, where: str) -> None:
 def _from_openml(name: str, where: str) -> tuple[Parts, str]:
     shape, _, remote = FILES[name]
     if remote is None:
-        raise InvalidArgument(f"{name} is not at hand: {where}, and it is not on OpenML. Put {name}.npz there.")
+        raise InvalidArgument(f"{name} is not available: {where}, and it is not on OpenML. Put {name}.npz there.")
     datasets = _scikit_learn(name)
     try:
         bunch = datasets.fetch_openml(remote, version=1, as_frame=False, parser="liac-arff")
     except Exception as error:  # no network, a server's error, a full disk: many kinds
         raise InvalidArgument(
-            f"{name} is not at hand: {where}, and OpenML could not be reached ({type(error).__name__}: {error}). "
+            f"{name} is not available: {where}, and OpenML could not be reached ({type(error).__name__}: {error}). "
             f"Set WELLPOSED_DATA to a folder with {name}.npz, or connect to the internet."
         ) from error
     images = _images(np.asarray(bunch.data), shape)
@@ -122,3 +124,57 @@ def _scikit_learn(name: str) -> Any:
     except ImportError as error:
         raise MissingPackage(f"{name} needs scikit-learn; install it with: {how_to_install('data')}.") from error
     return datasets
+
+
+NORMS = ("unit", "sqrt_d")
+#: Rows whose cosine is nearer to 1 or -1 than this count as parallel.
+PARALLEL = 1e-10
+#: Relative size of what is added to the later one of two parallel rows.
+NUDGE = 1e-3
+
+
+def choose(y: np.ndarray, classes: tuple[int, ...], n: int | None, rng: np.random.Generator) -> np.ndarray:
+    """Indices of n samples in random order, equally many of each class (or one more)."""
+    pools = [rng.permutation(np.flatnonzero(y == c)) for c in classes]
+    if n is None:
+        return rng.permutation(np.concatenate(pools))
+    wanted = [n // len(classes) + (i < n % len(classes)) for i in range(len(classes))]
+    for c, pool, number in zip(classes, pools, wanted, strict=True):
+        if len(pool) < number:
+            raise InvalidArgument(f"{number} samples of class {c} are wanted for n={n}, but there are {len(pool)}; lower n.")
+    return rng.permutation(np.concatenate([pool[:number] for pool, number in zip(pools, wanted, strict=True)]))
+
+
+def pixels(images: np.ndarray, *, grey: bool, size: int | None) -> Tensor:
+    """(n, H, W[, 3]) uint8 -> (n, channels, h, w) in [0, 1]; grey by luminance, resized."""
+    x = torch.from_numpy(np.ascontiguousarray(images)).to(torch.float64) / 255
+    x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
+    if grey and x.shape[1] == 3:
+        x = (x * torch.tensor([0.299, 0.587, 0.114], dtype=x.dtype).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+    if size is not None and tuple(x.shape[2:]) != (size, size):
+        x = torch.nn.functional.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)
+    return x
+
+
+def normalise(X: Tensor, norm: str) -> Tensor:
+    """(n, d) rows of Euclidean norm 1 ("unit") or sqrt(d) ("sqrt_d")."""
+    length = torch.linalg.vector_norm(X, dim=1, keepdim=True)
+    if bool((length == 0).any()):
+        zero = int((length == 0).nonzero()[0, 0])
+        raise InvalidArgument(f"Sample {zero} is zero, so it has no direction to scale to norm={norm!r}; leave norm out.")
+    return X / length * (1.0 if norm == "unit" else math.sqrt(X.shape[1]))
+
+
+def part_parallel(X: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
+    """(n, d) without parallel rows, and their number: noise moves the later of two."""
+    length = torch.linalg.vector_norm(X, dim=1, keepdim=True)
+    U = X / length
+    C = (U @ U.t()).abs().tril(-1)
+    later = (C > 1 - PARALLEL).any(dim=1)
+    if not bool(later.any()):
+        return X, 0
+    noise = torch.randn(X.shape, generator=generator, dtype=X.dtype)
+    noise = noise / torch.linalg.vector_norm(noise, dim=1, keepdim=True) * NUDGE
+    moved = U + noise * later.unsqueeze(1)
+    moved = moved / torch.linalg.vector_norm(moved, dim=1, keepdim=True) * length
+    return torch.where(later.unsqueeze(1), moved, X), int(later.sum())

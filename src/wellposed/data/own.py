@@ -13,12 +13,10 @@ from wellposed.data.parquet import read_parquet
 from wellposed.data.table import LARGEST, LISTED, Table, check_file, read_csv
 from wellposed.errors import InvalidArgument, WellposedWarning, did_you_mean
 
-__all__ = ["SUFFIXES", "checksum", "is_path", "own_path", "read_own", "short_name"]
-
 SUFFIXES = (".csv", ".parquet", ".npz")
 #: Columns that are taken as the target if none is named.
 USUAL = ("target", "y", "label")
-#: Arrays of an archive: to train, and to test if there are such.
+#: Arrays of an archive: to train, and to test if there are any.
 ARRAYS = (("X", "y"), ("x", "y"), ("x_train", "y_train"), ("X_train", "y_train"))
 
 Parts = dict[str, np.ndarray]
@@ -67,7 +65,7 @@ def read_own(
     classify: bool | None,
     standardize: bool | None,
 ) -> tuple[Parts, list[str]]:
-    """x_train, y_train, x_test, y_test of float64 or, for classes, y of int64 from 0; and what was done.
+    """x_train, y_train, x_test, y_test of float64 (classes: int64 from 0), and what was done.
 
     Args:
         name: The path.
@@ -126,7 +124,7 @@ def _chosen(
         y = table.numbers(target, "data.target")
     elif "" in y:
         row = int(np.flatnonzero(y == "")[0]) + 1
-        raise InvalidArgument(f"Row {row} of the target {target!r} of {table.name} is empty; drop such rows or fill the cells.")
+        raise InvalidArgument(f"Row {row} of the target {target!r} of {table.name} is empty; drop the rows or fill the cells.")
     steps.append(f"target {target!r}, inputs {', '.join(map(repr, inputs[:8]))}{' ...' if len(inputs) > 8 else ''}")
     return np.stack([table.numbers(name, "data.columns") for name in inputs], axis=1), y
 
@@ -248,7 +246,7 @@ def _drawn(name: str, side: np.ndarray, count: int | None, rng: np.random.Genera
 
 
 def _standardize(parts: Parts, steps: list[str]) -> None:
-    """Every input, and a target of numbers, to mean 0 and standard deviation 1 over the training samples."""
+    """Inputs and numerical targets to mean 0 and standard deviation 1 over training samples."""
     mean, size = _moments(parts["x_train"])
     for key in ("x_train", "x_test"):
         parts[key] = (parts[key] - mean) / size

@@ -15,8 +15,6 @@ import numpy as np
 
 from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["LARGEST", "Table", "check_file", "check_header", "read_csv"]
-
 #: Bytes of a file, and of what it unpacks to.
 LARGEST = 4 * 2**30
 #: Names of columns that a message lists.
@@ -89,7 +87,7 @@ def check_file(path: Path) -> None:
 
 
 def read_csv(path: Path) -> Table:
-    """The columns of a file with their names in its first row; cells are parted by commas, semicolons or tabs."""
+    """The columns of a file with names in its first row; a comma, semicolon or tab separates cells."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()

@@ -1,16 +1,8 @@
-"""Training exactly as the theorems assume it: full-batch gradient descent and gradient flow, with a record of everything."""
+"""Full-batch gradient descent and gradient flow, as the theorems assume them."""
 
 from wellposed.descent._descend import descend
 from wellposed.descent._flow import flow
-from wellposed.descent.callbacks import Callback, State
-from wellposed.descent.history import Event, History, Stop
+from wellposed.descent.history import History, Stop
+from wellposed.descent.recorder import Callback, State
 
-__all__ = [
-    "Callback",
-    "Event",
-    "History",
-    "State",
-    "Stop",
-    "descend",
-    "flow",
-]
+__all__ = ["Callback", "History", "State", "Stop", "descend", "flow"]

@@ -12,26 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
+from wellposed._progress import progress_display
 from wellposed.certify import certify
-from wellposed.descent._objective import AbstractObjective, objective_of
-from wellposed.descent._progress import progress_of
-from wellposed.descent._recorder import Recorder, Travelled, check_callbacks, norm, say_where
-from wellposed.descent._speeds import speeds
-from wellposed.descent.callbacks import Callback
+from wellposed.descent._objective import AbstractObjective, objective_of, speeds
 from wellposed.descent.history import History, Stop
-from wellposed.errors import (
-    DivergedWarning,
-    InvalidArgument,
-    InvalidType,
-    WellposedError,
-    did_you_mean,
-)
+from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
+from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, WellposedError, did_you_mean
 from wellposed.nn.families import is_theory_network
 from wellposed.solve.solution import user_level
 
-__all__ = ["descend"]
-
-#: A loss this many times the larger of the first one and |y|^2/2, that of predicting 0, is called divergence.
+#: A loss this many times the larger of the first one and |y|^2/2, that of predicting 0, is called
+#: divergence.
 EXPLODED = 1e12
 
 
@@ -48,11 +39,11 @@ def descend(
     warm_start: bool = True,
     progress: bool = False,
 ) -> History:
-    r"""theta <- theta - eta grad |y_hat - y|^2/2 on all samples, in place on the parameters of the model.
+    r"""theta <- theta - eta grad |y_hat - y|^2/2 on all samples, in place.
 
-    No momentum, no batches, the loss is summed and not averaged: what the theorems of [ling2022], [gao2022] and [nguyen2022]
-    speak about. Theory networks use their closed-form gradient, and every equilibrium and adjoint starts from the line
-    through the last two; other modules use autograd.
+    No momentum, no batches, and a sum instead of a mean, as in the theorems of [ling2022],
+    [gao2022] and [nguyen2022]. Theory networks use their closed-form gradient, and every
+    equilibrium and adjoint starts on the line through the last two; other modules use autograd.
 
         >>> import torch, wellposed as wp
         >>> model = wp.GaussianDEQ(4, 32, dtype=torch.float64)
@@ -62,23 +53,25 @@ def descend(
         True
 
     Args:
-        model: A theory network or any module whose output has the shape of y.
-        X: (n, d) inputs, finite; for other modules what they take.
+        model: A theory network, or any module whose output has the shape of y.
+        X: (n, d) inputs, finite; for other modules their input.
         y: (n,) targets, finite, of the dtype of the predictions.
-        step_size: eta. A number; or one for each trained parameter by name, where one that is not named is held fixed; or
-            "certified": those of `certify(model, X, y, theorem="radius", dynamics="descent")`, refused unless CERTIFIED.
-        steps: How many steps at most. The point after the last is evaluated too, so that it has a row.
+        step_size: eta. A number; or one for each trained parameter by name (0 for the others); or
+            "certified": those of `certify(model, X, y, theorem="radius", dynamics="descent")`,
+            refused unless CERTIFIED.
+        steps: Most steps. The point after the last step is evaluated too and has a row.
         stop_loss: Stop at a loss of at most this.
-        callbacks: Objects with `on_step(state)`, called at every point; one that returns True stops the descent.
-        record_every: A row of the history every so many steps; first and last have one in any case.
-        warm_start: Whether solves start from the ones before; False starts all at zero.
-        progress: Whether to show a bar (a line now and then, if rich is not installed).
+        callbacks: Objects with `on_step(state)`, called at every point; True stops the descent.
+        record_every: Steps between rows of the history; the first and the last point have a row.
+        warm_start: Whether solves start at the solutions before; False starts all at zero.
+        progress: Whether to show a progress display.
 
     Returns:
-        The history. If the loss becomes NaN or infinite (an equilibrium or adjoint that is lost to NaN or infinity makes it
-        NaN), or exceeds 1e12 times the larger of the first loss and |y|^2/2, the parameters go back to the last point
-        before, and a `DivergedWarning` says so; after a KeyboardInterrupt they are those of the last row. Errors, such as
-        `IllPosed` by the policy of the model, do the same, say at which step, and carry the history as `error.history`.
+        The history. If the loss becomes NaN or infinite, or exceeds 1e12 times the larger of the
+        first loss and |y|^2/2, the parameters of the last good point are restored with a
+        `DivergedWarning`; after a KeyboardInterrupt they are those of the last row. Errors, such as
+        `IllPosed` by the policy of the model, do the same, name the step, and have the history as
+        `error.history`.
     """
     callbacks = check_callbacks(callbacks)
     check_positive_integer("descend", "record_every", record_every)
@@ -88,7 +81,7 @@ def descend(
     certificate = _certified(objective, step_size) if isinstance(step_size, str) else None
     sizes = speeds("step_size", step_size if certificate is None else certificate.step_size, model, default=0.0)
     history = History("descent", sizes, certificate=None if certificate is None else certificate.to_dict())
-    with progress_of("descent", steps, show=progress) as bar, torch.no_grad():
+    with progress_display("descent", steps, show=progress, line=PROGRESS_LINE) as bar, torch.no_grad():
         recorder = Recorder(objective, history, callbacks, stop_loss=stop_loss, progress=bar)
         _run(objective, sizes, recorder, steps, record_every)
     if history.stop in (Stop.NOT_FINITE, Stop.DIVERGED):
@@ -108,7 +101,7 @@ def _run(objective: AbstractObjective, sizes: dict[str, float], recorder: Record
     limit = math.inf
     try:
         for step in itertools.count():
-            with say_where(f"step {step} of descend"):
+            with with_location(f"step {step} of descend"):
                 now = objective.evaluate()
             recorder.count(now)
             if not math.isfinite(now.loss):
@@ -144,7 +137,7 @@ def _run(objective: AbstractObjective, sizes: dict[str, float], recorder: Record
 
 
 class _Backup:
-    """The parameters of the last point that was evaluated well, while the model may be elsewhere."""
+    """The parameters of the last point with a finite loss, while the model has moved on."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._living = list(parameters.values())
@@ -161,14 +154,14 @@ class _Backup:
         self._away = False
 
     def restore(self) -> None:
-        """Goes back, if there is reason to."""
+        """Restores the kept parameters if the present ones are not settled."""
         if self._away:
             torch._foreach_copy_(self._living, self._kept)
             self._away = False
 
 
 def _after(travelled: Travelled, sizes: dict[str, float], gradients: dict[str, Tensor]) -> Travelled:
-    """The way after one more step."""
+    """The path lengths after one more step."""
     moved = {name: size * norm(gradients[name]) if size > 0 else 0.0 for name, size in sizes.items()}
     way = {name: travelled.by_parameter[name] + part for name, part in moved.items()}
     return Travelled(way, travelled.total + math.hypot(*moved.values()))
@@ -182,7 +175,7 @@ def _refuse_start(step: int, loss: float) -> None:
 
 
 def _certified(objective: AbstractObjective, step_size: str) -> Any:
-    """The certificate that licenses step sizes, or a refusal that says why and what to do."""
+    """The certificate of the step sizes; raises with the reason and a remedy if there is none."""
     if step_size != "certified":
         hint = did_you_mean(step_size, ["certified"])
         raise InvalidArgument(
@@ -191,7 +184,7 @@ def _certified(objective: AbstractObjective, step_size: str) -> Any:
     if not is_theory_network(objective.model):
         raise InvalidType(
             f"step_size='certified' needs a network that the certificate knows, such as wp.GaussianDEQ; "
-            f"{type(objective.model).__name__} is none. Give step_size a number."
+            f"{type(objective.model).__name__} is not one. Give step_size a number."
         )
     certificate = certify(objective.model, objective.X, objective.y, theorem="radius", dynamics="descent")
     if not certificate.certified or certificate.step_size is None:

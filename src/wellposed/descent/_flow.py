@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.descent._objective import AbstractObjective, Evaluation, objective_of
-from wellposed.descent._progress import progress_of
-from wellposed.descent._recorder import Recorder, Travelled, check_callbacks, norm, say_where
-from wellposed.descent._speeds import speeds
-from wellposed.descent.callbacks import Callback
+from wellposed._progress import progress_display
+from wellposed.descent._objective import AbstractObjective, Evaluation, objective_of, speeds
 from wellposed.descent.history import History, Stop
+from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
 from wellposed.errors import (
     DivergedWarning,
     InvalidArgument,
@@ -26,8 +24,6 @@ from wellposed.errors import (
     how_to_install,
 )
 from wellposed.solve.solution import user_level
-
-__all__ = ["flow"]
 
 #: Explicit Runge-Kutta pairs of torchdiffeq, which control their error.
 METHODS = ("dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2")
@@ -50,33 +46,35 @@ def flow(
     callbacks: Iterable[Callback] = (),
     progress: bool = False,
 ) -> History:
-    r"""theta'(t) = -rate grad |y_hat - y|^2/2 from the present parameters, in place: they end as those of the last time.
+    r"""theta'(t) = -rate grad |y_hat - y|^2/2 from the present parameters to time t_end, in place.
 
-    The limit of `descend` for small steps, and what the flow theorems speak about. An explicit Runge-Kutta pair of
-    torchdiffeq chooses its steps so that the local error of every parameter, root mean square over its entries, stays below
-    atol + rtol |theta|. The state is float64; gradients are computed in the dtype of the model, so in float32 they are exact
-    to about 1e-6 whatever rtol says. The flow is stiff when the kernel is ill-conditioned: stability alone asks for about
-    t_end/3.3 times the largest eigenvalue of the tangent kernel in steps.
+    The limit of `descend` for small steps, as in the flow theorems. An explicit Runge-Kutta pair of
+    torchdiffeq chooses its steps so that the local error of every parameter, root mean square over
+    its entries, stays below atol + rtol |theta|. The state is float64; gradients have the dtype of
+    the model, so in float32 they are exact to about 1e-6 whatever rtol is. The flow is stiff when
+    the kernel is ill-conditioned: stability alone needs about t_end/3.3 times the largest
+    eigenvalue of the tangent kernel in steps.
 
     Args:
         model, X, y: As in `descend`.
-        t_end: Where to end, with a row at 51 equidistant times; or give `times`.
-        times: Increasing and positive, finite: where to have rows. There is one at 0 in any case, so a 0 in front changes
-            nothing. The integrator steps exactly onto them. If `t_end` is given too it must be the last of them.
-        rates: By parameter; those not named have rate 1, and 0 holds one fixed. Or one number for all.
-        rtol, atol: Of the integrator, as above; atol is rtol/1000 if not given. The default is for pictures and rates: it is
-            the error of a single step, those of all steps add up, and what they add up to is seen by a run with a smaller
-            one. Where flow is compared with a proof or a closed form take 1e-5 to 1e-9, as the tests of this package do. It
-            is not the smaller default because the gradient jumps where a ReLU switches, and there the steps shrink until
-            the jump times the step is below the tolerance.
+        t_end: The end, with rows at 51 equidistant times; or give `times`.
+        times: Of the rows: increasing, positive and finite; 0 has a row in any case. The integrator
+            steps exactly onto them. If `t_end` is given too it must be the last of them.
+        rates: By parameter, 1 for those that are not named; 0 holds one fixed. Or one number for
+            all.
+        rtol, atol: Of the integrator, as above; atol is rtol/1000 if not given. The default
+            suffices for pictures and rates: errors of single steps add up. To compare with a proof
+            or a closed form take 1e-5 to 1e-9. A smaller default would be expensive: the gradient
+            jumps where a ReLU switches, and steps shrink until the jump times the step is below the
+            tolerance.
         method: "dopri5", "dopri8", "bosh3", "adaptive_heun" or "fehlberg2".
         stop_loss: Stop at the first row with a loss of at most this.
-        callbacks: Objects with `on_step(state)`, called at every row; one that returns True stops the flow.
+        callbacks: Objects with `on_step(state)`, called at every row; True stops the flow.
         progress: As in `descend`.
 
     Returns:
-        The history, with steps, times and path lengths as the integrator found them. What happens on failure and
-        interruption is as in `descend`; the parameters are then those of the last row.
+        The history. Failures and interruptions are handled as in `descend`; the parameters are then
+        those of the last row.
     """
     _odeint()
     callbacks = check_callbacks(callbacks)
@@ -86,7 +84,7 @@ def flow(
     chosen = speeds("rates", rates, model, default=1.0)
     history = History("flow", chosen)
     atol = rtol / 1000 if atol is None else atol
-    with progress_of("flow", grid[-1], show=progress) as bar, torch.no_grad():
+    with progress_display("flow", grid[-1], show=progress, line=PROGRESS_LINE) as bar, torch.no_grad():
         recorder = Recorder(objective, history, callbacks, stop_loss=stop_loss, progress=bar)
         field = _Field(objective, chosen, recorder)
         _run(field, recorder, grid, {"rtol": rtol, "atol": atol, "method": method})
@@ -106,9 +104,10 @@ class _NotFinite(Exception):
 
 
 class _Field:
-    """The right-hand side, as a function of (theta_1, ..., theta_k, path_1, ..., path_k, total path).
+    """The right-hand side as a function of (theta_1, ..., theta_k, path_1, ..., path_k, path).
 
-    The thetas are the parameters that move; the lengths are integrated along with them: path_i' = |theta_i'|.
+    The thetas are the parameters that move; the lengths are integrated along with them:
+    path_i' = |theta_i'|.
 
     Attributes:
         count: k.
@@ -141,7 +140,7 @@ class _Field:
     def evaluate(self, state: Sequence[Tensor]) -> Evaluation:
         self.load(state)
         rows = self._recorder.history.rows
-        with say_where(f"time {rows[-1]['time']:.6g} of flow, or soon after" if rows else "time 0 of flow"):
+        with with_location(f"time {rows[-1]['time']:.6g} of flow, or soon after" if rows else "time 0 of flow"):
             now = self._objective.evaluate()
         self._recorder.count(now)
         if not math.isfinite(now.loss):
@@ -237,7 +236,7 @@ def _grid(t_end: float | None, times: Sequence[float] | Tensor | None) -> list[f
     if not grid or not all(a < b < math.inf for a, b in zip([0.0, *grid], grid, strict=False)):
         raise InvalidArgument(f"times must be increasing, positive and finite (a 0 may come first); got {given}.")
     if t_end is not None and not math.isclose(grid[-1], float(t_end), rel_tol=1e-6):  # times may be rounded to float32
-        raise InvalidArgument(f"times end at {grid[-1]:g}, but t_end={t_end:g}; leave t_end out, or let times end there.")
+        raise InvalidArgument(f"times end at {grid[-1]:g}, but t_end={t_end:g}; omit t_end, or let times end there.")
     return [0.0, *grid]
 
 

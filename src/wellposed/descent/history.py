@@ -15,8 +15,6 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, did_you_mean
 
-__all__ = ["Event", "History", "Stop"]
-
 #: Columns with one number a row.
 NUMBERS = (
     "step",
@@ -83,15 +81,15 @@ class History:
 
     | column | a row of it |
     | --- | --- |
-    | step | steps of descent taken; of a flow the number of the row |
-    | time, integrator_steps | of a flow: when, and after how many accepted steps (a descent has no such columns) |
+    | step | steps of descent taken; for a flow the number of the row |
+    | time, integrator_steps | of a flow only: the time, and accepted steps so far |
     | loss, residual_norm | the sum over samples r^2/2, and its |r| |
-    | total_path_length | the way travelled by all parameters together |
-    | equilibrium_steps, adjoint_steps | evaluations a sample on average, all since the row before; NaN if nothing was solved |
+    | total_path_length | the path length of all parameters together |
+    | equilibrium_steps, adjoint_steps | mean evaluations a sample since the row before; or NaN |
     | wall_time | seconds since the start |
     | gradient_norm | by parameter: Frobenius norm of the gradient of the loss |
     | distance | by parameter: |theta - theta_0|_F |
-    | path_length | by parameter: the way travelled, at least the distance |
+    | path_length | by parameter: at least the distance |
 
     The last three are dictionaries of columns, `history["distance"]["W"]`.
 
@@ -145,7 +143,8 @@ class History:
         """(rows,) the Euclidean norm of all parameters together.
 
         Args:
-            column: "gradient_norm" or "distance"; path lengths do not add up like this, see "total_path_length".
+            column: "gradient_norm" or "distance"; path lengths do not add up like this, see
+                "total_path_length".
         """
         if column not in ("gradient_norm", "distance"):
             raise InvalidArgument(f"total needs 'gradient_norm' or 'distance'; got {column!r}.")
@@ -207,7 +206,7 @@ class History:
         """The history that `to_dict` wrote."""
         known = ("kind", "speeds", "rows", "events", "stop", "certificate")
         if wrong := set(known) ^ set(plain):
-            raise InvalidArgument(f"This is no history: fields {sorted(wrong)} are missing or unknown.")
+            raise InvalidArgument(f"This is not a history: fields {sorted(wrong)} are missing or unknown.")
         rows = [{name: _numbers(value) for name, value in row.items()} for row in plain["rows"]]
         events = {name: [Event(**event) for event in found] for name, found in plain["events"].items()}
         stop = None if plain["stop"] is None else Stop(plain["stop"])

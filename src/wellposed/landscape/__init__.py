@@ -1,31 +1,19 @@
-"""Loss landscapes and trajectories that know about equilibria: numbers only, `wellposed.plot` draws them."""
+"""Loss landscapes and trajectories of models with equilibria, as numbers; `plot` draws them."""
 
-from wellposed.landscape._basin import Basin, basin
-from wellposed.landscape._sharpness import Sharpness, TraceEstimate, hessian_trace, sharpness
+from wellposed.landscape._basin import basin
 from wellposed.landscape._surface import surface
-from wellposed.landscape._trajectory import Trajectory, trajectory
-from wellposed.landscape.cell_status import CellStatus
-from wellposed.landscape.directions import PathDirections, filter_normalized, path_directions, random_direction
-from wellposed.landscape.hessian import HessianProduct, HessianSpectrum, hessian_directions, hessian_eigenvalues
-from wellposed.landscape.projection import Projection, project
-from wellposed.landscape.record import Surface
+from wellposed.landscape.curvature import hessian_directions, sharpness
+from wellposed.landscape.directions import filter_normalized, path_directions, random_direction
+from wellposed.landscape.record import CellStatus, Surface
+from wellposed.landscape.trajectories import Trajectory, project, trajectory
 
 __all__ = [
-    "Basin",
     "CellStatus",
-    "HessianProduct",
-    "HessianSpectrum",
-    "PathDirections",
-    "Projection",
-    "Sharpness",
     "Surface",
-    "TraceEstimate",
     "Trajectory",
     "basin",
     "filter_normalized",
     "hessian_directions",
-    "hessian_eigenvalues",
-    "hessian_trace",
     "path_directions",
     "project",
     "random_direction",

@@ -10,9 +10,8 @@ import numpy as np
 from wellposed.errors import InvalidArgument
 from wellposed.landscape.record import Surface
 
-__all__ = ["Basin", "basin"]
-
-# The neighbours of a point along the edges of the triangulation: the sides of its squares and one diagonal.
+# The neighbours of a point along the edges of the triangulation: the sides of its squares and one
+# diagonal.
 _EDGES = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]])
 
 
@@ -38,11 +37,11 @@ class Basin:
 
 
 def basin(surface: Surface, *, level: float) -> Basin:
-    r"""The area of {loss <= level}, of the component that holds the least loss, on a two-dimensional surface.
+    r"""The area of the component of {loss <= level} with the least loss, on a grid.
 
-    Between points the loss is taken as linear on triangles (each square of the grid cut along one diagonal); on these the
-    area is exact. Points without a valid value belong to nothing: triangles with such a corner that touch the basin are
-    reported as `undecided`, never counted as low or as high.
+    Between points the loss is taken as linear on triangles (each square of the grid cut along one
+    diagonal); on these the area is exact. Triangles that touch the basin and have a corner without a
+    valid value are reported as `undecided`.
 
     Args:
         surface: Of two directions.
@@ -76,7 +75,7 @@ def basin(surface: Surface, *, level: float) -> Basin:
 
 
 def _part_below(v: np.ndarray, level: float) -> np.ndarray:
-    """(...) the part of triangles with corner values v, (3, ...), where the linear function is at most the level."""
+    """(...) the part of triangles with corner values v, (3, ...), that is at most the level."""
     a, b, c = np.sort(v, axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         tip = (level - a) ** 2 / ((b - a) * (c - a))  # only the lowest corner is below: a similar triangle

@@ -1,4 +1,4 @@
-"""The loss at one point of parameters, and whether it may be believed."""
+"""The loss at one point of parameters, and what is known about its equilibria."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_interval, check_positive_integer
 from wellposed._tree import leaves, rebuild
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, InvalidType, NotConverged, NotConvergedWarning
-from wellposed.landscape._equilibria import Equilibria, Key, agreement_of, distances, proved_unique, random_start, rows_of
-from wellposed.landscape._model import without_proof
+from wellposed.landscape._model import (
+    Equilibria,
+    Key,
+    agreement_of,
+    distances,
+    proved_unique,
+    random_start,
+    rows_of,
+    without_proof,
+)
 from wellposed.landscape._predictor import Index, Predictor
-from wellposed.landscape.cell_status import CellStatus
+from wellposed.landscape.record import CellStatus
 from wellposed.solve import Solution
-
-__all__ = ["Measured", "PointLoss"]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """value: The loss; NaN unless VALID, UNCHECKED or NOT_PROVED. num_steps: Evaluations a sample. failed: Part of samples."""
+    """The loss (NaN unless VALID, UNCHECKED or NOT_PROVED), evaluations and failed part of samples."""
 
     value: float
     status: CellStatus
@@ -32,14 +39,37 @@ class Measured:
     failed: float = 0.0
 
 
+@dataclass(frozen=True)
+class Checks:
+    """How equilibria are found and checked: the options of `surface` with these names."""
+
+    warm_start: bool
+    num_starts: int
+    probes: int | None
+    agreement: float | None
+    batch_size: int | None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.num_starts, bool) or not isinstance(self.num_starts, int) or self.num_starts < 0:
+            raise InvalidArgument(
+                f"The 'num_starts' parameter of surface must be an integer of at least 0. Got {self.num_starts!r} instead."
+            )
+        for name, value in (("probes", self.probes), ("batch_size", self.batch_size)):
+            if value is not None:
+                check_positive_integer("surface", name, value)
+        if self.agreement is not None:
+            check_interval("surface", "agreement", self.agreement, low=0.0, high=1.0, closed="neither")
+
+
 class PointLoss:
-    """Evaluates loss(model(X), y) at the model's present parameters; call it inside `preserved` and `watched`.
+    """loss(model(X), y) at the present parameters, inside `preserved` and `watched`.
 
     Args:
         model, loss, X, y: As in `surface`.
-        warm_start, num_starts, probes, agreement, batch_size: As in `surface`.
+        checks: How equilibria are checked.
         shape: Of the grid.
-        seed: Of the random starts and of which samples are probed; each point has its own draw, by its number.
+        seed: Of the random starts and of the probed samples; each point has its draw, by its
+            number.
     """
 
     def __init__(
@@ -49,21 +79,15 @@ class PointLoss:
         X: Any,
         y: Any,
         *,
-        warm_start: bool,
-        num_starts: int,
-        probes: int | None,
-        agreement: float | None,
-        batch_size: int | None,
+        checks: Checks,
         shape: tuple[int, ...],
         seed: int,
     ) -> None:
-        self.model, self.loss, self.X, self.y = model, loss, X, y
-        self.n = len(X)
-        self.warm_start, self.num_starts, self.agreement, self.seed = warm_start, num_starts, agreement, seed
-        self.probes = self.n if probes is None else min(probes, self.n)
-        self.chunks = torch.arange(self.n).split(batch_size or max(self.n, 1))
+        self.model, self.loss, self.X, self.y, self.checks, self.seed = model, loss, X, y, checks, seed
+        self.n, self.columns = len(X), shape[-1]
+        self.probes = self.n if checks.probes is None else min(checks.probes, self.n)
+        self.chunks = torch.arange(self.n).split(checks.batch_size or max(self.n, 1))
         self.equilibria = Equilibria(model)
-        self.columns = shape[-1]
         self._predictor = Predictor(self.columns)
         self._suspects = torch.empty(0, dtype=torch.int64)  # samples that had several equilibria at some point
 
@@ -85,7 +109,7 @@ class PointLoss:
                 return self._lost(CellStatus.NOT_CONVERGED, failed=part)
 
     def _judged(self, place: Index) -> Measured:
-        """What was measured; where the model's own bound proves nothing, what the solver and other starts find all the same."""
+        """The measurement; without the model's own bound where that proves nothing."""
         try:
             return self._measured(place)
         except (IllPosed, IllPosedWarning):
@@ -97,7 +121,7 @@ class PointLoss:
 
     @staticmethod
     def _lost(status: CellStatus, *, num_steps: float = math.nan, failed: float = math.nan) -> Measured:
-        """A point without an equilibrium; nothing of it is kept, as it is no place to begin another solve at."""
+        """A point without an equilibrium; no other solve starts from it."""
         return Measured(math.nan, status, num_steps, failed)
 
     def _measured(self, place: Index) -> Measured:
@@ -106,14 +130,14 @@ class PointLoss:
         steps = _mean_steps(found)
         status, failed = CellStatus.VALID, 0.0
         if self.equilibria.layers and not proved_unique(self.model):
-            if not found or self.num_starts == 0:
+            if not found or self.checks.num_starts == 0:
                 status = CellStatus.UNCHECKED
             else:
                 failed, extra = self._strayed(found, place[0] * self.columns + place[1])
                 steps += extra
         if failed > 0:
             return self._lost(CellStatus.NOT_UNIQUE, num_steps=steps, failed=failed)
-        if self.warm_start:
+        if self.checks.warm_start:
             self._predictor.keep(place, {key: solution.value for key, solution in found.items()})
         value = self._scalar(self.loss(prediction, self.y))
         if not math.isfinite(value):
@@ -121,7 +145,7 @@ class PointLoss:
         return Measured(value, status, steps)
 
     def _first(self, place: Index) -> Any:
-        """The prediction, warm if anything is known; a warm start that fails is no verdict, so the cold one is tried."""
+        """The prediction, from a warm start if there is one; if that fails, from zeros."""
         starts = self._predictor.predict(place, 1 if place[0] % 2 == 0 else -1)
         if starts:
             try:
@@ -136,7 +160,7 @@ class PointLoss:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _strayed(self, found: dict[Key, Solution], number: int) -> tuple[float, float]:
-        """The part of the checked samples that other starts led elsewhere, and the evaluations a sample that this took."""
+        """The part of the checked samples that other starts led elsewhere, and its cost."""
         generator = torch.Generator().manual_seed((self.seed + number) % 2**63)
         drawn = torch.randperm(self.n, generator=generator)[: self.probes]
         rows = torch.cat((drawn, self._suspects)).unique()
@@ -145,7 +169,7 @@ class PointLoss:
         if expected is None:
             expected = {key: one.value for key, one in found.items()}
         extra = 0.0
-        for _ in range(self.num_starts):
+        for _ in range(self.checks.num_starts):
             starts = {key: random_start(value, generator) for key, value in expected.items()}
             if part:
                 self.equilibria.begin(starts)
@@ -166,7 +190,7 @@ class PointLoss:
         return 0.0, extra
 
     def _of_samples(self, found: dict[Key, Solution], rows: Tensor) -> dict[Key, Any] | None:
-        """What a forward pass of these samples alone should find; None if calls and samples do not correspond."""
+        """What these samples alone should give; None if calls and samples do not correspond."""
         calls = [sum(layer == number for layer, _ in found) for number in range(len(self.equilibria.layers))]
         chunks = self.chunks
         if any(count % len(chunks) for count in calls):
@@ -182,14 +206,14 @@ class PointLoss:
         return {key: _joined(parts) for key, parts in pieces.items()}
 
     def _suspect(self, rows: Tensor, apart: dict[Key, Tensor]) -> None:
-        """A sample with several equilibria here may have them at other points: it is checked at all that follow."""
+        """Samples with several equilibria here are checked at all points that follow."""
         found = torch.stack([strayed.cpu() for strayed in apart.values()]).any(dim=0)
         self._suspects = torch.cat((rows[found], self._suspects)).unique()[: self.probes]
 
     def _apart(self, key: Key, expected: Any, again: Solution) -> Tensor:
         """(samples,) which of one call have two different results."""
         layer = self.equilibria.layers[key[0]]
-        limit = agreement_of(layer, again.residual.dtype) if self.agreement is None else self.agreement
+        limit = agreement_of(layer, again.residual.dtype) if self.checks.agreement is None else self.checks.agreement
         return ~(distances(expected, again.value) <= limit)
 
     @staticmethod

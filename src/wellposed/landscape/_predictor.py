@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from wellposed._tree import Layout, leaves, rebuild
-from wellposed.landscape._equilibria import Key
+from wellposed.landscape._model import Key
 
-__all__ = ["Predictor"]
-
-#: Bytes of equilibria that are kept; where two rows of the grid need more, only the last two points are.
+#: Bytes of equilibria that are kept; where two rows of the grid need more, only the last two points
+#: are.
 MEMORY = 2**30
 #: Samples of each call from which coefficients are fitted.
 FIT_SAMPLES = 32
@@ -24,13 +23,15 @@ State = dict[Key, Any]
 
 
 class Predictor:
-    r"""Remembers the equilibria of the last rows of a grid, which is walked through as a snake, and extrapolates.
+    r"""Keeps the equilibria of the last rows of a grid, walked in a snake, and extrapolates.
 
     With h the spacing, the line 2 z(i, j-1) - z(i, j-2) is wrong by h^2 z_bb, the parallelogram
-    z(i, j-1) + z(i-1, j) - z(i-1, j-1) by h^2 z_ab. Higher orders do not help: z has kinks wherever a ReLU switches. What
-    helps is an average of all neighbours, by the coefficients that would have predicted the point before best:
+    z(i, j-1) + z(i-1, j) - z(i-1, j-1) by h^2 z_ab. Higher orders do not help: z has kinks wherever
+    a ReLU switches. What helps is an average of all neighbours, by the coefficients that would have
+    predicted the point before best:
 
-        z(i, j) ~ z(i, j-1) + sum_k c_k (z_k - z(i, j-1)),   c the least squares solution of the same at (i, j-1)
+        z(i, j) ~ z(i, j-1) + sum_k c_k (z_k - z(i, j-1)), c the least squares solution of the same
+        at (i, j-1)
 
     Args:
         columns: Points in a row.
@@ -84,7 +85,7 @@ class Predictor:
         return model
 
     def _fitted(self, key: Key, columns: list[tuple[int, int]], index: Index, way: int, model: Any) -> list[float] | None:
-        """c for these neighbours, from the point before; None if some neighbour of it is not known."""
+        """c for these neighbours, fitted at the point before; None if a neighbour is not known."""
         before = (index[0], index[1] - way)
         states = [self._at(before, place, way) for place in (BEHIND, *columns)]
         target = self._known[before][key]

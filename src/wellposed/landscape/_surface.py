@@ -6,6 +6,8 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
+from wellposed._progress import progress_display
 from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.landscape._model import check_rows, move, preserved, trained
-from wellposed.landscape._point import PointLoss
-from wellposed.landscape._progress import Report, reporting
+from wellposed.landscape._point import Checks, PointLoss
 from wellposed.landscape.directions import Direction, check_direction, filter_normalized, random_direction
 from wellposed.landscape.record import Surface
-
-__all__ = ["surface"]
 
 
 def surface(
@@ -42,7 +42,7 @@ def surface(
     generator: torch.Generator | None = None,
     file: str | os.PathLike[str] | None = None,
     save_every: float = 30.0,
-    progress: bool | Report = False,
+    progress: bool | Callable[[int, int], None] = False,
 ) -> Surface:
     r"""The loss at theta + a d_1 (+ b d_2) for a, b on a grid [li2018], for any module and loss.
 
@@ -52,42 +52,46 @@ def surface(
         >>> wp.landscape.surface(model, torch.nn.functional.mse_loss, X, y, num=5, radius=0.2).counts()
         {'VALID': 25}
 
-    Where the model has equilibria (an `EquilibriumLayer` anywhere in it) each point is solved from where those of its
-    neighbours point to, along a snake, and nothing is taken on trust: a point where a solve failed, or where another start
-    leads to another equilibrium, has the value NaN and says so in `status`. Uniqueness is proved where the model can prove it
-    (contraction, monotone); elsewhere `num_starts` random starts of the size of the equilibrium are tried, which can refute it
-    and not prove it. Where the bound of a network that asks for a proof (`on_ill_posed`) reaches 1, the same is tried, and a
-    point that passes has its value and the status NOT_PROVED.
+    Where the model has equilibria (an `EquilibriumLayer` anywhere in it), each point is solved from
+    an extrapolation of the equilibria of its neighbours. A point where a solve failed, or where
+    another start leads to another equilibrium, has the value NaN and its reason in `status`.
+    Uniqueness is proved where the model can prove it (contraction, monotone); elsewhere
+    `num_starts` random starts of the size of the equilibrium are tried, which can refute it but not
+    prove it. Where the bound of a network that needs a proof (`on_ill_posed`) reaches 1, the same
+    is tried, and a point that passes has its value and the status NOT_PROVED.
 
-    The model is evaluated in evaluation mode, without a graph, and comes back as it was, also after an exception or Ctrl-C.
+    The model is evaluated in evaluation mode, without a graph. Its state is restored afterwards,
+    also after an exception or Ctrl-C.
 
     Args:
         model: Any module; the parameters that require a gradient move.
         loss: `loss(model(X), y)`, one number.
         X, y: All the data, (n, ...); the same at every point.
-        directions: One or two, see `random_direction`, `filter_normalized`, `path_directions`, `hessian_directions`; two random
-            filter-normalized ones if not given.
-        num: Points along each direction.
-        radius: Coordinates go from -radius to radius.
-        warm_start: Begin where the neighbours' equilibria point to. The values are those of a cold start to the tolerance of
-            the layers.
-        num_starts: Random starts against which every equilibrium is checked; 0 does not ask, and says UNCHECKED.
-        probes: Check so many samples at each point, drawn anew at each, and those that failed the check at an earlier point;
-            None checks all. A part is cheap and finds what concerns many samples or many neighbouring points; only all samples
-            find a single one at once.
-        agreement: Relative distance up to which two results are one equilibrium; None takes the root of the layer's tolerance.
+        directions: One or two, see `random_direction`, `filter_normalized`, `path_directions`,
+            `hessian_directions`; two random filter-normalized ones if not given.
+        num, radius: Points along each direction; coordinates go from -radius to radius.
+        warm_start: Whether to start near the equilibria of the neighbours. Values agree with those
+            from zero to the tolerance of the layers.
+        num_starts: Random starts against which every equilibrium is checked; with 0 the status is
+            UNCHECKED.
+        probes: How many samples to check at each point, drawn anew, besides those that failed at an
+            earlier point; None checks all. Only all samples find a single bad one at once.
+        agreement: Relative distance up to which two results are one equilibrium; None takes the
+            root of the layer's tolerance.
         batch_size: Samples a forward pass; None takes all together.
-        generator: Of the directions, the starts and the probes; by default a new one with seed 0.
-        file: An .npz file that holds the record so far: points that are in it are not evaluated again.
-        save_every: Seconds between writes of `file`; it is also written at the end and at an interruption.
-        progress: True for a bar (rich), or a function of (points done, points in all).
+        generator: Of the directions, starts and probes; by default a new one with seed 0.
+        file: An .npz file with the record so far: points that are in it are not evaluated again.
+        save_every: Seconds between writes of `file`; it is also written at the end and on Ctrl-C.
+        progress: True for a progress display, or a function of (points done, points in all).
     """
     parameters = trained(model)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if directions is None:
         directions = [filter_normalized(model, random_direction(model, generator=generator)) for _ in range(2)]
     directions = _checked_directions(directions, model)
-    _check_options(num_starts, probes, agreement, batch_size, loss)
+    checks = Checks(warm_start, num_starts, probes, agreement, batch_size)
+    if not callable(loss):
+        raise InvalidType(f"loss must be a function of (prediction, y); got {type(loss).__name__}.")
     if not isinstance(X, Tensor) or X.dim() == 0 or len(X) == 0:
         seen = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         raise InvalidType(
@@ -96,32 +100,20 @@ def surface(
     check_rows(X, y)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     record = _new(len(directions), num, radius)
-    record.info = _info(model, loss, X, y, directions, warm_start, num_starts, probes, agreement, seed)
+    record.info = _info(model, loss, X, y, directions, checks, seed)
     if file is not None and Path(file).exists():
         record = _resumed(record, file)
     origin = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    at = PointLoss(
-        model,
-        loss,
-        X,
-        y,
-        warm_start=warm_start,
-        num_starts=num_starts,
-        probes=probes,
-        agreement=agreement,
-        batch_size=batch_size,
-        shape=record.values.shape,
-        seed=seed,
-    )
+    point = PointLoss(model, loss, X, y, checks=checks, shape=record.values.shape, seed=seed)
     began = saved = time.monotonic()
     before = record.seconds
-    with reporting(progress, "landscape") as report, preserved(model), at.equilibria.watched():
+    with _reporting(progress) as report, preserved(model), point.equilibria.watched():
         try:
             for done, index in enumerate(_snake(record.values.shape)):
                 if record.status[index] == 0:
                     steps = [(float(axis[i]), d) for axis, i, d in zip(record.coordinates, index, directions, strict=True)]
                     move(parameters, origin, steps)
-                    measured = at(index)
+                    measured = point(index)
                     record.values[index], record.num_steps[index] = measured.value, measured.num_steps
                     record.failed[index] = measured.failed
                     record.status[index] = measured.status  # last: without it the point counts as not evaluated
@@ -134,6 +126,18 @@ def surface(
             if file is not None:
                 record.save(file)
     return record
+
+
+@contextmanager
+def _reporting(progress: bool | Callable[[int, int], None]) -> Iterator[Callable[[int, int], None]]:
+    """What to call with the points done and all points."""
+    if not isinstance(progress, bool):
+        if not callable(progress):
+            raise InvalidType(f"progress must be True, False or a function of (done, total); got {progress!r}.")
+        yield progress
+        return
+    with progress_display("landscape", show=progress, bar="{done:g}/{total:g}") as display:
+        yield lambda done, total: display.update(done, total=total)
 
 
 def _snake(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -171,32 +175,15 @@ def _checked_directions(directions: Any, model: nn.Module) -> list[Direction]:
     return list(directions)
 
 
-def _check_options(num_starts: Any, probes: Any, agreement: Any, batch_size: Any, loss: Any) -> None:
-    if isinstance(num_starts, bool) or not isinstance(num_starts, int) or num_starts < 0:
-        raise InvalidArgument(
-            f"The 'num_starts' parameter of surface must be an integer of at least 0. Got {num_starts!r} instead."
-        )
-    for name, value in (("probes", probes), ("batch_size", batch_size)):
-        if value is not None:
-            check_positive_integer("surface", name, value)
-    if agreement is not None and not 0 < agreement < 1:
-        raise InvalidArgument(f"The 'agreement' parameter of surface must be a float in (0, 1). Got {agreement!r} instead.")
-    if not callable(loss):
-        raise InvalidType(f"loss must be a function of (prediction, y); got {type(loss).__name__}.")
-
-
-def _info(model: nn.Module, loss: Any, X: Any, y: Any, directions: Any, *options: Any) -> dict[str, Any]:
+def _info(model: nn.Module, loss: Any, X: Any, y: Any, directions: Any, checks: Checks, seed: int) -> dict[str, Any]:
     """What must be the same for a record to be continued."""
-    warm_start, num_starts, probes, agreement, seed = options
-    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    options = asdict(checks)
+    del options["batch_size"]  # values do not depend on it
     return {
         "model": type(model).__name__,
-        "loss": name,
+        "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
         "samples": len(X),
-        "warm_start": warm_start,
-        "num_starts": num_starts,
-        "probes": probes,
-        "agreement": agreement,
+        **options,
         "seed": seed,
         "digest": _digest(list(model.state_dict().values()), X, y, [list(d.values()) for d in directions]),
     }

@@ -14,8 +14,6 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.landscape._model import trained
 from wellposed.solve._samples import scaled_norm
 
-__all__ = ["Direction", "PathDirections", "filter_normalized", "flatten", "path_directions", "random_direction", "unflatten"]
-
 #: One tensor for each trained parameter, of its shape.
 Direction = Mapping[str, Tensor]
 
@@ -38,15 +36,17 @@ def random_direction(model: nn.Module, *, generator: torch.Generator | None = No
 def filter_normalized(model: nn.Module, direction: Direction, *, vectors: bool = False) -> dict[str, Tensor]:
     r"""d_ij <- |theta_ij| d_ij / |d_ij| for every filter j of every layer i [li2018, Section 4].
 
-    A filter is the slice of one output: a row of a matrix, a (C, h, w) kernel of a convolution. ReLU networks do not change
-    when one layer is scaled up and the next one down; unit steps along such a direction do not see that scale either.
-    Parameters with one dimension (biases, norms) do not move unless `vectors`, as in the paper; where nothing else is
-    trained they move, normalized as one filter.
+    A filter is the slice of one output: a row of a matrix, a (C, h, w) kernel of a convolution.
+    ReLU networks do not change when one layer is scaled up and the next one down; unit steps along
+    a normalized direction do not depend on that scale either. Parameters with one dimension (biases, norms) do
+    not move unless `vectors`, as in the paper; where nothing else is trained they move, normalized
+    as one filter.
 
     Args:
         model: Any module, at the point around which the landscape is drawn.
-        direction: Which to normalize; it stays as it is.
-        vectors: Whether parameters with fewer than two dimensions move too, each normalized as one filter.
+        direction: Which to normalize; it is not changed.
+        vectors: Whether parameters with fewer than two dimensions move too, each normalized as one
+            filter.
     """
     check_direction(model, direction)
     parameters = trained(model)
@@ -76,7 +76,8 @@ class PathDirections:
     Attributes:
         directions: Orthonormal, the one along which the path varies most first.
         coordinates: (points, k) the path in these directions, with its last point at the origin.
-        explained: (k,) part of the path's variation (about its last point) that each direction holds.
+        explained: (k,) part of the path's variation (about its last point) that each direction
+            holds.
     """
 
     directions: list[dict[str, Tensor]]
@@ -85,11 +86,13 @@ class PathDirections:
 
 
 def path_directions(path: Sequence[Direction], *, num: int = 2) -> PathDirections:
-    r"""PCA of a training path about its end: right singular vectors of the rows theta_t - theta_T [li2018, Section 7].
+    r"""PCA of a training path about its end: right singular vectors of the rows theta_t - theta_T
+    [li2018, Section 7].
 
     Args:
-        path: The parameters at some moments, in order, e.g. `{name: p.detach().clone() for name, p in
-            model.named_parameters()}` after every epoch; the last is where the landscape has its centre.
+        path: The parameters at some moments, in order, e.g. `{name: p.detach().clone() for name, p
+            in model.named_parameters()}` after every epoch; the last is where the landscape has its
+            centre.
         num: How many directions; fewer than there are points.
     """
     check_positive_integer("path_directions", "num", num)
@@ -103,7 +106,8 @@ def path_directions(path: Sequence[Direction], *, num: int = 2) -> PathDirection
     if float(S[num - 1]) <= len(points) * torch.finfo(torch.float64).eps * float(S[0]) or float(S[0]) == 0.0:
         raise InvalidArgument(f"The path spans fewer than num={num} directions; give more points or a smaller num.")
     V = Vh[:num]
-    # The sign of a singular vector is free; the same path gives the same picture if its largest entry is positive.
+    # The sign of a singular vector is free; the same path gives the same picture if its largest
+    # entry is positive.
     V = V * V.gather(1, V.abs().argmax(dim=1, keepdim=True)).sign()
     made = [unflatten(v, template) for v in V]
     return PathDirections(made, M @ V.mT, S[:num] ** 2 / (S**2).sum())
@@ -115,7 +119,7 @@ def flatten(direction: Direction) -> Tensor:
 
 
 def unflatten(vector: Tensor, template: Direction) -> dict[str, Tensor]:
-    """The direction with these entries, in the names, shapes, dtypes and on the devices of the template."""
+    """The direction with these entries and the names, shapes, dtypes, devices of the template."""
     parts = vector.split([part.numel() for part in template.values()])
     return {
         name: part.reshape(like.shape).to(dtype=like.dtype, device=like.device)

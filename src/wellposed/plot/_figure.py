@@ -10,8 +10,6 @@ import numpy as np
 
 from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, how_to_install
 
-__all__ = ["COLORS", "array", "new_figure", "record_of"]
-
 #: Distinct also for most colour-blind readers (Okabe and Ito).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
@@ -32,7 +30,7 @@ def record_of(record: Any, kind: str, fields: tuple[str, ...]) -> Mapping[str, A
     if not isinstance(record, Mapping):
         raise InvalidType(f"plot needs a record of a {kind}, as an object or as its to_dict(); got {type(record).__name__}.")
     if missing := [name for name in fields if name not in record]:
-        raise InvalidArgument(f"This is no record of a {kind}: it has no {', '.join(missing)}.")
+        raise InvalidArgument(f"This is not a record of a {kind}: it has no {', '.join(missing)}.")
     return record
 
 

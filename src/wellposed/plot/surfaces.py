@@ -1,42 +1,101 @@
-"""Losses on lines and grids. Points that may not be believed are never drawn as if they were."""
+"""Losses on lines and grids. Points without a checked value are marked, not drawn as values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from wellposed.errors import InvalidArgument
 from wellposed.plot._figure import COLORS, array, new_figure, record_of
-from wellposed.plot._marks import UNKNOWN, marks_of
 
-__all__ = ["contour", "line", "surface"]
+#: The colour of what has no value.
+UNKNOWN = "#d9d9d9"
+_EDGE = "#777777"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How one reason looks.
+
+    Attributes:
+        label: In the legend.
+        hatch: Of an area.
+        marker: Of a point.
+        valued: Whether these points have values, which stay visible.
+    """
+
+    label: str
+    hatch: str
+    marker: str
+    valued: bool = False
+
+    def patch(self, **options: Any) -> Any:
+        """What stands in the legend."""
+        from matplotlib.patches import Patch
+
+        face = "none" if self.valued else UNKNOWN
+        return Patch(
+            **{"facecolor": face, "edgecolor": _EDGE, "hatch": self.hatch, "label": self.label, "linewidth": 0.6, **options}
+        )
+
+    def fill(self, ax: Any, edges: tuple[np.ndarray, np.ndarray], where: np.ndarray) -> None:
+        """Hatches the rectangles of a grid, grey unless they have values.
+
+        Args:
+            ax: Where.
+            edges: (k + 1,) and (l + 1,) of the rectangles.
+            where: (k, l) which.
+        """
+        from matplotlib.colors import ListedColormap, to_rgba
+
+        chosen = np.ma.masked_where(~where, np.ones(where.shape))
+        face = ListedColormap([(0.0, 0.0, 0.0, 0.0) if self.valued else to_rgba(UNKNOWN)])
+        ax.pcolor(*edges, chosen.T, hatch=self.hatch, cmap=face, edgecolor=_EDGE, linewidth=0.0)
+
+
+_MARKS = {
+    "PENDING": Mark("not evaluated yet", "", "_"),
+    "UNCHECKED": Mark("uniqueness not checked", "...", ".", valued=True),
+    "NOT_PROVED": Mark("equilibrium found, not proved", "..", ".", valued=True),
+    "NOT_CONVERGED": Mark("failed to converge", "xxxx", "x"),
+    "NOT_UNIQUE": Mark("several equilibria", "////", "^"),
+    "ILL_POSED": Mark("ill posed: no equilibrium", "++++", "s"),
+    "NOT_FINITE": Mark("loss not finite", "----", "d"),
+}
+
+
+def marks_of(record: Mapping[str, Any]) -> Iterator[tuple[Mark, np.ndarray]]:
+    """Every reason that some point of a surface is not valid, with the points that have it."""
+    status, bad = np.array(record["status"]), ~np.array(record["valid"], dtype=bool)
+    for code, name in enumerate(record["status_names"]):
+        where = bad & (status == code)
+        if where.any():
+            yield _MARKS.get(name) or Mark(str(name).lower().replace("_", " "), "oo", "o"), where
+
 
 FIELDS = ("coordinates", "values", "status", "status_names", "valid")
 
 
 def contour(
-    records: Any,
-    *,
-    names: Sequence[str] | None = None,
-    levels: int = 15,
-    log: bool = False,
-    path: Any = None,
-    columns: int = 4,
+    records: Any, *, names: Sequence[str] | None = None, levels: int = 15, log: bool = False, path: Any = None, columns: int = 4
 ) -> Any:
     """Contours of one or several two-dimensional surfaces, on one scale of colours.
 
-    Each point stands for the rectangle halfway to its neighbours. Where a point has no value it is grey and hatched by reason;
-    where its value is not proved or not checked it is dotted. Contours stop before points without a value, and known points
-    beside them have the colour of their own value. The legend names every mark.
+    Each point stands for the rectangle halfway to its neighbours. Where a point has no value it is
+    grey and hatched by reason; where its value is not proved or not checked it is dotted. Contours
+    stop before points without a value, and known points beside them have the colour of their own
+    value. The legend names every mark.
 
     Args:
         records: A `Surface` or its record, or a list of them.
         names: Titles.
         levels: About how many contours.
         log: Contours and colours on a logarithmic scale; the losses must be positive.
-        path: (points, 2) a training path in the coordinates of the only surface, see `landscape.path_directions`.
+        path: (points, 2) a training path in the coordinates of the only surface, see
+            `landscape.path_directions`.
         columns: Panels side by side.
     """
     found = _grids(records)
@@ -45,7 +104,7 @@ def contour(
     low, high = _range(found, log)
     across = min(columns, len(found))
     down = -(-len(found) // across)
-    figure = new_figure(3.4 * across + 1.2, 3.2 * down + 0.4)  # first of all: it says if matplotlib is missing
+    figure = new_figure(3.4 * across + 1.2, 3.2 * down + 0.4)  # first: it raises if matplotlib is missing
     from matplotlib import ticker
     from matplotlib.colors import LogNorm, Normalize
 
@@ -60,7 +119,8 @@ def contour(
         ax.set_facecolor(UNKNOWN)
         if values.count():
             filled = ax.contourf(a, b, values.T, levels=edges, norm=norm, cmap="viridis", extend="max")
-            # contours end at the last known point: behind them, its rectangle in the colour of its contour
+            # contours end at the last known point: behind them, its rectangle in the colour of its
+            # contour
             band = np.ma.masked_array(filled.layers[np.digitize(values.filled(low), edges).clip(1) - 1], values.mask)
             ax.pcolormesh(*sides, band.T, norm=norm, cmap="viridis", zorder=filled.get_zorder() - 0.5)
             ax.contour(a, b, values.T, levels=edges, colors="black", linewidths=0.4, alpha=0.6)
@@ -85,7 +145,7 @@ def contour(
 
 
 def surface(record: Any, *, title: str | None = None, log: bool = False, clip: float | None = None) -> Any:
-    """A two-dimensional surface in perspective; points without a value are holes, and what is not known is marked on the floor.
+    """A surface in perspective; points without a value are holes, marked on the floor.
 
     Args:
         record: A `Surface` or its record.
@@ -129,7 +189,7 @@ def surface(record: Any, *, title: str | None = None, log: bool = False, clip: f
 
 
 def line(records: Mapping[str, Any] | Any, *, log: bool = False) -> Any:
-    """Losses along one direction; stretches without a value, or whose value is not proved, are shaded and hatched by reason.
+    """Losses along one direction; stretches that are not known or not proved are hatched.
 
     Args:
         records: A one-dimensional `Surface` or its record, or a dictionary of them by name.

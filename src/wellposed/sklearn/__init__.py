@@ -7,7 +7,6 @@ try:
 except ImportError:
     raise MissingPackage(f"The estimators need scikit-learn; install it with: {how_to_install('sklearn')}.") from None
 
-from wellposed.sklearn.classifier import EquilibriumClassifier
-from wellposed.sklearn.regressor import EquilibriumRegressor
+from wellposed.sklearn.estimators import EquilibriumClassifier, EquilibriumRegressor
 
 __all__ = ["EquilibriumClassifier", "EquilibriumRegressor"]

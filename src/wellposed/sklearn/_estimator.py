@@ -1,8 +1,11 @@
-"""What the two estimators share: parameters, the loop over epochs, and warnings that say what went wrong."""
+"""What the two estimators share: parameters, the loop over epochs, the certificate, warnings."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,20 +16,123 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from wellposed.certify import Certificate
+from wellposed.certify import Certificate, certify
+from wellposed.certify._dispatch import has_certificate
+from wellposed.certify.well_posedness import well_posed
 from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer
-from wellposed.sklearn._certificate import certificate_after_fit
-from wellposed.sklearn._families import build
-from wellposed.sklearn._minibatches import Ball, epoch, unconverged
+from wellposed.nn.families import is_theory_network
+from wellposed.sklearn._families import Headed, build, contracting
 
-__all__ = ["AbstractEstimator"]
+
+def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certificate | None, str]:
+    """The certificate, and what it is about; None and the reason if there is none.
+
+    Args:
+        model: As it was fitted.
+        X: (n, d) inputs. y: (n,) the targets that it was trained on.
+    """
+    if is_theory_network(model):
+        about = "about training: descent or flow on |r|^2/2 from the fitted parameters, standardized targets"
+        return certify(model, X, y), about
+    inner = model.features if isinstance(model, Headed) else model
+    if is_theory_network(inner):
+        return well_posed(inner), "about equilibria: no theorem covers training with cross-entropy"
+    if has_certificate(model):
+        return well_posed(model, X), f"about equilibria: no theorem covers training of {type(inner).__name__}"
+    return None, f"no theorem is known for {type(inner).__name__}"
+
+
+#: Contractions are kept at most here, so that equilibria stay unique and solves stay short.
+BOUND = 0.95
+
+
+@dataclass
+class EpochStats:
+    """Results of an epoch.
+
+    Attributes:
+        loss: Mean over the samples, each at the parameters of its batch.
+        failed: Equilibria and adjoints that did not converge.
+        finite: Whether all losses and gradients were; if not, the epoch ended before that step.
+    """
+
+    loss: float = 0.0
+    failed: int = 0
+    finite: bool = True
+
+
+class SpectralProjection:
+    """Keeps |R| <= 0.95 in the networks that are well-posed because they contract.
+
+    A recurrent matrix outside of the ball is scaled to its surface. One decomposition serves until
+    the matrix may have left the ball: |R| <= |R_0| + |R - R_0|_F.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._networks = contracting(model)
+        self._known: list[tuple[Tensor, float] | None] = [None] * len(self._networks)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Scales the matrices that are outside of the ball."""
+        for index, (network, parameter) in enumerate(self._networks):
+            known, R = self._known[index], network.recurrent()
+            if known is not None and known[1] + float((R - known[0]).norm()) <= BOUND:
+                continue
+            upper = network.contraction_upper()
+            if upper > BOUND:
+                parameter.mul_(BOUND / upper)
+                upper = BOUND
+            self._known[index] = (network.recurrent().clone(), upper)
+
+
+def epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    data: tuple[Tensor, Tensor],
+    *,
+    batch_size: int,
+    random: np.random.RandomState,
+) -> EpochStats:
+    """One pass over (n, d) inputs and (n,) targets in random order, a step a batch."""
+    X, y = data
+    stats, projection = EpochStats(), SpectralProjection(model)
+    model.train()
+    for rows in torch.from_numpy(random.permutation(len(X))).split(batch_size):
+        optimizer.zero_grad()
+        value = loss(model(X[rows]), y[rows])
+        stats.failed += unconverged(model)
+        if not math.isfinite(float(value.detach())):
+            stats.finite = False
+            break
+        value.backward()
+        stats.failed += unconverged(model, adjoint=True)
+        if not all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None):
+            stats.finite = False
+            break
+        optimizer.step()
+        projection.apply()
+        stats.loss += float(value.detach()) * len(rows) / len(X)
+    return stats
+
+
+def unconverged(model: nn.Module, *, adjoint: bool = False) -> int:
+    """How many equilibria, or adjoints, of the last pass did not converge."""
+    failed = 0
+    for module in model.modules():
+        if isinstance(module, EquilibriumLayer):
+            solution = module.last_adjoint if adjoint else module.last_solution
+            failed += 0 if solution is None else int((~solution.converged).sum())
+    return failed
+
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 class AbstractEstimator(BaseEstimator):
-    """An equilibrium network trained by Adam on minibatches; see `EquilibriumRegressor` for the parameters."""
+    """A network trained by Adam on minibatches; parameters as in `EquilibriumRegressor`."""
 
     model_: nn.Module
     certificate_: Certificate | None
@@ -82,7 +188,7 @@ class AbstractEstimator(BaseEstimator):
         """A new network and optimizer, all randomness from `random_state`."""
         self._check_parameters()
         self._random = check_random_state(self.random_state)
-        if isinstance(self.random_state, (np.random.RandomState, type(None))):  # a stream of its own, which pickles
+        if isinstance(self.random_state, (np.random.RandomState, type(None))):  # a new stream, which can be pickled
             self._random = np.random.RandomState(self._random.randint(2**31 - 1))
         generator = torch.Generator().manual_seed(int(self._random.randint(2**31 - 1)))
         self.model_ = build(
@@ -93,7 +199,7 @@ class AbstractEstimator(BaseEstimator):
             generator=generator,
             dtype=DTYPES[self.dtype],
         )
-        Ball(self.model_).keep()
+        SpectralProjection(self.model_).apply()
         trained = [p for p in self.model_.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(trained, lr=float(self.learning_rate), weight_decay=float(self.weight_decay))
         self.loss_curve_: list[float] = []
@@ -114,26 +220,26 @@ class AbstractEstimator(BaseEstimator):
         """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
         best, since, failed = np.inf, 0, 0
         for _ in range(epochs):
-            account = epoch(
+            stats = epoch(
                 self.model_, self._optimizer, self._loss, (X, y), batch_size=int(self.batch_size), random=self._random
             )
             self.n_iter_ += 1
-            failed = account.failed
-            if not account.finite:
+            failed = stats.failed
+            if not stats.finite:
                 return f"the loss or a gradient was not finite in epoch {self.n_iter_}; take a smaller learning_rate"
-            self.loss_curve_.append(account.loss)
-            since = 0 if account.loss < best - float(self.tol) else since + 1
-            best = min(best, account.loss)
+            self.loss_curve_.append(stats.loss)
+            since = 0 if stats.loss < best - float(self.tol) else since + 1
+            best = min(best, stats.loss)
             if since >= self.n_iter_no_change:
                 break
         first, much = self.loss_curve_[0], 2.0 if epochs > 1 else 10.0  # the parts of partial_fit differ among themselves
-        if account.loss > much * first + float(self.tol):
+        if stats.loss > much * first + float(self.tol):
             return (
-                f"the loss rose from {first:.3g} to {account.loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
+                f"the loss rose from {first:.3g} to {stats.loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
                 f"smaller learning_rate than {self.learning_rate}"
             )
         if since < self.n_iter_no_change and (epochs > 1 or self.max_iter == 1):
-            return f"the loss still fell after max_iter={self.max_iter} epochs (now {account.loss:.3g}); raise max_iter"
+            return f"the loss still fell after max_iter={self.max_iter} epochs (now {stats.loss:.3g}); raise max_iter"
         if failed:
             return (
                 f"{failed} equilibria or adjoints of the last epoch did not converge to rtol={self.rtol}, so the gradients "
@@ -142,25 +248,25 @@ class AbstractEstimator(BaseEstimator):
         return None
 
     def _fit(self, X: Tensor, y: Tensor) -> None:
-        said = self._train(X, y, int(self.max_iter))
-        if said is not None:
-            warnings.warn(f"{type(self).__name__}: {said}.", ConvergenceWarning, stacklevel=3)
+        self._warn(self._train(X, y, int(self.max_iter)))
         if self.certify:
             self.certificate_, self.certificate_reason_ = certificate_after_fit(self.model_.eval(), X, y)
         else:
             self.certificate_, self.certificate_reason_ = None, "certify=False"
 
     def _partial_fit(self, X: Tensor, y: Tensor) -> None:
-        said = self._train(X, y, 1)
-        if said is not None:
-            warnings.warn(f"{type(self).__name__}: {said}.", ConvergenceWarning, stacklevel=3)
+        self._warn(self._train(X, y, 1))
         self.certificate_, self.certificate_reason_ = None, "partial_fit sees a part of the data; a certificate is about all"
+
+    def _warn(self, message: str | None) -> None:
+        if message is not None:
+            warnings.warn(f"{type(self).__name__}: {message}.", ConvergenceWarning, stacklevel=4)
 
     def _tensor(self, X: np.ndarray) -> Tensor:
         return torch.tensor(X, dtype=DTYPES[self.dtype])  # a copy: X may be read-only memory
 
     def _output(self, X: Any) -> Tensor:
-        """(n, k) or (n,) what the network says, with a warning if some equilibrium was not found."""
+        """(n, k) or (n,) outputs, with a warning if an equilibrium did not converge."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         self.model_.eval()
@@ -168,10 +274,5 @@ class AbstractEstimator(BaseEstimator):
             output: Tensor = self.model_(self._tensor(X))
         failed = unconverged(self.model_)
         if failed:
-            warnings.warn(
-                f"{type(self).__name__}: {failed} of {len(X)} equilibria did not converge; the predictions of those "
-                "samples are not those of the network.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+            self._warn(f"{failed} of {len(X)} equilibria did not converge, and their predictions are not those of the network")
         return output

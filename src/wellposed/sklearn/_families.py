@@ -25,18 +25,16 @@ from wellposed.nn import (
 from wellposed.nn.families import may_be_ill_posed, theory_of
 from wellposed.solve import PeacemanRachford
 
-__all__ = ["FAMILIES", "Headed", "build", "contracting"]
 
-
-def _dense(in_features: int, width: int, *, bound: float = 0.9, **made: Any) -> EquilibriumLayer:
+def _dense(in_features: int, width: int, *, bound: float = 0.9, **factory_kwargs: Any) -> EquilibriumLayer:
     """z = relu(W z + U x + b) with |W| <= bound."""
-    return EquilibriumLayer(DenseCell(in_features, width, weight=Spectral(bound), **made))
+    return EquilibriumLayer(DenseCell(in_features, width, weight=Spectral(bound), **factory_kwargs))
 
 
-def _monotone(in_features: int, width: int, *, margin: float = 0.5, **made: Any) -> MonotoneDEQ:
-    """With the solver that converges for every monotone network, and a margin at which it does so quickly."""
-    # a tuned step has a memory, which pickling loses: with a fixed one the same network always gives the same numbers
-    return MonotoneDEQ(in_features, width, margin=margin, **{"solver": PeacemanRachford(step_size=0.7), **made})
+def _monotone(in_features: int, width: int, *, margin: float = 0.5, **factory_kwargs: Any) -> MonotoneDEQ:
+    """With a solver that converges for every monotone network, and a margin for speed."""
+    # a tuned step is not pickled: with a fixed one the same network always gives the same numbers
+    return MonotoneDEQ(in_features, width, margin=margin, **{"solver": PeacemanRachford(step_size=0.7), **factory_kwargs})
 
 
 FAMILIES: dict[str, Callable[..., nn.Module]] = {
@@ -50,13 +48,12 @@ FAMILIES: dict[str, Callable[..., nn.Module]] = {
 
 
 class Headed(nn.Module):
-    """V z + v on equilibria z.
+    """V z + v on equilibria z, with V_ij ~ N(0, 1/m) and v = 0 at the start.
 
     Args:
-        features: Its `equilibrium(X)`, if it has one, else itself: (n, d) -> (n, m).
-        width: m. outputs: k.
-        generator: Of V_ij ~ N(0, 1/m); v starts at 0.
-        dtype: Of the read-out.
+        features: (n, d) -> (n, m) by its `equilibrium(X)`, or by itself if it has none.
+        width, outputs: m, k.
+        generator, dtype: Of the read-out.
     """
 
     def __init__(
@@ -84,13 +81,12 @@ def build(
     """The network of an estimator.
 
     Args:
-        family: A name of `FAMILIES`; a class or function of (in_features, width, *, generator, dtype); or a module, of which a
-            copy is trained from where it is.
+        family: A name of `FAMILIES`; a class or function of (in_features, width, *, generator,
+            dtype); or a module, of which a copy is trained.
         shape: (in_features, width).
-        outputs: How many numbers a sample; None for one, as a vector (n,), which theory networks give by themselves.
+        outputs: Numbers a sample; None for one, as a vector (n,), which theory networks return.
         options: Further keywords of the family.
-        generator: Of the initialization.
-        dtype: Of the parameters.
+        generator, dtype: Of the parameters.
     """
     base = _base(family, shape, options, generator, dtype)
     for module in base.modules():
@@ -119,7 +115,7 @@ def _base(
 ) -> nn.Module:
     if isinstance(family, nn.Module):
         if options:
-            raise InvalidArgument(f"family_options={options!r} has no effect on a module, which is taken as it is.")
+            raise InvalidArgument(f"family_options={options!r} has no effect on a module, which is already built.")
         expected = getattr(family, "in_features", getattr(getattr(family, "cell", None), "in_features", shape[0]))
         if expected != shape[0]:
             raise InvalidArgument(

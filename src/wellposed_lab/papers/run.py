@@ -14,7 +14,7 @@ from typing import Any
 
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean, how_to_install
 from wellposed.plot._figure import new_figure
-from wellposed.plot.experiments import experiment as picture_of
+from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.record import Record, TaskCache, program, write
 from wellposed_lab.papers.registry import find

@@ -201,8 +201,8 @@ class TrainingRecorder:
 
     def on_step(self, state: State) -> None:
         """Called at every point of the descent."""
-        assert state.at is not None
-        solved = state.at.solution.converged & state.at.adjoint_solution.converged
+        assert state.point is not None
+        solved = state.point.solution.converged & state.point.adjoint_solution.converged
         self.unsolved += int((~solved).sum())
         assert may_be_ill_posed(state.model)
         # cheap while it is below 1, and sharp as soon as it would not be: so 1 or more is no fault of the bound

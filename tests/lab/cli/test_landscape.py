@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from wellposed._progress import ProgressDisplay
 from wellposed.landscape import CellStatus, Surface, filter_normalized, random_direction
-from wellposed.landscape.hessian import HessianProduct
+from wellposed.landscape.curvature import HessianProduct
 from wellposed_lab.cli.commands import app
 from wellposed_lab.runs.training import load_run
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from wellposed.nn import GaussianDEQ
-from wellposed.plot.experiments import experiment as picture_of
+from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, Record, reproduce
 from wellposed_lab.papers.datasets import samples, two_classes
 from wellposed_lab.papers.experiment import Result

@@ -107,7 +107,7 @@ def test_the_certified_step_and_its_factor(m, seed, scale):
 
 def test_layers_over_dense_cells():
     x = normal(4, 3, seed=7)
-    for activation in wp.nn.ACTIVATIONS:
+    for activation in wp.nn.activations.ACTIVATIONS:
         layer = dense_layer(activation, weight=wp.nn.Spectral(0.6))
         explicit = unrolled(layer, 80)
         assert explicit.step_size == 1.0

@@ -12,7 +12,8 @@ from torch import nn
 
 import wellposed as wp
 from equilibria import F64, normal
-from wellposed.nn import WeightTiedCell, weight_tied
+from wellposed.nn import weight_tied
+from wellposed.nn.constructions import WeightTiedCell
 
 
 def perceptron(sizes, *, seed=0, scale=1.0, bias=True, relu_last=False, linear_after=()):

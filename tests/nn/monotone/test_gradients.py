@@ -7,16 +7,8 @@ import torch
 from torch import Tensor
 
 import wellposed as wp
-from wellposed.nn import (
-    ACTIVATIONS,
-    AbstractCell,
-    DenseCell,
-    LeakyReLU,
-    Monotone,
-    MonotoneConvCell,
-    MonotoneTierCell,
-    SoftThreshold,
-)
+from wellposed.nn import AbstractCell, DenseCell, LeakyReLU, Monotone, MonotoneConvCell, MonotoneTierCell, SoftThreshold
+from wellposed.nn.activations import ACTIVATIONS
 from wellposed.solve import AbstractSolver, TunedStep
 
 F64 = torch.float64
@@ -182,7 +174,7 @@ def test_failures_are_told(name: str) -> None:
     backward = wp.ImplicitGradient(wp.PeacemanRachford(1e-3), max_steps=2)
     layer = wp.EquilibriumLayer(cell, wp.PeacemanRachford(), backward, max_steps=3000, on_failure="raise")
     z = layer(x)
-    with pytest.raises(wp.AdjointNotConverged, match="max_steps=2"):
+    with pytest.raises(wp.errors.AdjointNotConverged, match="max_steps=2"):
         z.sum().backward()
 
 

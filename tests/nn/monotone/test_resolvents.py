@@ -10,9 +10,8 @@ from torch import Tensor
 
 import wellposed as wp
 from wellposed.linalg import GMRES
-from wellposed.nn import TierWeights
 from wellposed.nn.maps.operator import AbstractOperator
-from wellposed.nn.monotone import _conjugate, _zero_padded
+from wellposed.nn.monotone import TierWeights, _zero_padded, conjugate_gradients
 
 F64 = torch.float64
 #: channels of the tiers, (height, width)
@@ -94,7 +93,7 @@ def test_rows_of_any_size_and_their_neighbours(largest_dense, dtype, monkeypatch
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_what_is_not_solved_is_nan(symmetric, monkeypatch):
     monkeypatch.setattr(_zero_padded, "LARGEST_DENSE", 0)
-    monkeypatch.setattr(_conjugate, "MOST_STEPS", 5)
+    monkeypatch.setattr(conjugate_gradients, "MOST_STEPS", 5)
     weights = TierWeights((3,), padding="zeros", dtype=F64, scale=4.0, generator=generator(0))
     with torch.no_grad():
         weights.B[0].mul_(0.0 if symmetric else 1.0)
@@ -107,7 +106,7 @@ def test_what_is_not_solved_is_nan(symmetric, monkeypatch):
 
 def test_a_resolvent_that_is_not_solved_ends_the_sample_with_the_reason(monkeypatch):
     monkeypatch.setattr(_zero_padded, "LARGEST_DENSE", 0)
-    monkeypatch.setattr(_conjugate, "MOST_STEPS", 5)
+    monkeypatch.setattr(conjugate_gradients, "MOST_STEPS", 5)
     cell = wp.nn.MonotoneConvCell(1, 2, padding="zeros", scale=4.0, dtype=F64, generator=generator(0))
     layer = wp.EquilibriumLayer(cell, wp.PeacemanRachford(), on_failure="raise")
     x = torch.randn(2, 1, 5, 5, dtype=F64, generator=generator(1))

@@ -10,10 +10,9 @@ from torch import Tensor
 
 import wellposed as wp
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
-from wellposed.nn import TierWeights
 from wellposed.nn.maps.operator import AbstractOperator
-from wellposed.nn.monotone._lattice import Lattice, symbol
-from wellposed.nn.monotone._norms import largest_norm_upper
+from wellposed.nn.monotone import TierWeights
+from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 
 F64 = torch.float64
 #: channels of the tiers, (height, width), kernel size

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.nn import TransformerCell, TransformerDEQ, WeightTied, jacobian_penalty
+from wellposed.nn import TransformerCell, TransformerDEQ, jacobian_penalty
+from wellposed.nn.vision import WeightTied
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wellposed as wp
-from wellposed.nn import MultiscaleCell, ResidualCell, VariationalDropout, WeightTied
+from wellposed.nn import MultiscaleCell, ResidualCell
+from wellposed.nn.vision import VariationalDropout, WeightTied
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -10,14 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.nn import (
-    ClassificationHead,
-    MultiscaleDEQ,
-    ResidualDEQ,
-    SegmentationHead,
-    equilibrium_spectral_radius,
-    jacobian_penalty,
-)
+from wellposed.nn import MultiscaleDEQ, ResidualDEQ, jacobian_penalty
+from wellposed.nn.vision import ClassificationHead, SegmentationHead, equilibrium_spectral_radius
 
 
 def seeded(seed: int = 0) -> torch.Generator:

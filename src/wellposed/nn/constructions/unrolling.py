@@ -20,8 +20,6 @@ from wellposed.nn.families import AbstractNetwork, is_theory_network
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.maps.affine import OperatorMap
 
-__all__ = ["UnrolledNetwork", "unrolled"]
-
 
 def unrolled(network: AbstractNetwork | EquilibriumLayer, steps: int, *, step_size: float | None = None) -> UnrolledNetwork:
     r"""An equilibrium network as a feed-forward network of k layers with shared weights.
@@ -34,11 +32,13 @@ def unrolled(network: AbstractNetwork | EquilibriumLayer, steps: int, *, step_si
         True
 
     Args:
-        network: A theory network, or an `EquilibriumLayer` over `DenseCell` (or `WeightTiedCell`). Shared, not copied.
+        network: A theory network, or an `EquilibriumLayer` over `DenseCell` (or `WeightTiedCell`).
+            Shared, not copied.
         steps: k, the number of layers.
-        step_size: a. None chooses what is proved to converge at the present parameters: for `MonotoneDEQ`, on which plain
-            iteration may diverge, the forward-backward step m/L^2; otherwise 1, the plain iteration, if |W| < 1, or m/L^2 if
-            I - W is strongly monotone. If nothing is proved it refuses, and step_size=1.0 insists.
+        step_size: a. None chooses what is proved to converge at the present parameters: for
+            `MonotoneDEQ`, on which plain iteration may diverge, the forward-backward step m/L^2;
+            otherwise 1, the plain iteration, if |W| < 1, or m/L^2 if I - W is strongly monotone. If
+            nothing is proved it refuses, and step_size=1.0 insists.
     """
     check_positive_integer("unrolled", "steps", steps)
     cell = _cell_of(network)
@@ -58,18 +58,21 @@ _EXACT = (ReLU, LeakyReLU, SoftThreshold, Identity)
 
 
 class UnrolledNetwork(nn.Module):
-    r"""z_0 = 0, z_{j+1} = s_a(W_a z_j + a c(x)), W_a = (1 - a) I + a W, for j < k; then the read-out of the network, if any.
+    r"""z_0 = 0, z_{j+1} = s_a(W_a z_j + a c(x)), W_a = (1 - a) I + a W, for j < k; then the
+    read-out of the network, if any.
 
-    Every layer has the fixed point of the network, because s_a is the proximal operator of a times the potential of s: for
-    a = 1 this is plain iteration, for other a the forward-backward iteration. With q = |W_a| < 1
+    Every layer has the fixed point of the network, because s_a is the proximal operator of a times
+    the potential of s: for a = 1 this is plain iteration, for other a the forward-backward
+    iteration. With q = |W_a| < 1
 
         |z_k - z*| <= q^k/(1 - q) |z_1 - z_0|.
 
-    For strongly monotone I - W >= m and |I - W| <= L, q <= sqrt(1 - 2 a m + a^2 L^2) [nguyen2022, 2.3.1], below 1 for a in
-    (0, 2m/L^2). Gradients are those of the explicit network, by backpropagation through its k layers; the memory grows with
-    k. It decides nothing by values, so every `torch.func` transform works, for monotone networks too.
+    For strongly monotone I - W >= m and |I - W| <= L, q <= sqrt(1 - 2 a m + a^2 L^2) [nguyen2022,
+    2.3.1], below 1 for a in (0, 2m/L^2). Gradients are those of the explicit network, by
+    backpropagation through its k layers; the memory grows with k. Every `torch.func` transform
+    works, for monotone networks too.
 
-    a is fixed when the network is made. If training moves the weights far, `contraction_upper` tells what is still proved.
+    a is fixed when the network is made; `contraction_upper` shows what is proved after training.
 
     Args:
         network: Shared.
@@ -82,7 +85,7 @@ class UnrolledNetwork(nn.Module):
         self.network, self.steps, self.step_size = network, steps, step_size
 
     def forward(self, X: Tensor) -> Tensor:
-        """What the network returns, with z_k for z*: (n,) predictions, or (n, m) states of an `EquilibriumLayer`."""
+        """The output of the network with z_k for z*: (n,) predictions, or (n, m) states."""
         z = self.equilibrium(X)
         if not is_theory_network(self.network):
             return z
@@ -99,12 +102,12 @@ class UnrolledNetwork(nn.Module):
         return self._run(X, z0, self.steps).to(X.dtype)
 
     def contraction_upper(self) -> float:
-        """A rigorous upper bound of q = |W_a| at the present parameters; one singular value decomposition."""
+        """A rigorous upper bound of q = |W_a|; one singular value decomposition."""
         with torch.no_grad():
             return spectral_norm_upper(self._relaxed(_recurrent(self.network)))
 
     def error_bound(self, X: Tensor, z0: Tensor | None = None) -> Tensor:
-        """(n,) the bound of |z_k - z*| above, with an allowance for rounding; infinite where q >= 1 proves nothing."""
+        """(n,) the bound of |z_k - z*| above, plus rounding; infinite where q >= 1."""
         q = self.contraction_upper()
         with torch.no_grad():
             z1, z = self._run(X, z0, 1), self._run(X, z0, self.steps)

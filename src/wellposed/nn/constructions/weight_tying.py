@@ -1,4 +1,4 @@
-"""A multilayer perceptron as a weight-tied, input-injected network, whose equilibrium is the perceptron."""
+"""A multilayer perceptron as the equilibrium of a weight-tied, input-injected network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from wellposed.nn.activations import AbstractActivation
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.maps.affine import DenseMap
 
-__all__ = ["WeightTiedCell", "weight_tied"]
-
 
 def weight_tied(mlp: nn.Sequential | Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> WeightTiedCell:
     r"""Any L-layer perceptron as one layer that is applied L times [nguyen2022, Theorem B.0.1].
@@ -29,8 +27,9 @@ def weight_tied(mlp: nn.Sequential | Sequence[Tensor], biases: Sequence[Tensor |
         True
 
     Args:
-        mlp: `nn.Sequential` of `nn.Linear`, each followed by an `nn.ReLU` or not; its parameters are shared, not copied. Or
-            the weights, (n_l, n_{l-1}) for l = 1, ..., L, with a ReLU after each but the last.
+        mlp: `nn.Sequential` of `nn.Linear`, each followed by an `nn.ReLU` or not; its parameters
+            are shared, not copied. Or the weights, (n_l, n_{l-1}) for l = 1, ..., L, with a ReLU
+            after each but the last.
         biases: Only with a list of weights: (n_l,) or None for each; None has no biases at all.
     """
     if isinstance(mlp, nn.Sequential):
@@ -45,18 +44,21 @@ def weight_tied(mlp: nn.Sequential | Sequence[Tensor], biases: Sequence[Tensor |
 
 
 class WeightTiedCell(AbstractCell):
-    r"""f(z, x) = s(W z + U x + b) for z = (h_1, ..., h_L), whose equilibrium is the forward pass of a perceptron.
+    r"""f(z, x) = s(W z + U x + b), z = (h_1, ..., h_L): its equilibrium is a perceptron.
 
-    With h_l = s_l(W_l h_{l-1} + b_l), h_0 = x, the matrix W has W_l in block (l, l-1) and zeros elsewhere, U has W_1 in block
-    1, b stacks the b_l and s applies s_l to block l. W is strictly lower triangular in blocks, so W^L = 0: L plain steps from
-    *any* start reach the one equilibrium, whatever |W| is, and L steps of the adjoint are exact backpropagation.
+    With h_l = s_l(W_l h_{l-1} + b_l), h_0 = x, the matrix W has W_l in block (l, l-1) and zeros
+    elsewhere, U has W_1 in block 1, b stacks the b_l and s applies s_l to block l. W is strictly
+    lower triangular in blocks, so W^L = 0: L plain steps from *any* start reach the one
+    equilibrium, whatever |W| is, and L steps of the adjoint are exact backpropagation.
 
-    A statement about what such networks can express, not a faster perceptron: a step costs O((n_1 + ... + n_L)^2) a sample.
-    Plain steps (`Picard`) need max_steps of L + 1, the last to see that nothing moves any more; second derivatives, whose
-    systems are known only as functions, one more.
+    This shows what equilibrium networks can express; it is not a faster perceptron: a step costs
+    O((n_1 + ... + n_L)^2) a sample. Plain steps (`Picard`) need max_steps of L + 1, the last to see
+    that nothing moves any more; second derivatives, whose systems are known only as functions, one
+    more.
 
     Args:
-        weights: (n_l, n_{l-1}) for l = 1, ..., L. Parameters are shared; other tensors become buffers.
+        weights: (n_l, n_{l-1}) for l = 1, ..., L. Parameters are shared; other tensors become
+            buffers.
         biases: (n_l,) or None.
         rectified: Whether layer l has a ReLU.
 
@@ -103,7 +105,7 @@ class WeightTiedCell(AbstractCell):
         return nn.functional.pad(x @ first.t(), (0, sum(self.widths[1:]))) + torch.cat(stacked)
 
     def output(self, z: Tensor) -> Tensor:
-        """(batch, m) -> (batch, n_L): the last block of the state, which is what the perceptron returns."""
+        """(batch, m) -> (batch, n_L): the last block of the state, the perceptron's output."""
         return z[:, -self.widths[-1] :]
 
     def bind(self, x: Tensor) -> DenseMap:

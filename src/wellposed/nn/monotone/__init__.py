@@ -1,4 +1,4 @@
-"""Monotone equilibrium networks: parametrizations with I - W >= margin, cells over them, and a classifier."""
+"""Monotone equilibrium networks: weights with I - W >= margin, cells, a classifier."""
 
 from wellposed.nn.monotone.cells import MonotoneConvCell, MonotoneTierCell
 from wellposed.nn.monotone.classifier import MonotoneClassifier

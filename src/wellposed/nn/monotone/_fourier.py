@@ -7,20 +7,18 @@ from torch import Tensor
 
 from wellposed.linalg.direct import batched_solve
 from wellposed.nn.maps.operator import AbstractOperator, OperatorCache
-from wellposed.nn.monotone._lattice import Lattice, symbol
-from wellposed.nn.monotone._norms import largest_norm_upper
-
-__all__ = ["FourierOperator"]
+from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
 
 
 class FourierOperator(AbstractOperator):
-    r"""The block lower-bidiagonal W of `TierWeights` on circular images; one tier is a single convolution.
+    r"""The W of `TierWeights` on circular images; one tier is a single convolution.
 
         (W z)_i = D_i z_i + K_i z_(i-1)
 
-    D_i commutes with shifts by 2 of its tier (by 1 for the last one) and is one complex matrix per frequency; so is K_i,
-    between the phases of one tier and the next. Only half of the spectrum exists, the resolvent inverts the D_i and substitutes
-    forward (backward for the transpose), and no graph is kept through any of it: cotangents are outer products of spectra.
+    D_i commutes with shifts by 2 of its tier (by 1 for the last one) and is one complex matrix per
+    frequency; so is K_i, between the phases of one tier and the next. Only half of the spectrum
+    exists, the resolvent inverts the D_i and substitutes forward (backward for the transpose), and
+    no graph is kept through any of it: cotangents are outer products of spectra.
 
     Args:
         diagonal: [(frequencies, p^2 C, p^2 C)] D_i.
@@ -115,7 +113,7 @@ class FourierOperator(AbstractOperator):
         return _joined([lattice.field(S) for lattice, S in zip(self._lattices, spectra, strict=True)])
 
     def _adjoints(self, matrices: tuple[Tensor, ...], name: str) -> list[Tensor]:
-        """M^H of every frequency, kept: a product with a lazily conjugated matrix copies it every time."""
+        """M^H of every frequency, cached: a lazy conjugate is copied at every product."""
         adjoints: list[Tensor] = self.cached(("adjoint", name), lambda: [_adjoint(M) for M in matrices])
         return adjoints
 
@@ -127,7 +125,7 @@ class FourierOperator(AbstractOperator):
         return inverses
 
     def monotonicity(self) -> tuple[float, float]:
-        """The margin less what rounding of the symbols may take; the norm from those of the blocks, and what it may add."""
+        """The margin and the norm from those of the blocks, with bounds of the rounding."""
         norms = []
         for D in self._D:
             identity = torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
@@ -146,7 +144,8 @@ def diagonal_symbol(A: Tensor, S: Tensor, C: Tensor | None, lattice: Lattice, ma
     """(1 - m) I - A^H A - C^H C + S at every frequency, with a graph to the kernels.
 
     Args:
-        A: (C, C, k, k). S: (C, C, k, k), skew as an operator. C: (C', C, k, k) to the next tier with stride 2, or None.
+        A: (C, C, k, k). S: (C, C, k, k), skew as an operator. C: (C', C, k, k) to the next tier
+            with stride 2, or None.
         lattice: Of the tier.
         margin: m.
     """
@@ -160,7 +159,7 @@ def diagonal_symbol(A: Tensor, S: Tensor, C: Tensor | None, lattice: Lattice, ma
 
 
 def coupling_symbol(A: Tensor, C: Tensor, target: Lattice) -> Tensor:
-    """-2 A^H C from the phases of a tier to the pixels of the next, on the lattice that they share."""
+    """-2 A^H C from the phases of a tier to the pixels of the next."""
     size = (target.height, target.width)
     return -2 * symbol(A, size).mH @ symbol(C, size, 2, strided=True)
 
@@ -175,7 +174,7 @@ def _adjoint(M: Tensor) -> Tensor:
 
 
 def _outer(left: Lattice, p: Tensor, right: Lattice, z: Tensor) -> Tensor:
-    """The gradient of <p, M z> with respect to the symbol of M, in PyTorch's convention d/dRe + i d/dIm."""
+    """The gradient of <p, M z> in the symbol of M, in PyTorch's convention d/dRe + i d/dIm."""
     P, Z = left.spectrum(p), right.spectrum(z)
     return torch.bmm(P.transpose(1, 2), Z.conj()) * left.weights(P)[:, None, None]
 

@@ -1,4 +1,4 @@
-"""Monotone convolutions with zero padding: products by convolutions, resolvents by a matrix or by conjugate gradients."""
+"""Monotone convolutions with zero padding: resolvents by a matrix or conjugate gradients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from torch.nn.functional import conv2d, conv_transpose2d
 
 from wellposed.linalg.direct import inverse_of_positive
 from wellposed.nn.maps.operator import AbstractOperator, OperatorCache
-from wellposed.nn.monotone._conjugate import conjugate_gradients
-from wellposed.nn.monotone._lattice import Lattice, symbol
-from wellposed.nn.monotone._norms import largest_norm_upper
-
-__all__ = ["ZeroPaddedOperator"]
+from wellposed.nn.monotone._lattice import Lattice, largest_norm_upper, symbol
+from wellposed.nn.monotone.conjugate_gradients import conjugate_gradients
 
 #: Of the resolvent, in units of rounding.
 RESOLVENT_EPS = 8.0
@@ -25,9 +22,10 @@ class ZeroPaddedOperator(AbstractOperator):
 
         (W z)_i = (1 - m) z_i - A_i^T (A_i z_i + 2 C_(i-1) z_(i-1)) - C_i^T C_i z_i + S_i z_i
 
-    No transform makes it diagonal. Up to `LARGEST_DENSE` features I + a(I - W) is inverted as a matrix; beyond, it is solved by
-    conjugate gradients on its normal equations, whose condition number is at most ((1 + aL)/(1 + am))^2: some hundred products
-    a resolvent when kernels are large. A row that is not solved to rounding is returned as NaN.
+    No transform makes it diagonal. Up to `LARGEST_DENSE` features I + a(I - W) is inverted as a
+    matrix; beyond, it is solved by conjugate gradients on its normal equations, whose condition
+    number is at most ((1 + aL)/(1 + am))^2: some hundred products a resolvent when kernels are
+    large. A row that is not solved to rounding is returned as NaN.
 
     Args:
         A: [(C_i, C_i, k, k)] kernels of the tiers.
@@ -92,7 +90,7 @@ class ZeroPaddedOperator(AbstractOperator):
         return _joined(fields)
 
     def cotangents(self, p: Tensor, z: Tensor, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-        """By autograd of the bilinear form <p, W z>, in the shape that needs no transposed convolution."""
+        """By autograd of the bilinear form <p, W z>, without transposed convolutions."""
         with torch.enable_grad():
             kernels = tuple(x.detach().requires_grad_() for x in self.plain)
             A, S, C = self._kinds(kernels)
@@ -144,9 +142,10 @@ class ZeroPaddedOperator(AbstractOperator):
         return max(kernel[0].numel() for kernel in self.plain)
 
     def monotonicity(self) -> tuple[float, float]:
-        """The margin less what rounding may take; the norm from those of the kernels on a larger torus, and what it may add.
+        """The margin and the norm from those of the kernels on a larger torus, with rounding.
 
-        Padding with zeros is a restriction of the convolution on a torus that is larger by the kernel.
+        Padding with zeros is a restriction of the convolution on a torus that is larger by the
+        kernel.
         """
         A, S, C = self._kinds(self.plain)
         a = [self._torus_norm(kernel, i) for i, kernel in enumerate(A)]

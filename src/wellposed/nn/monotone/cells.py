@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,30 +16,27 @@ from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.maps.affine import OperatorMap
 from wellposed.nn.maps.operator import OperatorCache
-from wellposed.nn.monotone._lattice import symbol
-from wellposed.nn.monotone._norms import largest_norm_upper
+from wellposed.nn.monotone._lattice import largest_norm_upper, symbol
 from wellposed.nn.monotone.weights import TierWeights
-
-__all__ = ["MonotoneConvCell", "MonotoneTierCell"]
 
 
 class _ImageCell(AbstractCell):
-    """What the two cells share: injections U_i of the input at every resolution, and W from `TierWeights`."""
+    """What the two cells share: injections U_i at every resolution, and W from `TierWeights`."""
 
     def __init__(
         self,
         in_channels: int,
-        channels: Sequence[int],
-        activation: AbstractActivation | None,
+        channels: Any,
+        activation: AbstractActivation | None = None,
         *,
-        kernel_size: int,
-        margin: float,
-        padding: str,
-        bias: bool,
-        scale: float,
-        generator: torch.Generator | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        kernel_size: int = 3,
+        margin: float = 0.1,
+        padding: str = "circular",
+        bias: bool = True,
+        scale: float = 0.5,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -49,21 +46,26 @@ class _ImageCell(AbstractCell):
             raise InvalidType(
                 f"The 'activation' parameter of {name} must be one of wellposed.nn, such as wp.nn.ReLU(); got {activation!r}."
             )
-        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_channels, self.activation = in_channels, activation
-        self.weights = TierWeights(
-            channels, kernel_size, margin=margin, padding=padding, scale=scale, generator=generator, **options
-        )
+        structure: dict[str, Any] = {"margin": margin, "padding": padding, "scale": scale}
+        self.weights = TierWeights(self._tiers(channels), kernel_size, **structure, generator=generator, **factory_kwargs)
         spread = math.sqrt(2 / (in_channels * kernel_size**2))
         self.U = nn.ParameterList(
-            nn.Parameter(spread * torch.randn(c, in_channels, kernel_size, kernel_size, generator=generator, **options))
+            nn.Parameter(spread * torch.randn(c, in_channels, kernel_size, kernel_size, generator=generator, **factory_kwargs))
             for c in self.weights.channels
         )
-        self.b = nn.ParameterList(nn.Parameter(torch.zeros(c, **options)) for c in self.weights.channels) if bias else None
+        self.b = (
+            nn.ParameterList(nn.Parameter(torch.zeros(c, **factory_kwargs)) for c in self.weights.channels) if bias else None
+        )
         self._cache = OperatorCache()
 
+    @abc.abstractmethod
+    def _tiers(self, channels: Any) -> tuple[int, ...]:
+        """The channels of every tier; raises for an argument that does not fit."""
+
     def injection(self, x: Tensor) -> Tensor:
-        """(batch, in, H, W) -> (batch, n): U_i x + b_i of all tiers, x averaged over blocks of 2^i x 2^i."""
+        """(batch, in, H, W) -> (batch, n): U_i x_i + b_i of all tiers, x averaged to each tier."""
         parts = []
         for i, U in enumerate(self.U):
             image = x if i == 0 else nn.functional.avg_pool2d(x, 2**i)
@@ -100,7 +102,7 @@ class _ImageCell(AbstractCell):
         return OperatorMap(operator, self.injection(x), self.activation)
 
     def features(self, x: Tensor) -> int:
-        """n, the number of features of the state for an input like x; raises for one that does not fit."""
+        """The number of features of the state for an input x; raises if x does not fit."""
         name = type(self).__name__
         if not isinstance(x, Tensor) or x.dim() != 4 or x.shape[1] != self.in_channels:
             seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -118,9 +120,9 @@ class _ImageCell(AbstractCell):
 
 
 class MonotoneConvCell(_ImageCell):
-    r"""f(z, x) = s(W * z + U * x + b) with convolutions, I - W >= m whatever the parameters [winston2020, Section 5].
+    r"""f(z, x) = s(W * z + U * x + b) with convolutions, I - W >= m [winston2020, Section 5].
 
-    Strides are for outside: the state has the height and width of x. The state is (batch, channels, H, W).
+    The state is (batch, channels, H, W), with the height and width of x: strides belong outside.
 
     Args:
         in_channels: Of x.
@@ -138,35 +140,9 @@ class MonotoneConvCell(_ImageCell):
         weights: The `TierWeights` with A[0] and B[0]. U: [(C, in, k, k)]. b: [(C,)] or None.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        channels: int,
-        activation: AbstractActivation | None = None,
-        *,
-        kernel_size: int = 3,
-        margin: float = 0.1,
-        padding: str = "circular",
-        bias: bool = True,
-        scale: float = 0.5,
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def _tiers(self, channels: Any) -> tuple[int, ...]:
         check_positive_integer("MonotoneConvCell", "channels", channels)
-        super().__init__(
-            in_channels,
-            (channels,),
-            activation,
-            kernel_size=kernel_size,
-            margin=margin,
-            padding=padding,
-            bias=bias,
-            scale=scale,
-            generator=generator,
-            device=device,
-            dtype=dtype,
-        )
+        return (channels,)
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         self.features(x)
@@ -174,64 +150,34 @@ class MonotoneConvCell(_ImageCell):
 
 
 class MonotoneTierCell(_ImageCell):
-    r"""Several resolutions, each half of the one before, coupled from fine to coarse: f(z, x) = s(W z + U x + b).
+    r"""f(z, x) = s(W z + U x + b) on several resolutions, coupled from fine to coarse.
 
-    W is block lower-triangular and I - W >= m; see `TierWeights`. x enters every tier, averaged to its resolution. The state
-    is (batch, n), the tiers one after the other; `split` takes it apart.
+    W is block lower-triangular and I - W >= m; see `TierWeights`. x enters every tier, averaged to
+    its resolution. The state is (batch, n), one tier after the other; `split` separates them.
 
     Args:
         in_channels: Of x.
         channels: Of the tiers, finest first, at least two.
-        activation, kernel_size, margin, padding, bias, scale, generator, device, dtype: As in `MonotoneConvCell`.
+        activation, kernel_size, margin, padding, bias, scale, generator, device, dtype: As in
+        `MonotoneConvCell`.
 
     Attributes:
         weights: The `TierWeights`. U, b: As in `MonotoneConvCell`, one per tier.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        channels: Sequence[int],
-        activation: AbstractActivation | None = None,
-        *,
-        kernel_size: int = 3,
-        margin: float = 0.1,
-        padding: str = "circular",
-        bias: bool = True,
-        scale: float = 0.5,
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def _tiers(self, channels: Any) -> tuple[int, ...]:
         if not isinstance(channels, (tuple, list)) or len(channels) < 2:
             raise InvalidArgument(
                 f"The 'channels' parameter of MonotoneTierCell must be a tuple of at least two integers. Got {channels!r} "
                 "instead; for one resolution use MonotoneConvCell."
             )
-        super().__init__(
-            in_channels,
-            channels,
-            activation,
-            kernel_size=kernel_size,
-            margin=margin,
-            padding=padding,
-            bias=bias,
-            scale=scale,
-            generator=generator,
-            device=device,
-            dtype=dtype,
-        )
+        return tuple(channels)
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         return (x.shape[0], self.features(x))
 
     def split(self, z: Tensor, height: int, width: int) -> list[Tensor]:
-        """(batch, n) -> [(batch, C_i, H/2^i, W/2^i)].
-
-        Args:
-            z: The state.
-            height, width: H, W, of the finest tier.
-        """
+        """(batch, n) -> [(batch, C_i, H/2^i, W/2^i)], for the H and W of the finest tier."""
         lattices = self.weights.lattices(height, width)
         parts = z.split([lattice.features for lattice in lattices], dim=1)
         return [part.reshape(-1, t.channels, t.height, t.width) for part, t in zip(parts, lattices, strict=True)]

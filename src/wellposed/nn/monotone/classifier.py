@@ -1,4 +1,4 @@
-"""A classifier on a monotone equilibrium: dense, with one convolution, or with several resolutions."""
+"""A classifier on a monotone equilibrium: dense, convolutional, or multi-resolution."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from wellposed.nn.monotone.cells import MonotoneConvCell, MonotoneTierCell
 from wellposed.nn.parametrizations import Monotone
 from wellposed.solve import AbstractSolver, ForwardBackward, PeacemanRachford, Solution, TunedStep
 
-__all__ = ["MonotoneClassifier"]
-
 
 class MonotoneClassifier(nn.Module):
-    r"""logits = V P z + v, with z the equilibrium of a monotone cell and P an average over a grid of image regions.
+    r"""logits = V P z + v: z a monotone equilibrium, P an average over a grid of regions.
 
     Made by `dense`, `conv` or `multitier`:
 
@@ -32,8 +30,9 @@ class MonotoneClassifier(nn.Module):
         >>> model(torch.randn(3, 1, 8, 8)).shape
         torch.Size([3, 10])
 
-    Unless told otherwise the equilibrium and its adjoint are found by `PeacemanRachford(TunedStep())`, with one factorization
-    for both; with zero padding, which has no cheap resolvent, by `ForwardBackward(TunedStep())`.
+    By default `PeacemanRachford(TunedStep())` solves for the equilibrium and its adjoint, with one
+    factorization for both; with zero padding, which has no cheap resolvent,
+    `ForwardBackward(TunedStep())`.
 
     Args:
         cell: `DenseCell` with `Monotone` weights, `MonotoneConvCell` or `MonotoneTierCell`.
@@ -91,23 +90,18 @@ class MonotoneClassifier(nn.Module):
         *,
         margin: float = 0.1,
         activation: AbstractActivation | None = None,
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> MonotoneClassifier:
-        """z = s(W z + U x + b) with a matrix W; inputs (batch, in_features), or anything that flattens to it.
+        """z = s(W z + U x + b) with a matrix W; inputs flatten to (batch, in_features).
 
         Args:
             in_features, width, classes: d, m, k.
             margin: Of I - W.
             activation: s; `ReLU()` if not given.
-            generator, device, dtype: Of all parameters.
-            options: As in the class.
+            options: As in the class; generator, device and dtype are for all parameters.
         """
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = DenseCell(in_features, width, activation, weight=Monotone(margin), **made)
-        return cls(cell, None, classes, **made, **options)
+        cell = DenseCell(in_features, width, activation, weight=Monotone(margin), **_factory_kwargs(options))
+        return cls(cell, None, classes, **options)
 
     @classmethod
     def conv(
@@ -116,32 +110,24 @@ class MonotoneClassifier(nn.Module):
         channels: int,
         classes: int,
         *,
-        grid: int = 1,
         margin: float = 0.1,
         activation: AbstractActivation | None = None,
         kernel_size: int = 3,
         padding: str = "circular",
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> MonotoneClassifier:
         """One convolution; inputs (batch, C, H, W).
 
         Args:
             image: (C, H, W).
-            channels: Of the state.
-            classes: k.
-            grid: Regions per side that the read-out averages over; must divide H and W.
+            channels, classes: Of the state, and k.
             margin, activation, kernel_size, padding: As in `MonotoneConvCell`.
-            generator, device, dtype: Of all parameters.
-            options: As in the class.
+            options: As in the class; generator, device and dtype are for all parameters. `grid`
+                must divide H and W.
         """
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = MonotoneConvCell(
-            _checked_image(image)[0], channels, activation, kernel_size=kernel_size, margin=margin, padding=padding, **made
-        )
-        return cls(cell, image, classes, grid=grid, **made, **options)
+        structure: dict[str, Any] = {"kernel_size": kernel_size, "margin": margin, "padding": padding}
+        cell = MonotoneConvCell(_checked_image(image)[0], channels, activation, **structure, **_factory_kwargs(options))
+        return cls(cell, image, classes, **options)
 
     @classmethod
     def multitier(
@@ -150,22 +136,16 @@ class MonotoneClassifier(nn.Module):
         channels: Sequence[int],
         classes: int,
         *,
-        grid: int = 1,
         margin: float = 0.1,
         activation: AbstractActivation | None = None,
         kernel_size: int = 3,
         padding: str = "circular",
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> MonotoneClassifier:
-        """Several resolutions; inputs (batch, C, H, W), arguments as in `conv` with channels per tier."""
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = MonotoneTierCell(
-            _checked_image(image)[0], channels, activation, kernel_size=kernel_size, margin=margin, padding=padding, **made
-        )
-        return cls(cell, image, classes, grid=grid, **made, **options)
+        """Several resolutions; arguments as in `conv`, with the channels of each tier."""
+        structure: dict[str, Any] = {"kernel_size": kernel_size, "margin": margin, "padding": padding}
+        cell = MonotoneTierCell(_checked_image(image)[0], channels, activation, **structure, **_factory_kwargs(options))
+        return cls(cell, image, classes, **options)
 
     @property
     def cell(self) -> DenseCell | MonotoneConvCell | MonotoneTierCell:
@@ -188,7 +168,7 @@ class MonotoneClassifier(nn.Module):
         return self.layer.solve(self.prepared(x))
 
     def prepared(self, x: Tensor) -> Tensor:
-        """x as the cell takes it: flat for a dense cell; checked to be an image of the model's size otherwise."""
+        """x as the cell needs it: flat for a dense cell, else checked to be an image."""
         shape = self.cell.in_features if self.image is None else ", ".join(map(str, self.image))
         if not isinstance(x, Tensor):
             raise InvalidType(
@@ -222,7 +202,7 @@ class MonotoneClassifier(nn.Module):
         return rows
 
     def region_shapes(self) -> list[tuple[int, int, int]]:
-        """(C, H, W) of the tiers, empty for a dense cell; raises if the grid does not divide them."""
+        """(C, H, W) of the tiers, empty for a dense cell; raises if `grid` does not fit."""
         cell = self.cell
         if self.image is None or isinstance(cell, DenseCell):
             return []
@@ -235,6 +215,11 @@ class MonotoneClassifier(nn.Module):
 
     def extra_repr(self) -> str:
         return f"image={self.image}, classes={self.classes}, grid={self.grid}"
+
+
+def _factory_kwargs(options: dict[str, Any]) -> dict[str, Any]:
+    """generator, device and dtype, if given."""
+    return {name: options[name] for name in ("generator", "device", "dtype") if name in options}
 
 
 def _checked_image(image: Any) -> tuple[int, int, int]:

@@ -16,17 +16,16 @@ from wellposed.nn.monotone._fourier import FourierOperator, coupling_symbol, dia
 from wellposed.nn.monotone._lattice import Lattice
 from wellposed.nn.monotone._zero_padded import ZeroPaddedOperator
 
-__all__ = ["TierWeights"]
-
 PADDINGS = ("circular", "zeros")
 
 
 class TierWeights(nn.Module):
-    r"""Kernels of W = (1 - m) I - A^T A + B - B^T on images of several resolutions, each half of the one before.
+    r"""Kernels of W = (1 - m) I - A^T A + B - B^T on resolutions that halve from tier to tier.
 
-    A is block lower-bidiagonal, with convolutions A_i within tiers and convolutions C_i of stride 2 from each tier to the next;
-    so is B, with B_i within tiers and B_(i+1,i) = -A_(i+1)^T C_i, which is chosen such that W is block *lower* triangular
-    [winston2020, Section 5]: with S_i = B_i - B_i^T,
+    A is block lower-bidiagonal, with convolutions A_i within tiers and convolutions C_i of stride 2
+    from each tier to the next; so is B, with B_i within tiers and B_(i+1,i) = -A_(i+1)^T C_i, which
+    is chosen so that W is block *lower* triangular [winston2020, Section 5]: with
+    S_i = B_i - B_i^T,
 
         W_ii = (1 - m) I - A_i^T A_i - C_i^T C_i + S_i,      W_(i+1,i) = -2 A_(i+1)^T C_i
 
@@ -34,11 +33,13 @@ class TierWeights(nn.Module):
 
     Args:
         channels: Of the tiers, finest first.
-        kernel_size: Of A, B and C; any. An even one is a kernel of the next odd size whose last row and column vanish.
+        kernel_size: Of A, B and C; any. An even one is a kernel of the next odd size whose last row
+            and column vanish.
         margin: m, positive.
-        padding: "circular" (resolvents by Fourier transforms) or "zeros" (by the inverse matrix up to 2048 features, then by
-            conjugate gradients: expensive where `scale` is well above 1).
-        scale: Kernels start from N(0, scale^2/(C k^2)), so that |A|, |B|, |C| are about 2 `scale` or less.
+        padding: "circular" (resolvents by Fourier transforms) or "zeros" (by the inverse matrix up
+            to 2048 features, then by conjugate gradients: expensive where `scale` is well above 1).
+        scale: Kernels start from N(0, scale^2/(C k^2)), so that |A|, |B|, |C| are about 2 `scale`
+            or less.
         generator: Of the initialization.
         device, dtype: Of the parameters.
 
@@ -78,7 +79,7 @@ class TierWeights(nn.Module):
         self.C = nn.ParameterList(kernel(after, c) for c, after in zip(channels, channels[1:], strict=False))
 
     def lattices(self, height: int, width: int) -> tuple[Lattice, ...]:
-        """Those of the tiers for images of that size; raises if it cannot be halved often enough."""
+        """The lattices of the tiers; raises if the size cannot be halved often enough."""
         tiers = len(self.channels)
         unit = 2 ** (tiers - 1)
         if height % unit or width % unit or height < 1 or width < 1:

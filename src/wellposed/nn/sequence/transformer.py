@@ -17,17 +17,16 @@ from wellposed.solve import Solution
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["TransformerCell", "TransformerDEQ"]
-
 
 class TransformerCell(nn.Module):
-    r"""One post-norm transformer block with its input injected [bai2019], the block being that of [vaswani2017].
+    r"""One post-norm transformer block [vaswani2017] with its input injected [bai2019].
 
         u = norm(x + z + W_o attention(W_qkv z + U x)),   f(z, x) = norm(u + W_2 relu(W_1 u))
 
-    Attention is causal: position t sees positions up to t, so that z_t depends on x_1, ..., x_t alone. Nothing bounds its
-    Jacobian; weights start small (`init_std`) so that equilibria are found at first. A departure: x also enters the sum before
-    the first norm. Without it small weights leave norm(z + little), close to the identity, with no preferred point.
+    Attention is causal: position t sees positions up to t, so that z_t depends on x_1, ..., x_t
+    alone. Nothing bounds its Jacobian; weights start small (`init_std`) so that equilibria are
+    found at first. A departure: x also enters the sum before the first norm. Without it small
+    weights leave norm(z + little), close to the identity, with no preferred point.
 
     Args:
         width: Features of a position.
@@ -56,23 +55,22 @@ class TransformerCell(nn.Module):
             raise InvalidArgument(f"The 'heads' parameter of TransformerCell must divide width={width}. Got {heads} instead.")
         check_interval("TransformerCell", "init_std", init_std, low=0.0, closed="neither")
         self.width, self.heads, self.hidden = width, heads, hidden
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
 
         def drawn(rows: int, columns: int, std: float) -> nn.Parameter:
-            return nn.Parameter(torch.empty(rows, columns, **made).normal_(0.0, std, generator=generator))
+            return nn.Parameter(torch.empty(rows, columns, **factory_kwargs).normal_(0.0, std, generator=generator))
 
         self.W_qkv, self.W_o = drawn(3 * width, width, init_std), drawn(width, width, init_std)
         self.U = drawn(3 * width, width, 1 / math.sqrt(width))
         self.W_1, self.W_2 = drawn(hidden, width, init_std), drawn(width, hidden, init_std)
-        self.b_1, self.b_2 = nn.Parameter(torch.zeros(hidden, **made)), nn.Parameter(torch.zeros(width, **made))
-        self.norm1, self.norm2 = nn.LayerNorm(width, **made), nn.LayerNorm(width, **made)
+        self.b_1, self.b_2 = (
+            nn.Parameter(torch.zeros(hidden, **factory_kwargs)),
+            nn.Parameter(torch.zeros(width, **factory_kwargs)),
+        )
+        self.norm1, self.norm2 = nn.LayerNorm(width, **factory_kwargs), nn.LayerNorm(width, **factory_kwargs)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        """(batch, length, width) -> the same.
-
-        Args:
-            z: The state. x: The input, of the same shape.
-        """
+        """(batch, length, width) states z and inputs x of the same shape -> the next state."""
         qkv = z @ self.W_qkv.mT + x @ self.U.mT
         q, k, v = (self._split(part) for part in qkv.chunk(3, dim=-1))
         scores = (q @ k.mT) / math.sqrt(self.width // self.heads)
@@ -96,8 +94,8 @@ class TransformerDEQ(nn.Module):
 
         x_t = sqrt(width) (E[token_t] + P[t]),   z = f(z, x),   logits_t = E z_t + b
 
-    Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which also helps f to contract.
-    Memory of training does not grow with the number of solver steps.
+    Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which
+    also helps f to contract. Memory of training does not grow with the number of solver steps.
 
         >>> import torch, wellposed as wp
         >>> model = wp.nn.TransformerDEQ(50, 16, 2, length=10, generator=torch.Generator().manual_seed(0))
@@ -108,7 +106,8 @@ class TransformerDEQ(nn.Module):
         vocabulary: Number of tokens.
         width, heads, hidden, init_std: As in `TransformerCell`.
         length: The longest sequence.
-        solving: solver, gradient, on_failure, rtol, atol, max_steps, as in `EquilibriumLayer`.
+        solver_kwargs: solver, gradient, on_failure, rtol, atol, max_steps, as in
+            `EquilibriumLayer`.
         generator, device, dtype: Of the parameters.
 
     Attributes:
@@ -127,19 +126,18 @@ class TransformerDEQ(nn.Module):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solving: Unpack[SolverKwargs],
+        **solver_kwargs: Unpack[SolverKwargs],
     ) -> None:
         super().__init__()
         check_positive_integer("TransformerDEQ", "vocabulary", vocabulary)
         check_positive_integer("TransformerDEQ", "length", length)
-        check_solver_kwargs("TransformerDEQ", solving)
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = TransformerCell(width, heads, hidden, init_std=init_std, **made)
-        self.layer = EquilibriumLayer(cell, **solving)
-        placed = {"device": device, "dtype": dtype}
-        self.E = nn.Parameter(torch.empty(vocabulary, width, **placed).normal_(0.0, width**-0.5, generator=generator))  # type: ignore[arg-type]
-        self.P = nn.Parameter(torch.empty(length, width, **placed).normal_(0.0, width**-0.5, generator=generator))  # type: ignore[arg-type]
-        self.b = nn.Parameter(torch.zeros(vocabulary, **placed))  # type: ignore[arg-type]
+        check_solver_kwargs("TransformerDEQ", solver_kwargs)
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        cell = TransformerCell(width, heads, hidden, init_std=init_std, generator=generator, **factory_kwargs)
+        self.layer = EquilibriumLayer(cell, **solver_kwargs)
+        E, P = torch.empty(vocabulary, width, **factory_kwargs), torch.empty(length, width, **factory_kwargs)
+        self.E, self.P = (nn.Parameter(table.normal_(0.0, width**-0.5, generator=generator)) for table in (E, P))
+        self.b = nn.Parameter(torch.zeros(vocabulary, **factory_kwargs))
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """(batch, t) of integers -> (batch, t, width): x."""
@@ -169,17 +167,12 @@ class TransformerDEQ(nn.Module):
             )
 
     def equilibrium(self, tokens: Tensor, z0: Tensor | None = None) -> Tensor:
-        """(batch, t) -> (batch, t, width), differentiable.
-
-        Args:
-            tokens: Integers below the vocabulary.
-            z0: The start; zeros if not given.
-        """
+        """(batch, t) -> (batch, t, width), differentiable; z0 is the start, zeros if not given."""
         z: Tensor = self.layer(self.embedded(tokens), z0)
         return z
 
     def solve(self, tokens: Tensor, z0: Tensor | None = None, *, record: bool = False) -> Solution:
-        """The equilibrium without a graph, with all that is known about it; see `EquilibriumLayer.solve`."""
+        """The equilibrium without a graph; see `EquilibriumLayer.solve`."""
         with torch.no_grad():
             return self.layer.solve(self.embedded(tokens), z0, record=record)
 

@@ -1,12 +1,9 @@
-"""Image networks: residual and multiscale equilibria, their explicit twins, and what keeps them tame."""
+"""Image networks: residual and multiscale equilibria, explicit twins, Jacobian penalty."""
 
-from wellposed.nn.vision._network import ExplicitTwin
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
-from wellposed.nn.vision.dropout import VariationalDropout
-from wellposed.nn.vision.heads import ClassificationHead, SegmentationHead
 from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
-from wellposed.nn.vision.networks import MultiscaleDEQ, ResidualDEQ
-from wellposed.nn.vision.weight_tied import WeightTied
+from wellposed.nn.vision.modules import ClassificationHead, SegmentationHead, VariationalDropout, WeightTied
+from wellposed.nn.vision.networks import ExplicitTwin, MultiscaleDEQ, ResidualDEQ
 
 __all__ = [
     "ClassificationHead",

@@ -10,25 +10,27 @@ from torch import Tensor, nn
 
 from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument
-from wellposed.nn.vision._modules import checked_channels, conv, norm
+from wellposed.nn.vision.modules import checked_channels, conv, norm
 
-__all__ = ["MultiscaleCell", "ResidualCell"]
-
-#: What a cell is given besides its state: features, or features and the masks of `VariationalDropout`.
+#: What a cell is given besides its state: features, or features and the masks of
+#: `VariationalDropout`.
 CellInput = Any
 
 
 class ResidualCell(nn.Module):
-    r"""f(z, x) = norm(relu(z + norm(x + W2 * norm(relu(W1 * z))))), with group norms [nguyen2022, Section 2.2].
+    r"""f(z, x) = norm(relu(z + norm(x + W2 * norm(relu(W1 * z))))), with group norms [nguyen2022,
+    Section 2.2].
 
-    Nothing bounds its Jacobian: an equilibrium may not exist, and need not be unique. With small weights (the default) it is
-    usually found quickly; `jacobian_penalty` keeps it so in training, `equilibrium_spectral_radius` measures.
+    Nothing bounds its Jacobian: an equilibrium may not exist, and need not be unique. With small
+    weights (the default) it is usually found quickly; `jacobian_penalty` keeps it so in training,
+    `equilibrium_spectral_radius` measures.
 
     Args:
         channels: Of z and x.
         inner: Channels between W1 and W2; as many as `channels` if not given.
-        groups: Of the norms; None takes as many as leave four channels or more in each, at most eight. With one channel in a
-            group the mean of that channel over the image is fixed, and a head that averages over the image is blind.
+        groups: Of the norms; None takes as many as leave four channels or more in each, at most
+            eight. With one channel in a group the mean of that channel over the image is fixed, and
+            a head that averages over the image is blind.
         kernel_size: Of W1 and W2, odd.
         init_std: Standard deviation of their entries.
         weight_norm: Whether W1 and W2 are weight-normalized [salimans2016].
@@ -56,12 +58,12 @@ class ResidualCell(nn.Module):
         if kernel_size % 2 == 0:
             raise InvalidArgument(f"The 'kernel_size' parameter of ResidualCell must be odd. Got {kernel_size} instead.")
         check_interval("ResidualCell", "init_std", init_std, low=0.0, closed="neither")
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         drawn: dict[str, Any] = {"std": init_std, "generator": generator, "weight_norm": weight_norm}
-        self.conv1 = conv(channels, inner, kernel_size, **drawn, **made)
-        self.conv2 = conv(inner, channels, kernel_size, **drawn, **made)
-        self.norm1 = norm(inner, groups, **made)
-        self.norm2, self.norm3 = norm(channels, groups, **made), norm(channels, groups, **made)
+        self.conv1 = conv(channels, inner, kernel_size, **drawn, **factory_kwargs)
+        self.conv2 = conv(inner, channels, kernel_size, **drawn, **factory_kwargs)
+        self.norm1 = norm(inner, groups, **factory_kwargs)
+        self.norm2, self.norm3 = norm(channels, groups, **factory_kwargs), norm(channels, groups, **factory_kwargs)
         self.inner = inner
 
     def forward(self, z: Tensor, x: CellInput) -> Tensor:
@@ -69,7 +71,7 @@ class ResidualCell(nn.Module):
 
         Args:
             z: The state.
-            x: Features of the shape of z; or those and a mask on norm(relu(W1 * z)), as a tuple.
+            x: Features of the shape of z; or a tuple of features and a mask on norm(relu(W1 * z)).
         """
         x, mask = x if isinstance(x, tuple) else (x, None)
         return self.block(z, x, mask)
@@ -91,15 +93,17 @@ class ResidualCell(nn.Module):
 
 
 class MultiscaleCell(nn.Module):
-    r"""A residual block at every resolution, then a sum over all, brought to each resolution [bai2020].
+    r"""A residual block at every resolution, then a sum over resolutions [bai2020].
 
         y_i = ResidualCell_i(z_i, x_i),   z_i' = norm(relu(sum_j T_ij y_j))
 
-    T_ii is the identity; T_ij for j finer than i is i - j strided 3 x 3 convolutions; for j coarser a 1 x 1 convolution and
-    nearest-neighbour upsampling. The state is a tuple, finest first; each resolution halves (rounding up) the one before.
+    T_ii is the identity; T_ij for j finer than i is i - j strided 3 x 3 convolutions; for j coarser
+    a 1 x 1 convolution and nearest-neighbour upsampling. The state is a tuple, finest first; each
+    resolution halves (rounding up) the one before.
 
-    A departure: [bai2020] injects x at the finest resolution only. In a block without x the inner norm brings W2 * (...) back
-    to unit size however small W2 is, and small weights do not make the map contract; so every resolution has its x_i here.
+    A departure: [bai2020] injects x at the finest resolution only. In a block without x the inner
+    norm brings W2 * (...) back to unit size however small W2 is, and small weights do not make the
+    map contract; so every resolution has its x_i here.
 
     Args:
         channels: Of each resolution, finest first.
@@ -119,17 +123,17 @@ class MultiscaleCell(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = checked_channels("MultiscaleCell", channels)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         drawn: dict[str, Any] = {"generator": generator, "weight_norm": weight_norm, "init_std": init_std}
-        self.blocks = nn.ModuleList(ResidualCell(c, groups=groups, **drawn, **made) for c in self.channels)
+        self.blocks = nn.ModuleList(ResidualCell(c, groups=groups, **drawn, **factory_kwargs) for c in self.channels)
         self.mixers = nn.ModuleList(
-            nn.ModuleList(self._mixer(j, i, **drawn, **made) for j in range(len(self.channels)))
+            nn.ModuleList(self._mixer(j, i, **drawn, **factory_kwargs) for j in range(len(self.channels)))
             for i in range(len(self.channels))
         )
-        self.norms = nn.ModuleList(norm(c, groups, **made) for c in self.channels)
+        self.norms = nn.ModuleList(norm(c, groups, **factory_kwargs) for c in self.channels)
 
     def _mixer(self, source: int, target: int, *, init_std: float, **options: Any) -> nn.Module:
-        """T for one pair of resolutions, up to the final resizing; its size keeps that of its argument."""
+        """T for one pair of resolutions, up to the final resizing."""
         a, b = self.channels[source], self.channels[target]
         if source == target:
             return nn.Identity()
@@ -144,7 +148,7 @@ class MultiscaleCell(nn.Module):
 
         Args:
             z: The state.
-            x: A tuple of features, of the shapes of z; or such a tuple and one of masks, as a tuple of two.
+            x: A tuple of features, of the shapes of z; or a tuple of that tuple and one of masks.
         """
         features, masks = x if isinstance(x[0], tuple) else (x, (None,) * len(z))
         y = [

@@ -14,16 +14,15 @@ from wellposed.errors import InvalidArgument
 from wellposed.linalg import spectral_radius_estimate
 from wellposed.linalg.jacobian import Jacobian
 
-__all__ = ["equilibrium_spectral_radius", "jacobian_penalty"]
-
 
 def jacobian_penalty(
     cell: Callable[..., Any], z: Any, x: Any, *, probes: int = 1, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""An unbiased estimate of the mean over samples of |J|_F^2/features, J = df/dz, with a graph [bai2021].
+    r"""An unbiased estimate of the mean of |J|_F^2/features, J = df/dz, with a graph [bai2021].
 
-    For standard normal e, E|J^T e|^2 = |J|_F^2 [hutchinson1989]; the mean over `probes` draws is unbiased for any number of
-    them. Differentiable in the parameters of the cell, in x, and in z as it is given: detach it to hold the point.
+    For standard normal e, E|J^T e|^2 = |J|_F^2 [hutchinson1989]; the mean over `probes` draws is
+    unbiased for any number of them. Differentiable in the parameters of the cell, in x, and in z as
+    it is given: detach it to hold the point.
 
     Args:
         cell: `cell(z, x)`, row-wise.
@@ -51,9 +50,10 @@ def jacobian_penalty(
 def equilibrium_spectral_radius(
     cell: Callable[..., Any], z: Any, x: Any, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""(batch,) estimates of rho(df/dz) at the rows of z, by Arnoldi's method; see `linalg.spectral_radius_estimate`.
+    r"""(batch,) estimates of rho(df/dz) by Arnoldi; see `linalg.spectral_radius_estimate`.
 
-    Below 1 plain iteration converges from near the equilibrium; nothing is proved. Costs some dozens of products a sample.
+    Below 1 plain iteration converges from near the equilibrium; nothing is proved. Costs some
+    dozens of products a sample.
 
     Args:
         cell: `cell(z, x)`, row-wise.

@@ -1,27 +1,143 @@
-"""Image networks with an equilibrium inside, for classes of images or of pixels."""
+"""Image networks with an equilibrium, for classes of images or pixels, and explicit twins."""
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from wellposed.errors import InvalidType
+from wellposed._tree import leaves, map_leaves
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.layer import EquilibriumLayer, SolverKwargs, check_solver_kwargs
-from wellposed.nn.vision._modules import checked_channels
-from wellposed.nn.vision._network import EquilibriumNetwork
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
-from wellposed.nn.vision.dropout import VariationalDropout
-from wellposed.nn.vision.encoders import ImageEncoder, PyramidEncoder
-from wellposed.nn.vision.heads import ClassificationHead, SegmentationHead
+from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
+from wellposed.nn.vision.modules import (
+    ClassificationHead,
+    ImageEncoder,
+    PyramidEncoder,
+    SegmentationHead,
+    VariationalDropout,
+    WeightTied,
+    checked_channels,
+)
+from wellposed.solve import Solution
+
+
+class AbstractImageNetwork(nn.Module, abc.ABC):
+    """head(body(encoder(X))): the body maps features, and masks of dropout, to a state.
+
+    Attributes:
+        encoder: (batch, C, H, W) -> features. head: (state, (H, W)) -> predictions. dropout: Draws
+            the masks.
+    """
+
+    encoder: nn.Module
+    head: nn.Module
+    dropout: VariationalDropout
+
+    @property
+    @abc.abstractmethod
+    def cell(self) -> Any:
+        """The map f(z, x)."""
+
+    def inputs(self, X: Tensor) -> Any:
+        """The input of the cell: features, or features and masks, which are drawn at every call."""
+        _check_images(self, X)
+        x = self.encoder(X)
+        masks = map_leaves(self.dropout, self.cell.mask_like(x))
+        return x if None in leaves(masks) else (x, masks)
+
+
+class EquilibriumNetwork(AbstractImageNetwork):
+    """What ResidualDEQ and MultiscaleDEQ share."""
+
+    def __init__(self, encoder: nn.Module, layer: EquilibriumLayer, head: nn.Module, dropout: VariationalDropout) -> None:
+        super().__init__()
+        self.encoder, self.layer, self.head, self.dropout = encoder, layer, head, dropout
+
+    @property
+    def cell(self) -> Any:
+        return self.layer.cell
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(batch, C, H, W) -> predictions."""
+        prediction: Tensor = self.head(self.equilibrium(X), tuple(X.shape[2:]))
+        return prediction
+
+    def equilibrium(self, X: Tensor, z0: Any = None) -> Any:
+        """(batch, C, H, W) -> the equilibrium, differentiable; z0 is the start, by default 0."""
+        x = self.inputs(X)
+        return self.layer(x, self.cell.initial(x) if z0 is None else z0)
+
+    def solve(self, X: Tensor, z0: Any = None, *, record: bool = False) -> Solution:
+        """The equilibrium without a graph; see `EquilibriumLayer.solve`."""
+        with torch.no_grad():
+            x = self.inputs(X)
+        return self.layer.solve(x, self.cell.initial(x) if z0 is None else z0, record=record)
+
+    def penalized(self, X: Tensor, *, probes: int = 1, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Predictions, and the `jacobian_penalty` at their equilibria (held fixed)."""
+        x = self.inputs(X)
+        z = self.layer(x, self.cell.initial(x))
+        assert self.layer.last_solution is not None
+        held = self.layer.last_solution.value
+        penalty = jacobian_penalty(self.cell, held, x, probes=probes, generator=generator)
+        return self.head(z, tuple(X.shape[2:])), penalty
+
+    def spectral_radius(self, X: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """(batch,) spectral radii of df/dz, estimated; see `equilibrium_spectral_radius`."""
+        with torch.no_grad():
+            x = self.inputs(X)
+        z = self.layer.solve(x, self.cell.initial(x)).value
+        return equilibrium_spectral_radius(self.cell, z, x, generator=generator)
+
+    def twin(self, repeats: int) -> ExplicitTwin:
+        """The explicit network with copied parameters [nguyen2022, Fig. 4.4]."""
+        parts = copy.deepcopy((self.encoder, self.cell, self.head, self.dropout))
+        return ExplicitTwin(parts[0], WeightTied(parts[1], repeats), parts[2], parts[3])
+
+
+class ExplicitTwin(AbstractImageNetwork):
+    """An image network whose body is a cell repeated; see `ResidualDEQ.twin`."""
+
+    def __init__(self, encoder: nn.Module, body: WeightTied, head: nn.Module, dropout: VariationalDropout) -> None:
+        super().__init__()
+        self.encoder, self.body, self.head, self.dropout = encoder, body, head, dropout
+
+    @property
+    def cell(self) -> Any:
+        return self.body.cell
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(batch, C, H, W) -> predictions."""
+        prediction: Tensor = self.head(self.body(self.inputs(X)), tuple(X.shape[2:]))
+        return prediction
+
+
+def _check_images(model: AbstractImageNetwork, X: Any) -> None:
+    name, dtype = type(model).__name__, next(model.encoder.parameters()).dtype
+    channels: Any = model.encoder.in_channels
+    shape = f"(batch, {channels}, height, width)"
+    if not isinstance(X, Tensor):
+        raise InvalidType(
+            f"{name} expects a tensor of images of shape {shape}; got {type(X).__name__}. Convert it, e.g. "
+            f"torch.as_tensor(X, dtype={dtype})."
+        )
+    if X.dim() != 4 or X.shape[1] != channels:
+        hint = " The first dimension is the batch: for one image give X.unsqueeze(0)." if X.dim() == 3 else ""
+        raise InvalidArgument(f"{name} expects images of shape {shape}; got {tuple(X.shape)}.{hint}")
+    # autocast converts numbers of at most 32 bits by itself
+    cast = torch.is_autocast_enabled(X.device.type) and X.is_floating_point() and torch.float64 not in (X.dtype, dtype)
+    if X.dtype != dtype and not cast:
+        raise InvalidType(f"{name} has {dtype} parameters and got images of {X.dtype}; convert one, e.g. X.to({dtype}).")
+
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["MultiscaleDEQ", "ResidualDEQ"]
 
 
 class ResidualDEQ(EquilibriumNetwork):
@@ -40,7 +156,8 @@ class ResidualDEQ(EquilibriumNetwork):
         stride: Of the encoder, a 3 x 3 convolution and a norm.
         grid: As in `ClassificationHead`.
         dropout: p of `VariationalDropout`.
-        solving: solver, gradient, on_failure, rtol, atol, max_steps, as in `EquilibriumLayer`.
+        solver_kwargs: solver, gradient, on_failure, rtol, atol, max_steps, as in
+            `EquilibriumLayer`.
         generator: Draws the parameters, and later the masks of dropout.
         device, dtype: Of the parameters.
 
@@ -65,10 +182,10 @@ class ResidualDEQ(EquilibriumNetwork):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solving: Unpack[SolverKwargs],
+        **solver_kwargs: Unpack[SolverKwargs],
     ) -> None:
-        check_solver_kwargs("ResidualDEQ", solving)
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
+        check_solver_kwargs("ResidualDEQ", solver_kwargs)
+        factory_kwargs: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         cell = ResidualCell(
             channels,
             inner,
@@ -76,18 +193,18 @@ class ResidualDEQ(EquilibriumNetwork):
             kernel_size=kernel_size,
             init_std=init_std,
             weight_norm=weight_norm,
-            **made,
+            **factory_kwargs,
         )
         super().__init__(
-            ImageEncoder(in_channels, channels, stride=stride, groups=groups, **made),
-            EquilibriumLayer(cell, **solving),
-            ClassificationHead((channels,), classes, grid=grid, **made),
+            ImageEncoder(in_channels, channels, stride=stride, groups=groups, **factory_kwargs),
+            EquilibriumLayer(cell, **solver_kwargs),
+            ClassificationHead((channels,), classes, grid=grid, **factory_kwargs),
             VariationalDropout(dropout, generator=generator),
         )
 
 
 class MultiscaleDEQ(EquilibriumNetwork):
-    r"""Several resolutions of an image as one equilibrium [bai2020], for classes of images or of pixels.
+    r"""Several resolutions of an image as one equilibrium [bai2020].
 
     Made by `classifier` or `segmenter`; `with_head` gives the same body another task.
 
@@ -102,7 +219,7 @@ class MultiscaleDEQ(EquilibriumNetwork):
         head: (state, (H, W)) -> predictions.
         groups, init_std, weight_norm: As in `MultiscaleCell`.
         stride: Of the encoder.
-        dropout, generator, device, dtype, solving: As in `ResidualDEQ`.
+        dropout, generator, device, dtype, solver_kwargs: As in `ResidualDEQ`.
 
     Attributes:
         layer: The `EquilibriumLayer`; its state is a tuple.
@@ -122,16 +239,16 @@ class MultiscaleDEQ(EquilibriumNetwork):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **solving: Unpack[SolverKwargs],
+        **solver_kwargs: Unpack[SolverKwargs],
     ) -> None:
         channels = checked_channels("MultiscaleDEQ", channels)
         _check_head(head)
-        check_solver_kwargs("MultiscaleDEQ", solving)
-        made: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = MultiscaleCell(channels, groups=groups, init_std=init_std, weight_norm=weight_norm, **made)
+        check_solver_kwargs("MultiscaleDEQ", solver_kwargs)
+        factory_kwargs: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
+        cell = MultiscaleCell(channels, groups=groups, init_std=init_std, weight_norm=weight_norm, **factory_kwargs)
         super().__init__(
-            PyramidEncoder(in_channels, cell.channels, stride=stride, groups=groups, **made),
-            EquilibriumLayer(cell, **solving),
+            PyramidEncoder(in_channels, cell.channels, stride=stride, groups=groups, **factory_kwargs),
+            EquilibriumLayer(cell, **solver_kwargs),
             head,
             VariationalDropout(dropout, generator=generator),
         )
@@ -141,21 +258,17 @@ class MultiscaleDEQ(EquilibriumNetwork):
         cls, in_channels: int, channels: Sequence[int], classes: int, *, grid: int = 1, **options: Any
     ) -> MultiscaleDEQ:
         """With a `ClassificationHead`; options as in the class."""
-        made = {name: options[name] for name in ("generator", "device", "dtype") if name in options}
-        return cls(in_channels, channels, ClassificationHead(channels, classes, grid=grid, **made), **options)
+        factory_kwargs = {name: options[name] for name in ("generator", "device", "dtype") if name in options}
+        return cls(in_channels, channels, ClassificationHead(channels, classes, grid=grid, **factory_kwargs), **options)
 
     @classmethod
     def segmenter(cls, in_channels: int, channels: Sequence[int], classes: int, **options: Any) -> MultiscaleDEQ:
         """With a `SegmentationHead`; options as in the class."""
-        made = {name: options[name] for name in ("generator", "device", "dtype") if name in options}
-        return cls(in_channels, channels, SegmentationHead(channels, classes, **made), **options)
+        factory_kwargs = {name: options[name] for name in ("generator", "device", "dtype") if name in options}
+        return cls(in_channels, channels, SegmentationHead(channels, classes, **factory_kwargs), **options)
 
     def with_head(self, head: nn.Module) -> MultiscaleDEQ:
-        """Another task on the same body: encoder and layer are shared, not copied.
-
-        Args:
-            head: (state, (H, W)) -> predictions.
-        """
+        """Another task: `head` maps (state, (H, W)) to predictions; the body is shared."""
         _check_head(head)
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}

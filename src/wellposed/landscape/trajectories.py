@@ -1,10 +1,9 @@
-"""The way of a solver to an equilibrium, sample by sample."""
+"""The paths of solvers, and their projection to a plane that all of them share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_positive_integer
 from wellposed._tree import Layout
-from wellposed.errors import InvalidArgument, InvalidType, NotConverged
-from wellposed.landscape._archive import load_arrays, save_arrays, whole
+from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, NotConverged, how_to_install
 from wellposed.landscape._model import equilibrium_layers, strict
+from wellposed.landscape.record import from_plain, load_arrays, plain, save_arrays, whole
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.layer import DEFAULT_RTOL
 from wellposed.solve import AbstractSolver, AbstractSplitting, fixed_point
@@ -23,12 +23,10 @@ from wellposed.solve.loop import iterate
 from wellposed.solve.map import FunctionMap, RowsCoupled
 from wellposed.solve.solver import Tolerance
 
-__all__ = ["Trajectory", "trajectory"]
-
 
 @dataclass(eq=False)
 class Trajectory:
-    """Every point at which the map was evaluated on the way, sample by sample.
+    """Every point at which the map was evaluated, sample by sample.
 
     Attributes:
         states: (steps, batch, features), NaN after a sample's last evaluation.
@@ -60,11 +58,8 @@ class Trajectory:
         arrays, text = load_arrays(path, "trajectory")
         with whole(path, "trajectory"):
             states, residual, num_steps, status = (arrays[name] for name in ("states", "residual", "num_steps", "status"))
-            if (
-                states.ndim != 3
-                or residual.shape != states.shape[:2]
-                or not num_steps.shape == status.shape == states.shape[1:2]
-            ):
+            fits = states.ndim == 3 and residual.shape == states.shape[:2]
+            if not fits or not num_steps.shape == status.shape == states.shape[1:2]:
                 raise ValueError("the shapes of its arrays do not fit each other")
             return cls(states, residual, num_steps, status, dict(text["info"]))
 
@@ -85,15 +80,17 @@ def trajectory(
 ) -> Trajectory:
     r"""z^[0], z^[1], ... of a solver on the equilibrium of a model, as in [nguyen2022, Fig. 4.2].
 
-    Samples that do not converge are recorded as well, with their status. Only values of the map are recorded, not products
-    with its Jacobian (`NewtonKrylov`); with a line search its trials belong to the way.
+    Samples that do not converge are recorded too, with their status. Values of the map are
+    recorded, not products with its Jacobian (`NewtonKrylov`); the trials of a line search are part
+    of the path.
 
     Args:
-        model: A model with an `EquilibriumLayer`, or such a layer; X is its input.
+        model: A model with an `EquilibriumLayer`, or a layer; X is its input.
         X: (batch, ...) inputs.
-        solver: That of the layer if not given. Splittings need a resolvent and are not followed: give another one.
-        z0: The start; that of the model (zeros) if not given.
-        rtol, max_steps: Those of the layer if not given.
+        solver: By default that of the layer. Splitting methods cannot be followed: give another
+            one.
+        z0: The start; by default that of the model (zeros).
+        rtol, max_steps: By default those of the layer.
         layer: Which of the model's equilibrium layers.
     """
     chosen = _chosen(model, layer)
@@ -104,7 +101,7 @@ def trajectory(
         x, start = _entered(model, chosen, X)
         start = start if z0 is None else z0
         layout = Layout.of(start, "z0")
-        way = _Way(chosen.cell, layout)
+        cell = _RecordingCell(chosen.cell, layout)
         index = torch.arange(layout.batch, device=layout.device)
         tolerance = DEFAULT_RTOL[layout.compute_dtype] if chosen.rtol is None else chosen.rtol
         rtol = tolerance if rtol is None else rtol
@@ -114,23 +111,17 @@ def trajectory(
         flat = layout.flatten(start).detach().to(layout.compute_dtype)
         try:
             iterate(
-                FunctionMap(way, layout, (x, index)),
-                flat,
-                solver,
-                tolerance=Tolerance(rtol, chosen.atol),
-                max_steps=max_steps,
+                FunctionMap(cell, layout, (x, index)), flat, solver, tolerance=Tolerance(rtol, chosen.atol), max_steps=max_steps
             )
         except RowsCoupled:
-            raise InvalidArgument(
-                "trajectory follows samples one by one, but the rows of this cell depend on each other."
-            ) from None
-    states, residual = way.padded()
+            raise InvalidArgument("trajectory follows single samples; the rows of this cell depend on each other.") from None
+    states, residual = cell.padded()
     info = {"model": type(model).__name__, "solver": repr(solver), "layer": layer}
     return Trajectory(states, residual, (~np.isnan(residual)).sum(axis=0), np.asarray(solution.status), info)
 
 
-class _Way:
-    """A cell that writes down where it was evaluated. Samples are told apart by an index that follows them."""
+class _RecordingCell:
+    """A cell that records where it was evaluated; an argument `index` identifies samples."""
 
     def __init__(self, cell: Callable[..., Any], layout: Layout) -> None:
         self._cell, self._layout = cell, layout
@@ -177,13 +168,15 @@ def _entered(model: nn.Module, layer: EquilibriumLayer, X: Any) -> tuple[Any, An
         seen.extend([x, args[1] if len(args) > 1 else kwargs.get("z0")])
         raise _Entered
 
-    with _hooked(layer, hook):
-        try:
-            model(X)
-        except _Entered:
-            pass
-        except NotConverged as error:
-            raise NotConverged(f"trajectory: a layer before the chosen one failed: {error}", error.solution) from error
+    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        model(X)
+    except _Entered:
+        pass
+    except NotConverged as error:
+        raise NotConverged(f"trajectory: a layer before the chosen one failed: {error}", error.solution) from error
+    finally:
+        handle.remove()
     if not seen:
         raise InvalidArgument(f"{type(model).__name__} did not call the chosen layer on these inputs, so it has no trajectory.")
     x, z0 = seen
@@ -193,15 +186,6 @@ def _entered(model: nn.Module, layer: EquilibriumLayer, X: Any) -> tuple[Any, An
     return x, z0
 
 
-@contextmanager
-def _hooked(layer: nn.Module, hook: Any) -> Any:
-    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def _chosen(model: Any, number: int) -> EquilibriumLayer:
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module; got {type(model).__name__}.")
@@ -209,3 +193,101 @@ def _chosen(model: Any, number: int) -> EquilibriumLayer:
     if not 0 <= number < len(layers):
         raise InvalidArgument(f"{type(model).__name__} has {len(layers)} equilibrium layers; got layer={number}.")
     return layers[number]
+
+
+@dataclass(eq=False)
+class Projection:
+    """Trajectories in the same few principal components.
+
+    Attributes:
+        points: One (steps, batch, k) array for each trajectory, NaN after a sample's last step.
+        residuals: One (steps, batch) array for each.
+        explained: (k,) part of the variance of all states together that each component holds.
+        names: Of the trajectories.
+    """
+
+    points: list[np.ndarray]
+    residuals: list[np.ndarray]
+    explained: np.ndarray
+    names: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python that JSON can write and `wellposed.plot` can draw."""
+        return {
+            "kind": "projection",
+            "points": [plain(part) for part in self.points],
+            "residuals": [plain(part) for part in self.residuals],
+            "explained": plain(self.explained),
+            "names": list(self.names),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Projection:
+        """What `to_dict` wrote."""
+        if wrong := {"kind", "points", "residuals", "explained", "names"} ^ set(record):
+            raise InvalidArgument(f"This is not a projection: fields {sorted(wrong)} are missing or unknown.")
+        return cls(
+            [from_plain(part) for part in record["points"]],
+            [from_plain(part) for part in record["residuals"]],
+            from_plain(record["explained"]),
+            list(record["names"]),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes one .npz file, at once or not at all."""
+        arrays = {f"points{i}": part for i, part in enumerate(self.points)}
+        arrays |= {f"residuals{i}": part for i, part in enumerate(self.residuals)}
+        save_arrays(path, {**arrays, "explained": self.explained}, {"kind": "projection", "names": self.names})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Projection:
+        """What `save` wrote."""
+        arrays, text = load_arrays(path, "projection")
+        with whole(path, "projection"):
+            names = [str(name) for name in text["names"]]
+            points, residuals = ([arrays[f"{part}{i}"] for i in range(len(names))] for part in ("points", "residuals"))
+            if any(part.ndim != 3 or part.shape[:2] != r.shape for part, r in zip(points, residuals, strict=True)):
+                raise ValueError("the shapes of its arrays do not fit each other")
+            return cls(points, residuals, arrays["explained"], names)
+
+
+def project(
+    trajectories: Sequence[Trajectory], *, num: int = 2, names: Sequence[str] | None = None, scale: bool = False
+) -> Projection:
+    """PCA (scikit-learn) of all states of all trajectories together.
+
+    Args:
+        trajectories: With equally many features: starts, samples, solvers, or epochs of one model.
+        num: Components.
+        names: Of the trajectories; numbers if not given.
+        scale: Whether all features get unit variance first.
+    """
+    check_positive_integer("project", "num", num)
+    if not trajectories:
+        raise InvalidArgument("project needs at least one trajectory.")
+    names = [str(i) for i in range(len(trajectories))] if names is None else list(names)
+    if len(names) != len(trajectories):
+        raise InvalidArgument(f"project needs one name for each of {len(trajectories)} trajectories; got {len(names)}.")
+    features = {one.states.shape[2] for one in trajectories}
+    if len(features) != 1:
+        raise InvalidArgument(f"project needs trajectories of equally many features; got {sorted(features)}.")
+    try:
+        from sklearn.decomposition import PCA
+    except ImportError as error:
+        raise MissingPackage(f"project needs scikit-learn; install it with: {how_to_install('data')}.") from error
+    known = [np.isfinite(one.states).all(axis=2) for one in trajectories]
+    rows = np.concatenate([one.states[mask] for one, mask in zip(trajectories, known, strict=True)])
+    if min(rows.shape) < num:
+        raise InvalidArgument(
+            f"project cannot take num={num} components of {rows.shape[0]} states with {rows.shape[1]} features."
+        )
+    center = rows.mean(axis=0)
+    spread = rows.std(axis=0) if scale else np.ones(rows.shape[1])
+    spread[spread == 0] = 1.0
+    pca = PCA(n_components=num, svd_solver="full").fit((rows - center) / spread)
+    points = []
+    for one, mask in zip(trajectories, known, strict=True):
+        part = np.full((*one.states.shape[:2], num), np.nan)
+        part[mask] = pca.transform((one.states[mask] - center) / spread)
+        points.append(part)
+    return Projection(points, [one.residual for one in trajectories], pca.explained_variance_ratio_, names)

@@ -1,9 +1,11 @@
-"""The Hessian of a loss by its products, and the ends of its spectrum."""
+"""The Hessian of a loss: products, largest eigenvalues, trace, directions of curvature."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,20 +17,21 @@ from wellposed.errors import InvalidArgument, NotConverged
 from wellposed.landscape._model import check_rows, strict, trained
 from wellposed.landscape.directions import unflatten
 
-__all__ = ["HessianProduct", "HessianSpectrum", "hessian_directions", "hessian_eigenvalues"]
-
-#: Up to this many parameters the whole Hessian is formed: a product a column, and no eigenvalue can be missed.
+#: Up to this many parameters the whole Hessian is formed: a product a column, and no eigenvalue can
+#: be missed.
 DENSE_SIZE = 64
 
 
 class HessianProduct:
-    r"""v -> H v, H the Hessian of loss(model(X), y) in the trained parameters, by differentiating <gradient, v>.
+    r"""v -> H v, the Hessian of loss(model(X), y) in the trained parameters, by <gradient, v>.
 
-    Each product costs one more backward pass through the gradient, which is recorded once. Equilibria are differentiated
-    twice by the implicit function theorem (`ImplicitGradient`); at kinks of a ReLU the second derivative is that of the
-    piece that autograd picks. Solves that fail raise `NotConverged`.
+    Each product costs one more backward pass through the gradient, which is recorded once.
+    Equilibria are differentiated twice by the implicit function theorem (`ImplicitGradient`); at
+    kinks of a ReLU the second derivative is that of the piece that autograd picks. Solves that fail
+    raise `NotConverged`.
 
-    The graph of the gradient is that of the parameters at construction; make a new one after they change.
+    The graph of the gradient is that of the parameters at construction; make a new one after they
+    change.
 
     Args:
         model: Any module, evaluated in evaluation mode.
@@ -102,8 +105,8 @@ def hessian_eigenvalues(
 ) -> HessianSpectrum:
     r"""The `num` algebraically largest eigenvalues by restarted Lanczos (ARPACK [lehoucq1998]).
 
-    Small Hessians are formed as a whole. Lanczos may miss copies of a multiple eigenvalue; the residuals bound how far each
-    value is from some eigenvalue, not that none was missed.
+    Small Hessians are formed as a whole. Lanczos may miss copies of a multiple eigenvalue; the
+    residuals bound how far each value is from some eigenvalue, not that none was missed.
 
     Args:
         product: The Hessian.
@@ -136,7 +139,8 @@ def hessian_eigenvalues(
                 f"hessian_eigenvalues: ARPACK gave up after max_restarts={max_restarts} ({error}). "
                 f"Raise it, or loosen rtol={rtol:.0e}."
             ) from error
-    # copies: an array of one entry counts as contiguous with its negative stride, which torch does not take
+    # copies: an array of one entry counts as contiguous with its negative stride, which torch does
+    # not take
     top = torch.from_numpy(values[::-1][:num].copy())
     rows = torch.from_numpy(vectors.T[::-1][:num].copy())
     images = torch.stack([product(row.to(product.dtype)).double().cpu() for row in rows])
@@ -162,7 +166,8 @@ def hessian_directions(
     """
     spectrum = hessian_eigenvalues(HessianProduct(model, loss, X, y), num=num, generator=generator)
     vectors = spectrum.vectors
-    # The sign of an eigenvector is free; the largest entry is made positive so that a picture can be repeated.
+    # The sign of an eigenvector is free; the largest entry is made positive so that a picture can
+    # be repeated.
     vectors = vectors * vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True)).sign()
     return [unflatten(vector, trained(model)) for vector in vectors]
 
@@ -176,3 +181,104 @@ def _numpy(product: HessianProduct) -> Callable[[np.ndarray], np.ndarray]:
         return result
 
     return of
+
+
+@dataclass(frozen=True)
+class TraceEstimate:
+    """The mean over probes, its standard error (NaN for one probe), and the number of probes."""
+
+    value: float
+    standard_error: float
+    probes: int
+
+
+def hessian_trace(product: HessianProduct, *, probes: int = 32, generator: torch.Generator | None = None) -> TraceEstimate:
+    r"""tr H = E[s^T H s] over random signs s [hutchinson1989]: unbiased, variance 2
+    (|H|_F^2 - sum_i H_ii^2) a probe.
+
+    Args:
+        product: The Hessian.
+        probes: How many s; one product each.
+        generator: By default a new one with seed 0.
+    """
+    check_positive_integer("hessian_trace", "probes", probes)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    seen = []
+    for _ in range(probes):
+        signs = torch.randint(2, (product.size,), generator=generator, device=generator.device)
+        s = (2 * signs - 1).to(product.gradient)
+        seen.append(float(s @ product(s)))
+    values = torch.tensor(seen, dtype=torch.float64)
+    error = float(values.std()) / math.sqrt(probes) if probes > 1 else math.nan
+    return TraceEstimate(float(values.mean()), error, probes)
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """Curvature at a point.
+
+    Attributes:
+        loss, gradient_norm: There; at a minimum the latter is about 0.
+        trace, trace_standard_error: Of the Hessian, by Hutchinson's estimate.
+        eigenvalues: The largest, in descending order. residuals: |H v - lambda v| of each.
+        parameters: How many there are.
+    """
+
+    loss: float
+    gradient_norm: float
+    trace: float
+    trace_standard_error: float
+    eigenvalues: tuple[float, ...]
+    residuals: tuple[float, ...]
+    parameters: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python."""
+        plain = asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Sharpness:
+        """What `to_dict` wrote."""
+        if wrong := set(cls.__dataclass_fields__) ^ set(record):
+            raise InvalidArgument(f"This is not a sharpness: fields {sorted(wrong)} are missing or unknown.")
+        fields: dict[str, Any] = dict(record)
+        fields |= {name: tuple(fields[name]) for name in ("eigenvalues", "residuals")}
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict())
+
+
+def sharpness(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    X: Any,
+    y: Any,
+    *,
+    num_eigenvalues: int = 2,
+    probes: int = 32,
+    generator: torch.Generator | None = None,
+) -> Sharpness:
+    """Trace and largest eigenvalues of the Hessian of loss(model(X), y).
+
+    Args:
+        model, loss, X, y: As in `surface`.
+        num_eigenvalues: How many of the largest.
+        probes: Of the trace.
+        generator: Of the probes and the start vector; by default a new one with seed 0.
+    """
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    product = HessianProduct(model, loss, X, y)
+    trace = hessian_trace(product, probes=probes, generator=generator)
+    spectrum = hessian_eigenvalues(product, num=num_eigenvalues, generator=generator)
+    return Sharpness(
+        loss=product.loss,
+        gradient_norm=float(product.gradient.norm()),
+        trace=trace.value,
+        trace_standard_error=trace.standard_error,
+        eigenvalues=tuple(spectrum.values.tolist()),
+        residuals=tuple(spectrum.residuals.tolist()),
+        parameters=product.size,
+    )

@@ -7,38 +7,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["conjugate_gradients"]
-
-#: Steps in all; on the normal equations enough for condition numbers of some hundreds, whatever the right-hand side.
+#: Steps in all; on the normal equations enough for condition numbers of some hundreds, whatever the
+#: right-hand side.
 MOST_STEPS = 20_000
 #: Rounds of refinement; each must halve the measured residual, so that few are ever used.
 MOST_ROUNDS = 20
 
 
 def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    transposed: Callable[[Tensor], Tensor] | None,
-    b: Tensor,
-    *,
-    rtol: float,
-    floor: float,
+    apply: Callable[[Tensor], Tensor], transposed: Callable[[Tensor], Tensor] | None, b: Tensor, *, rtol: float, floor: float
 ) -> tuple[Tensor, Tensor]:
-    r"""Solves M x = b for a positive definite M, or for any invertible M through M^T M x = M^T b (CGNR) [saad2003, 8.3].
+    r"""Solves M x = b for positive definite M, or through M^T M x = M^T b (CGNR) [saad2003, 8.3].
 
-        q = M d,  a = |r|^2/<d, q>  or  |s|^2/|q|^2 with s = M^T r,   x += a d,   d = (r or s) + beta d
+        q = M d, a = |r|^2/<d, q> or |s|^2/|q|^2 with s = M^T r, x += a d, d = (r or s) + beta d
 
-    The residual r of this recurrence keeps falling below the rounding of b - M x, so it ends the steps and never decides: the
-    true residual is measured, and solved for again, until it is at most rtol |b|, or no longer halves. The norm |M| is taken
-    from below, from the products seen.
+    The residual r of this recurrence keeps falling below the rounding of b - M x, so it ends the
+    steps and never decides: the true residual is measured, and solved for again, until it is at
+    most rtol |b|, or no longer halves. The norm |M| is taken from below, from the products seen.
 
     Args:
-        apply, transposed: M and M^T on (batch, n); None says that M is symmetric positive definite.
+        apply, transposed: M and M^T on (batch, n); None if M is symmetric positive definite.
         b: (batch, n).
         rtol: Relative tolerance; may be below what rounding allows.
         floor: What the rounding of a product may leave.
 
     Returns:
-        (batch, n) x, and (batch,) bool: whether |b - M x| <= floor (|b| + |M| |x|) was measured. Finished rows stand still.
+        (batch, n) x, and (batch,) bool: whether |b - M x| <= floor (|b| + |M| |x|) was measured.
+        Finished rows stand still.
     """
     scale = b.abs().amax(dim=1, keepdim=True)  # squares of what is tiny or huge would leave the dtype
     b = b / torch.where(scale > 0, scale, 1.0)
@@ -75,7 +70,7 @@ def _round(
     active: Tensor,
     most: int,
 ) -> tuple[Tensor, Tensor, int]:
-    """The correction for the residual r, until the recurrence meets its target; |M| as seen, and the steps taken."""
+    """The correction for the residual r, a lower bound of |M|, and the steps taken."""
     x = torch.zeros_like(r)
     s = r if transposed is None else transposed(r)
     d = s

@@ -1,0 +1,226 @@
+"""Curves: losses of training, residuals and paths of solvers, spectra, figures of experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wellposed.errors import InvalidArgument
+from wellposed.plot._figure import COLORS, array, new_figure, record_of
+
+
+def losses(histories: Any, *, rates: Mapping[str, float] | None = None) -> Any:
+    r"""The loss of one or several runs, solid; dashed what their certificate promised: loss_0
+    q^(2k) or loss_0 e^(-2 q t).
+
+    Args:
+        histories: A `History` or its record, or a dictionary of them by name.
+        rates: Certified rates q by name, for runs that do not carry a certificate.
+    """
+    single = hasattr(histories, "to_dict") or "rows" in histories
+    named = {"loss": histories} if single else histories
+    figure = new_figure(6.0, 3.8)
+    ax = figure.subplots()
+    horizontal = "step"
+    for i, (name, one) in enumerate(named.items()):
+        record = record_of(one, "history", ("kind", "rows", "certificate"))
+        flow = record["kind"] == "flow"
+        horizontal = "time" if flow else "step"
+        k = array([row[horizontal] for row in record["rows"]])
+        loss = array([row["loss"] for row in record["rows"]])
+        color = COLORS[i % len(COLORS)]
+        ax.plot(k, np.where(loss > 0, loss, np.nan), color=color, linewidth=1.6, label=f"{name}, measured")
+        rate = _rate(record, name, rates)
+        if rate is not None:
+            log = np.log(loss[0]) + (
+                -2 * rate * k if flow else 2 * k * np.log(rate) if rate > 0 else np.where(k > 0, -np.inf, 0)
+            )
+            ax.plot(k, np.exp(log), "--", color=color, linewidth=1.2, label=f"{name}, certified bound")
+    ax.set(xlabel=horizontal, ylabel="loss", yscale="log")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    return figure
+
+
+def _rate(record: Mapping[str, Any], name: str, rates: Mapping[str, float] | None) -> float | None:
+    if rates is not None and name in rates:
+        return float(rates[name])
+    certificate = record["certificate"]
+    rate = None if certificate is None else certificate.get("rate")
+    return None if rate is None else float(rate)
+
+
+FIELDS = ("points", "residuals", "explained", "names")
+
+
+def trajectories(record: Any, *, labels: Any = None, samples: int = 40, columns: int = 4) -> Any:
+    """A panel for each trajectory of a `Projection`: a line for each sample, a dot at its end.
+
+    Args:
+        record: A `Projection` or its record, with at least two components.
+        labels: (batch,) classes; samples are coloured by them. By default by their place in the
+            batch.
+        samples: At most so many samples are drawn.
+        columns: Panels side by side.
+    """
+    found = record_of(record, "projection", FIELDS)
+    points = [array(part) for part in found["points"]]
+    if points[0].shape[2] < 2:
+        raise InvalidArgument(f"trajectories needs two components; this projection has {points[0].shape[2]}.")
+    classes = None if labels is None else np.asarray(labels)
+    across = min(columns, len(points))
+    down = -(-len(points) // across)
+    figure = new_figure(3.4 * across, 3.3 * down)
+    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for ax, part, name in zip(axes.flat, points, found["names"], strict=False):
+        if classes is not None and len(classes) != part.shape[1]:
+            raise InvalidArgument(f"labels must have one class for each of {part.shape[1]} samples; got {len(classes)}.")
+        for sample in range(min(samples, part.shape[1])):
+            way = part[np.isfinite(part[:, sample]).all(axis=1), sample]
+            color = _color(sample if classes is None else int(classes[sample]))
+            ax.plot(way[:, 0], way[:, 1], "-", color=color, linewidth=0.7, alpha=0.6)
+            ax.plot(way[-1, 0], way[-1, 1], "o", color=color, markersize=3)
+        ax.plot(part[0, 0, 0], part[0, 0, 1], "k+", markersize=8)
+        ax.set_title(name, fontsize=10)
+    for ax in axes.flat[len(points) :]:
+        ax.set_axis_off()
+    parts = array(found["explained"])
+    figure.supxlabel(f"component 1 ({parts[0]:.0%} of the variance)", fontsize=9)
+    figure.supylabel(f"component 2 ({parts[1]:.0%})", fontsize=9)
+    if classes is not None:
+        for kind in sorted(set(classes[: min(samples, len(classes))].tolist())):
+            axes.flat[0].plot([], [], "o", color=_color(int(kind)), markersize=4, label=str(kind))
+        figure.legend(loc="outside right center", title="class", fontsize=8)
+    return figure
+
+
+def residuals(record: Any, *, samples: int = 40, names: Sequence[str] | None = None) -> Any:
+    """Residuals against evaluations: thin lines for samples, a thick one for their median.
+
+    Args:
+        record: A `Projection` or its record; or a list of (steps, batch) arrays.
+        samples: At most so many samples of each are drawn thin.
+        names: Instead of those of the record.
+    """
+    if isinstance(record, (list, tuple)):
+        curves, titles = [array(part) for part in record], [str(i) for i in range(len(record))]
+    else:
+        found = record_of(record, "projection", FIELDS)
+        curves, titles = [array(part) for part in found["residuals"]], list(found["names"])
+    titles = titles if names is None else list(names)
+    figure = new_figure(6.0, 3.8)
+    ax = figure.subplots()
+    for i, (curve, title) in enumerate(zip(curves, titles, strict=True)):
+        color = COLORS[i % len(COLORS)]
+        positive = np.where(curve > 0, curve, np.nan)  # an exact zero has no place on a logarithmic scale
+        for sample in range(min(samples, curve.shape[1])):
+            ax.plot(np.arange(1, len(curve) + 1), positive[:, sample], color=color, linewidth=0.4, alpha=0.3)
+        together = np.isfinite(curve).all(axis=1)
+        steps = np.arange(1, len(curve) + 1)[together]
+        ax.plot(steps, np.median(positive[together], axis=1), color=color, linewidth=2, label=title)
+    ax.set(xlabel="evaluations of the map", ylabel="|f(z) - z| / |f(z)|", yscale="log")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    return figure
+
+
+def _color(number: int) -> str:
+    from matplotlib import colormaps
+
+    return str(_hex(colormaps["tab10"](number % 10)))
+
+
+def _hex(color: Any) -> str:
+    from matplotlib.colors import to_hex
+
+    return to_hex(color)
+
+
+def spectrum(eigenvalues: Any, *, lower_bounds: Mapping[str, float] | None = None) -> Any:
+    """Eigenvalues in descending order on a logarithmic scale; others than positive are counted.
+
+    Args:
+        eigenvalues: (n,) of one kernel, or a dictionary of them by name. A matrix is not accepted:
+            compute its eigenvalues.
+        lower_bounds: Proved lower bounds of the least eigenvalue by name, drawn as dashed lines.
+    """
+    named = eigenvalues if isinstance(eigenvalues, Mapping) else {"eigenvalues": eigenvalues}
+    figure = new_figure(6.0, 3.8)
+    ax = figure.subplots()
+    for i, (name, values) in enumerate(named.items()):
+        if hasattr(values, "detach"):
+            values = values.detach().cpu().numpy()
+        numbers = np.sort(array(values))[::-1]
+        if numbers.ndim != 1:
+            raise InvalidArgument(f"spectrum needs the (n,) eigenvalues of {name}; got shape {array(values).shape}.")
+        color = COLORS[i % len(COLORS)]
+        positive = numbers > 0
+        hidden = int((~positive).sum())
+        label = f"{name} ({hidden} not positive)" if hidden else name
+        ax.plot(np.arange(1, len(numbers) + 1)[positive], numbers[positive], ".-", color=color, markersize=3, label=label)
+        bound = None if lower_bounds is None else lower_bounds.get(name)
+        if bound is not None and bound > 0:
+            ax.axhline(bound, color=color, linestyle="--", linewidth=1, label=f"{name}, proved lower bound of the least")
+    ax.set(xlabel="number", ylabel="eigenvalue", yscale="log")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    return figure
+
+
+#: Panels in a row.
+_COLUMNS = 3
+
+
+def experiment(record: Any) -> Any:
+    """The panels of an experiment: the mean over seeds as a line, least and greatest as a band.
+
+    Args:
+        record: A `Record` of `wellposed_lab.papers`, or its `to_dict()`.
+    """
+    record = record_of(record, "reproduced experiment", ("experiment", "title", "size", "panels"))
+    panels = record["panels"]
+    if not panels:
+        raise InvalidArgument(f"The record of {record['experiment']} has no panels to draw.")
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(max(5.0, 4.2 * columns), 3.2 * rows + 0.4)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for ax, panel in zip(axes, panels, strict=False):
+        _draw(ax, panel)
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    separator = ":\n" if columns == 1 else ": "
+    figure.suptitle(f"{record['experiment']}{separator}{record['title']} ({record['size']})", fontsize=10)
+    return figure
+
+
+def _draw(ax: Any, panel: Mapping[str, Any]) -> None:
+    for i, curve in enumerate(panel["curves"]):
+        x, y, color = array(curve["x"]), np.atleast_2d(array(curve["y"])), COLORS[i % len(COLORS)]
+        if panel.get("y_scale") == "log":
+            y = np.where(y > 0, y, np.nan)
+        known = np.isfinite(y).all(axis=0)  # a run that ended early would bend the mean
+        x, y = x[known], y[:, known]
+        if not len(x):
+            continue
+        # on a log axis the middle is the geometric mean
+        log = panel.get("y_scale") == "log"
+        middle = np.exp(np.mean(np.log(y), axis=0)) if log else np.mean(y, axis=0)
+        style = {"marker": "o", "markersize": 3} if len(x) <= 12 else {}
+        ax.plot(x, middle, color=color, linewidth=1.6, label=curve["label"], linestyle=curve.get("style", "-"), **style)
+        if len(y) > 1:
+            ax.fill_between(x, np.min(y, axis=0), np.max(y, axis=0), color=color, alpha=0.18, linewidth=0)
+    for line in panel.get("lines", ()):
+        ax.axhline(line["y"], color="0.35", linestyle=":", linewidth=1.2, label=line["label"])
+    ax.set(xlabel=panel["x_label"], ylabel=panel["y_label"], title=panel["title"])
+    ax.set_xscale(panel.get("x_scale", "linear"))
+    if panel.get("x_scale") == "log" and panel["curves"]:  # few points, such as widths: they are the ticks
+        ticks = panel["curves"][0]["x"]
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.set_xticks([], minor=True)
+    ax.set_yscale(panel.get("y_scale", "linear"))
+    ax.grid(alpha=0.3)
+    if panel["curves"]:
+        ax.legend(fontsize=8)
