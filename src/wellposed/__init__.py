@@ -9,12 +9,25 @@ from wellposed.certify import Certificate, CertificateMonitor, Verdict, generali
 from wellposed.certify import package as certify
 from wellposed.convex import DeepOptEq, OptEq
 from wellposed.descent import History, descend, flow
-from wellposed.errors import (
+
+# the rarer errors are attributes too, so that `except wp.RunLocked` works
+from wellposed.errors import (  # noqa: F401
+    AdjointNotConverged,
+    AdjointNotConvergedWarning,
+    CheckpointRefused,
+    CoupledRowsWarning,
+    DivergedWarning,
     IllPosed,
+    IllPosedWarning,
     InvalidArgument,
     InvalidType,
+    MissingPackage,
     NotConverged,
+    NotConvergedWarning,
+    RunError,
+    RunLocked,
     WellposedError,
+    WellposedWarning,
 )
 from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel

@@ -27,7 +27,7 @@ class HandMade:
     X: Tensor
     y: Tensor
     step: int
-    at: Any = None
+    point: Any = None
     time: float | None = None
     loss: float = 0.0
     status: str = ""
@@ -179,7 +179,7 @@ def test_descent_and_hidden_rates() -> None:
     monitor.on_step(HandMade(model, X, y, 0, loss=1.0))
     assert monitor.certificate is not None and monitor.certificate.certified and monitor.certificate.step_size
     slow = CertificateMonitor(every=1, hidden_rate="largest")
-    slow.on_step(HandMade(model, X, y, 0, at=model.linearise(X), loss=1.0))
+    slow.on_step(HandMade(model, X, y, 0, point=model.linearise(X), loss=1.0))
     assert slow.certificate is not None and slow.certificate.certified and slow.certificate.rates
 
 

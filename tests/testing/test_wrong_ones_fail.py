@@ -49,18 +49,6 @@ class MixesTheBatch(AbstractSolver):
 
 
 @dataclass(frozen=True)
-class Miscounts(AbstractSolver):
-    """Evaluates f twice a step and reports one evaluation."""
-
-    def init(self, f, point):
-        return None
-
-    def step(self, state, f, point):
-        z = f(point.fz)
-        return Step(z, f(z))
-
-
-@dataclass(frozen=True)
 class StandsStill(AbstractSolver):
     def init(self, f, point):
         return None
@@ -88,7 +76,6 @@ class Remembers(AbstractSolver):
     ("wrong", "test", "message"),
     [
         (MixesTheBatch(), "test_a_sample_does_not_depend_on_its_neighbours", "differ"),
-        (Miscounts(), "test_steps_are_counted", "num_steps is"),
         (StandsStill(), "test_solves_its_problems", "must converge"),
         (Remembers(), "test_a_solver_is_a_value", "keeps something"),
     ],

@@ -17,6 +17,7 @@ from wellposed_lab.papers.datasets import samples, two_classes
 from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.nguyen2022.splitting import dense_equilibrium, network
 from wellposed_lab.papers.widths import WidthResults, largest_eigenvalue
+from wellposed_lab.runs.processes import on_threads
 
 SMALL_STUDY = {"data": ("digits",), "widths": (10, 40), "n": 12, "n_test": 10, "steps": 8, "points": 4, "seeds": (0, 1)}
 SMALL_CONV = {"data": "digits", "images": 20, "test_images": 10, "size": 8, "channels": (2, 3), "epochs": 2, "seeds": (0,)}
@@ -60,7 +61,8 @@ def test_it_runs_and_judges_every_claim(name: str) -> None:
     assert all(claim.source.startswith("[") or claim.source == "ours" for claim in claims)
     assert record.size == "quick, changed" and set(TINY[name]) <= set(record.config)
     first = record.results[0]
-    assert EXPERIMENTS[name].run(first.task) == first.values
+    with on_threads(1):  # as the record was made: sums on several threads add up in another order
+        assert EXPERIMENTS[name].run(first.task) == first.values
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     assert len(picture_of(record).axes) >= len(record.panels) > 0
 
