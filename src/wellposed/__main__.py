@@ -1,4 +1,5 @@
-"""python -m wellposed: the same as the command `wellposed`, for torchrun. The command line belongs to the laboratory."""
+"""python -m wellposed: the same as the command `wellposed`, for torchrun. The command line belongs
+to the laboratory."""
 
 import runpy
 

@@ -74,7 +74,8 @@ def writing(path: Path, *, begun: bool = True) -> Iterator[None]:
 
 
 def check_outputs(folder: Path, names: Iterable[str]) -> None:
-    """Makes a folder, and raises `RunError` unless files of these names can be written there: before the work for them."""
+    """Makes a folder, and raises `RunError` unless files of these names can be written there:
+    before the work for them."""
     with writing(folder, begun=False):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):

@@ -1,4 +1,5 @@
-"""The only file that uses private parts of torch: structures, transforms, the compiler, graphs, draws."""
+"""The only file that uses private parts of torch: structures, transforms, the compiler, graphs,
+draws."""
 
 from __future__ import annotations
 

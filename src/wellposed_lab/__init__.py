@@ -1,1 +1,2 @@
-"""The laboratory: runs, reports, the experiments of the papers, and the command line, built on `wellposed`."""
+"""The laboratory: runs, reports, the experiments of the papers, and the command line, built on
+`wellposed`."""

@@ -125,7 +125,8 @@ def not_finite(model: nn.Module) -> str:
 
 
 def check_finite(who: str, model: nn.Module) -> None:
-    """Raises `InvalidArgument` if a parameter or buffer is not finite, where a number is asked for."""
+    """Raises `InvalidArgument` if a parameter or buffer is not finite, where a number is asked
+    for."""
     if not_finite(model):
         raise InvalidArgument(f"{who}: a parameter has NaN or infinite entries; look for the step that made them.")
 
@@ -157,7 +158,7 @@ def _advice(model: nn.Module, declared: tuple[str, ...]) -> str:
     if not declared or not is_theory_network(model):
         return "Remove the change, or take an object of the original class."
     own = "a theory" if "sensitivity" not in declared else "a theory or a method sensitivity(measurement)"
-    return f"Remove the change, or give a new class {own} of its own, as docs/certificates.md shows."
+    return f"Remove the change, or give a new class its own {own}, as docs/certificates.md shows."
 
 
 def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""The Jacobian of the predictions at a measured point, and the error of the vectors it is made of."""
+"""The Jacobian of the predictions at a measured point, and the error of the vectors it is made
+of."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-r"""The kernel machine k(., X) alpha with H alpha near r: upper bounds of its norm and of what it misses, in spite of rounding.
+r"""The kernel machine k(., X) alpha with H alpha near r: upper bounds of its norm and of what it
+misses, in spite of rounding.
 
-Any vector alpha is a machine. Its norm is sqrt(alpha^T H alpha), and at the samples it misses r by s = r - H alpha. For the
-computed alpha both are evaluated, and their rounding is bounded (Chapter 3 of [higham2002]). Where H >= l > 0 is proved, the
-exact machine H^(-1) r misses nothing, and because r = H alpha + s its norm satisfies
+Any vector alpha is a machine. Its norm is sqrt(alpha^T H alpha), and at the samples it misses r by
+s = r - H alpha. For the computed alpha both are evaluated, and their rounding is bounded (Chapter 3
+of [higham2002]). Where H >= l > 0 is proved, the exact machine H^(-1) r misses nothing, and because
+r = H alpha + s its norm satisfies
 
     r^T H^(-1) r = alpha^T r + alpha^T s + s^T H^(-1) s <= alpha^T (r + s) + |s|^2/l.
 """
@@ -28,7 +30,8 @@ class KernelMachine:
     Attributes:
         norm: Upper bound of its norm.
         missed: Upper bound of the mean of |s|; 0 if it is the exact machine of a regular H.
-        eigenvalues: (n,) of H, descending. projections: (n,) of r. contributions: (n,) their parts of the squared norm.
+        eigenvalues: (n,) of H, descending. projections: (n,) of r. contributions: (n,) their parts
+            of the squared norm.
         kept: (n,) bool, which eigenvalues were not taken for 0.
     """
 
@@ -44,7 +47,8 @@ def kernel_machine(H: Tensor, r: Tensor, rtol: float) -> KernelMachine:
     """The machine that ignores eigenvalues below rtol times the largest.
 
     Args:
-        H: (n, n), finite. r: (n,), finite. Both are measured in powers of two, so that nothing overflows or vanishes.
+        H: (n, n), finite. r: (n,), finite. Both are measured in powers of two, so that nothing
+            overflows or vanishes.
         rtol: In [0, 1).
     """
     h = exponent_of(H)

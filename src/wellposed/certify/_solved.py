@@ -15,7 +15,8 @@ _RTOL, _MAX_STEPS = 1e-12, 2000
 
 
 def precise_copy(model: Any) -> Any:
-    """A copy in float64 whose equilibria are found to 1e-12, or to what the model itself asks for if that is less."""
+    """A copy in float64 whose equilibria are found to 1e-12, or to what the model itself asks for
+    if that is less."""
     twin = copy.deepcopy(model).double().cpu()
     layer = twin.layer
     layer.rtol = _RTOL if layer.rtol is None else min(layer.rtol, _RTOL)

@@ -39,7 +39,8 @@ class GeneralizationBound:
             for a model that was drawn without using the sample.
         vacuous: Whether the bound says nothing: it is at least `loss_bound`, or the model fits the
             labels already, so it has seen them.
-        norm: Upper bound of B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's change.
+        norm: Upper bound of B = sqrt((y - u0)^T H^+ (y - u0)), the norm of the kernel machine's
+            change.
         dominating: sqrt((y - u0)^T H^+ (y - u0)/n) sqrt(max_i k(x_i, x_i)), which the theorem calls
             its dominating term; which term of `bound` is the largest is `largest_term`.
         complexity: B' sqrt(trace H)/n, which bounds the Rademacher complexity; B' is the next norm

@@ -194,7 +194,8 @@ def _input_shape(model: Any) -> tuple[tuple[int, ...] | None, bool]:
 
 
 def _precise(model: Any) -> Any:
-    """A float64 copy with accurate equilibria; whether they exist is for the upper bound to judge."""
+    """A float64 copy with accurate equilibria; whether they exist is for the upper bound to
+    judge."""
     twin = copy.deepcopy(model).double().cpu()
     twin.layer.rtol, twin.layer.max_steps = _RTOL, max(2000, twin.layer.max_steps)
     twin.on_ill_posed = "ignore"

@@ -169,7 +169,7 @@ class Measurement:
 
     @cached_property
     def Z_least(self) -> float:
-        """s0, lower bound of sigma_min(Z*) over its n rows; 0 if there are more samples than units."""
+        """s0, lower bound of sigma_min(Z*) over its n rows; 0 with more samples than units."""
         return _least(self.Z, self.z_error_F)
 
     @cached_property
@@ -189,7 +189,7 @@ class Measurement:
 
     @cached_property
     def F_least(self) -> float:
-        """Lower bound of sigma_min(F*) over its n rows; 0 if there are more samples than columns."""
+        """Lower bound of sigma_min(F*) over its n rows; 0 with more samples than columns."""
         return _least(self.features, self.F_error) if self.model.theory.skip else self.Z_least
 
     @cached_property

@@ -102,7 +102,8 @@ class AbstractOptEq(nn.Module, abc.ABC):
         return self.prior is not None and self.prior.regularizer.couples_samples
 
     def bind(self, features: Tensor) -> CompositionMap:
-        """The map T(., x) of rows for these `features`, with a graph to them and to the parameters."""
+        """The map T(., x) of rows for these `features`, with a graph to them and to the
+        parameters."""
         stages: list[AbstractStage] = list(self.units(features))
         if self.prior is not None:
             stages.append(self.prior)

@@ -55,7 +55,8 @@ class AbstractBlock(abc.ABC):
         """(n, m) -> (n, m) the proximal operator of Phi."""
 
     def check(self, z: Any) -> None:  # noqa: B027
-        """Raises unless z is a state for which the function was made; by default it is one of any."""
+        """Raises unless z is a state for which the function was made; by default it is one of
+        any."""
 
     def prepare(self, z: Tensor) -> Tensor:
         """(n, m) -> (n, k) a linear image of z that `value_prepared` needs; the expensive part,

@@ -111,7 +111,8 @@ class ConvOptEq(AbstractOptEq):
         self.extractor, self.head = extractor, head
 
     def kernels(self) -> list[Tensor]:
-        """W_1, ..., W_L (c_l, state_channels, k, k) as they act: the parameters, made small enough."""
+        """W_1, ..., W_L (c_l, state_channels, k, k) as they act: the parameters, made small
+        enough."""
         return [K if self.weight is None else self.weight(K) for K in self.W]
 
     def features(self, X: Tensor) -> Tensor:

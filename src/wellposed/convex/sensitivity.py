@@ -80,7 +80,8 @@ class OptEqSensitivity(AbstractSensitivity):
             self._measure(twin, X, y)
 
     def _measure(self, twin: AbstractDenseOptEq, X: Tensor, y: Tensor) -> None:
-        """Norms of states and hidden values at the present parameters, and how wrong they may be."""
+        """Norms of states and hidden values at the present parameters, and how wrong they may
+        be."""
         n, self._root_n = len(X), math.sqrt(len(X)) * _SLACK
         units = twin.units(X)
         Z = twin.solve(X).value

@@ -195,7 +195,8 @@ class UnitLayer(AbstractStage):
 
 
 class AbstractPrior(AbstractStage):
-    """A last stage that expresses a preference: T_R o T in the place of T [xie2021, Section 4.1]."""
+    """A last stage that expresses a preference: T_R o T in the place of T [xie2021, Section
+    4.1]."""
 
     regularizer: AbstractRegularizer
 

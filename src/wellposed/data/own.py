@@ -33,7 +33,8 @@ def short_name(name: str) -> str:
 
 
 def own_path(name: str) -> Path:
-    """The path that the name of a data set is, with `~` written out; raises unless a file can have this name."""
+    """The path that the name of a data set is, with `~` written out; raises unless a file can have
+    this name."""
     try:
         if b"\0" in os.fsencode(name):
             raise InvalidArgument(f"data.name={name!r} cannot be the name of a file: it holds a NUL character.")

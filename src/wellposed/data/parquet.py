@@ -23,8 +23,8 @@ AT_ONCE = 1 << 16
 def read_parquet(path: Path) -> Table:
     """The columns of a Parquet file that hold numbers, truth values or text.
 
-    Text is read as a dictionary, so that a text that repeats is in memory once. Columns of all other kinds are not read: a
-    short file can hold lists of any length.
+    Text is read as a dictionary, so that a text that repeats is in memory once. Columns of all
+    other kinds are not read: a short file can hold lists of any length.
 
     Args:
         path: A regular file.
@@ -54,7 +54,8 @@ def read_parquet(path: Path) -> Table:
 
 
 def _checked_rows(path: Path, metadata: Any) -> int:
-    """The number of rows, if the file does not unpack to more than is read: runs of equal values take no space in it."""
+    """The number of rows, if the file does not unpack to more than is read: runs of equal values
+    take no space in it."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     size = sum(group.total_byte_size for group in groups)
     if size > LARGEST:

@@ -87,7 +87,8 @@ def check_file(path: Path) -> None:
 
 
 def read_csv(path: Path) -> Table:
-    """The columns of a file with names in its first row; a comma, semicolon or tab separates cells."""
+    """The columns of a file with names in its first row; a comma, semicolon or tab separates
+    cells."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -116,7 +117,7 @@ def read_csv(path: Path) -> Table:
 
 
 def check_header(path: Path, names: list[str]) -> None:
-    """Raises unless every column has a name of its own."""
+    """Raises unless all columns have different names."""
     if not names:
         raise InvalidArgument(f"{path} has no columns.")
     if all(_is_number(name) for name in names):

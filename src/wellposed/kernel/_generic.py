@@ -267,6 +267,6 @@ def _refuse_batch_statistics(model: nn.Module) -> None:
 
 def _mixing(reason: str) -> InvalidArgument:
     return InvalidArgument(
-        f"tangent_kernel: the model mixes samples or is random: {reason}. Its predictions have no gradients of their own; "
+        f"tangent_kernel: the model mixes samples or is random: {reason}. A single prediction has no gradient; "
         "call model.eval() first, or use a normalization within samples."
     )

@@ -101,7 +101,8 @@ def _block(rows: _Side, columns: _Side, s: float, T: Tensor) -> tuple[Tensor, Te
 
 
 def _side(hermite: Hermite, f: Function, slope: Function, *, s: float, T: Tensor) -> _Side:
-    """The diagonal of (1), q = 2 s E[f(sqrt(q) x)^2] + T, and what the pairs need of each sample."""
+    """The diagonal of (1), q = 2 s E[f(sqrt(q) x)^2] + T, and what the pairs need of each
+    sample."""
     q = T.clone()
     for _ in range(_MAX_STEPS):
         values = hermite.values(f, q)
@@ -226,7 +227,8 @@ class Hermite:
         return torch.stack(rows, dim=1)
 
     def disagreement(self, f: Function, variance: Tensor) -> float:
-        """Largest relative difference between E[f^2] by these nodes and by three quarters as many."""
+        """Largest relative difference between E[f^2] by these nodes and by three quarters as
+        many."""
         x, w = self._coarse
         energy = self.mean(self.values(f, variance) ** 2)
         coarse = f(variance.sqrt()[:, None] * x) ** 2 @ (w * torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi))

@@ -40,8 +40,8 @@ def basin(surface: Surface, *, level: float) -> Basin:
     r"""The area of the component of {loss <= level} with the least loss, on a grid.
 
     Between points the loss is taken as linear on triangles (each square of the grid cut along one
-    diagonal); on these the area is exact. Triangles that touch the basin and have a corner without a
-    valid value are reported as `undecided`.
+    diagonal); on these the area is exact. Triangles that touch the basin and have a corner without
+    a valid value are reported as `undecided`.
 
     Args:
         surface: Of two directions.

@@ -31,7 +31,8 @@ from wellposed.solve import Solution
 
 @dataclass(frozen=True)
 class Measured:
-    """The loss (NaN unless VALID, UNCHECKED or NOT_PROVED), evaluations and failed part of samples."""
+    """The loss (NaN unless VALID, UNCHECKED or NOT_PROVED), evaluations and failed part of
+    samples."""
 
     value: float
     status: CellStatus

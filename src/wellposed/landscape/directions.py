@@ -38,9 +38,9 @@ def filter_normalized(model: nn.Module, direction: Direction, *, vectors: bool =
 
     A filter is the slice of one output: a row of a matrix, a (C, h, w) kernel of a convolution.
     ReLU networks do not change when one layer is scaled up and the next one down; unit steps along
-    a normalized direction do not depend on that scale either. Parameters with one dimension (biases, norms) do
-    not move unless `vectors`, as in the paper; where nothing else is trained they move, normalized
-    as one filter.
+    a normalized direction do not depend on that scale either. Parameters with one dimension
+    (biases, norms) do not move unless `vectors`, as in the paper; where nothing else is trained
+    they move, normalized as one filter.
 
     Args:
         model: Any module, at the point around which the landscape is drawn.

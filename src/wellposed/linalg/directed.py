@@ -70,7 +70,8 @@ class DataUnit:
         return max(0.0, ldexp_down(down(value), power * self.exponent)) if self.exponent and value >= 0 else value
 
     def around(self, bounds: tuple[float, float], power: int) -> tuple[float, float]:
-        """A lower and an upper bound of the data as they were given; the lower one may be negative."""
+        """A lower and an upper bound of the data as they were given; the lower one may be
+        negative."""
         lower, upper = bounds
         if not self.exponent:
             return bounds
@@ -91,7 +92,8 @@ class DataUnit:
         """Both sides of a comparison of the data as they were given, so that it reads as it was
         made; and a note.
 
-        Where float64 does not hold one of them exactly, both stay in the unit, and the note says so.
+        Where float64 does not hold one of them exactly, both stay in the unit, and the note says
+        so.
         """
         given = self.exact(value, power), self.exact(bound, power)
         if all((a == 0) == (b == 0) and math.isinf(a) == math.isinf(b) for a, b in zip((value, bound), given, strict=True)):
@@ -100,7 +102,8 @@ class DataUnit:
 
 
 def vector_norm_upper(v: Tensor) -> float:
-    """Upper bound of the Euclidean norm of all entries, in float64, wherever they lie in its range."""
+    """Upper bound of the Euclidean norm of all entries, in float64, wherever they lie in its
+    range."""
     norm, exponent, rounding = _norm_of_all(v)
     return ldexp_up(up(norm * (1.0 + rounding)), exponent)
 
@@ -186,5 +189,6 @@ def _norm(v: Tensor) -> float:
 
 
 def _rounding(M: Tensor, v: Tensor) -> float:
-    """|fl(M v) - M v| <= gamma_k |M|_F |v| (Chapter 3 of [higham2002]), doubled: far more than underflow takes from norms."""
+    """|fl(M v) - M v| <= gamma_k |M|_F |v| (Chapter 3 of [higham2002]), doubled: far more than
+    underflow takes from norms."""
     return 2 * (max(M.shape) + 4) * ROUNDING * _norm(M) * _norm(v)

@@ -1,4 +1,5 @@
-"""Tensors rounded outward: norms that do not vanish or overflow, and conversions that keep an upper bound one."""
+"""Tensors rounded outward: norms that do not vanish or overflow, and conversions that keep an upper
+bound one."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ __all__ = ["round_up", "row_norms_upper"]
 
 
 def row_norms_upper(A: Tensor) -> Tensor:
-    """(n,) float64 upper bounds of the Euclidean norms of the rows, wherever their entries lie in its range.
+    """(n,) float64 upper bounds of the Euclidean norms of the rows, wherever their entries lie in
+    its range.
 
     Args:
         A: (n, m) finite.

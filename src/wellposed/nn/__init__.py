@@ -1,4 +1,5 @@
-"""Building blocks: cells, activations, parametrizations, networks, and the layer that holds them together."""
+"""Building blocks: cells, activations, parametrizations, networks, and the layer that holds them
+together."""
 
 from wellposed.nn.activations import (
     AbstractActivation,

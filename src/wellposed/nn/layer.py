@@ -94,10 +94,10 @@ class EquilibriumLayer(nn.Module):
             with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
-        last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations of
-            the solve; those that record the cell at the equilibrium for the gradient come on top.
-        last_adjoint: The `Solution` of the last linear solve of a backward pass. Both are None after
-            a pass inside transforms of `torch.func`, which hide it; failures there count as well.
+        last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations
+            of the solve; the gradient records the cell at the equilibrium in addition.
+        last_adjoint: The `Solution` of the last linear solve of a backward pass. Both are None
+            after a pass inside transforms of `torch.func`, which hide it; failures there count too.
         failure_counts: How many solves failed, by direction and cause; each is warned of once.
     """
 

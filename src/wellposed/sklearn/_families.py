@@ -105,7 +105,8 @@ def build(
 
 
 def contracting(model: nn.Module) -> list[tuple[AbstractContraction, nn.Parameter]]:
-    """The contractions among the networks, each with the parameter that its recurrent matrix is a multiple of."""
+    """The contractions among the networks, each with the parameter that its recurrent matrix is a
+    multiple of."""
     found = [module for module in model.modules() if may_be_ill_posed(module) and module.theory.recurrent]
     return [(network, getattr(network, network.theory.recurrent)) for network in found]
 

@@ -82,7 +82,8 @@ _STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for each character that would steer a terminal; line ends and tabs stay."""
+    """The text with U+FFFD for each character that would steer a terminal; line ends and tabs
+    stay."""
     if text.isprintable():
         return text
     return "".join(

@@ -157,7 +157,8 @@ class Events:
     Args:
         run: Where; None writes nothing.
         enabled: Whether to write at all.
-        after: The epoch that a resumed run goes on from: what was written about later ones does not count.
+        after: The epoch that a resumed run continues from: what was written about later ones does not
+            count.
     """
 
     def __init__(self, run: Run | None, *, enabled: bool, after: int) -> None:
@@ -204,7 +205,8 @@ class Events:
         return writing(self._run.folder / "tensorboard")
 
     def _on_thread_error(self, args: Any) -> None:
-        """TensorBoard writes in a thread, whose errors come back by the next call: they are not printed as well."""
+        """TensorBoard writes in a thread, whose errors come back by the next call: they are not
+        printed as well."""
         if not (_is_writer(args.thread) and isinstance(args.exc_value, OSError)):
             self._hook(args)
 

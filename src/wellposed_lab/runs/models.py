@@ -185,7 +185,7 @@ def build(
     given = {key: value for key, value in section.model_dump().items() if value is not None and key not in COMMON}
     for key in given:
         if key not in kind.options:
-            own = ", ".join(kind.options) or "no keys of its own"
+            own = ", ".join(kind.options) or "no further keys"
             raise InvalidArgument(f"model.{key} is not for {section.name!r}, which has {own}.{did_you_mean(key, kind.options)}")
     factory_kwargs = {"generator": generator, "dtype": dtype, "device": None}
     solver_kwargs = {"rtol": section.rtol, "max_steps": section.max_steps, "on_failure": section.on_failure}

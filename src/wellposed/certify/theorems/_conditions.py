@@ -73,7 +73,8 @@ class Judgement:
 
 
 def root_rate(decrease: float) -> float:
-    """sqrt(1 - decrease) from above, right to a few roundings also for a tiny decrease; at most 1."""
+    """sqrt(1 - decrease) from above, right to a few roundings also for a tiny decrease; at most
+    1."""
     rate = math.exp(math.log1p(-down(decrease)) / 2)
     return min(1.0, rate + 8 * 2.0**-53)
 

@@ -50,7 +50,8 @@ class _MonotoneNorms:
         return {"A": 2 * U * u * A / m**2, "B": 2 * U * u / m**2, "U": u / m, "u": U / m}
 
     def bracket(self, radii: Radii) -> float:
-        """(l_u/m^2) [1 + 4 (l_A^2 + 1) l_U^2/m^2]: features move by at most |X|_F^2 |r| times this."""
+        """(l_u/m^2) [1 + 4 (l_A^2 + 1) l_U^2/m^2]: features move by at most |X|_F^2 |r| times
+        this."""
         A, U, u = self.grown(radii)
         return u / self.margin**2 * (1 + 4 * (A**2 + 1) * U**2 / self.margin**2)
 
@@ -70,8 +71,8 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
     With radii R, l = |.| + R, margin m, l0 = sigma_min(Z) (*not* the lambda_0 of [ling2022], which
     is its square), the flow needs
 
-        (3.8)  l0^2 >= 4 |X|_F |r| max{2 l_U l_u l_A/(m^2 R_A), 2 l_U l_u/(m^2 R_B), l_u/(m R_U), l_U/(m R_u)}
-        (3.9)  l0^3 >= 8 |X|_F^2 |r| (l_u/m^2) [1 + 4 (l_A^2 + 1) l_U^2/m^2]
+        (3.8)  l0^2 >= 4 |X|_F |r| max{2 l_U l_u l_A/(m^2 R_A), 2 l_U l_u/(m^2 R_B), l_u/(m R_U),
+        l_U/(m R_u)} (3.9)  l0^3 >= 8 |X|_F^2 |r| (l_u/m^2) [1 + 4 (l_A^2 + 1) l_U^2/m^2]
 
     and then the loss decays like exp(-l0^2 t/2), so |r| like exp(-l0^2 t/4). Descent needs
 

@@ -76,13 +76,15 @@ class NormBound:
         return bound
 
     def drift(self, V: Tensor) -> float:
-        """Upper bound of |V - V_0|_F; infinite without a reference of this shape, dtype and device."""
+        """Upper bound of |V - V_0|_F; infinite without a reference of this shape, dtype and
+        device."""
         known = self._known
         return math.inf if known is None else _distance(V.detach(), known[0])
 
 
 def _distance(V: Tensor, W: Tensor) -> float:
-    """Upper bound of |V - W|_F; 0 only if they are equal, and infinite if they cannot be compared."""
+    """Upper bound of |V - W|_F; 0 only if they are equal, and infinite if they cannot be
+    compared."""
     if W.shape != V.shape or W.dtype != V.dtype or W.device != V.device:
         return math.inf
     if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
