@@ -157,8 +157,8 @@ class Events:
     Args:
         run: Where; None writes nothing.
         enabled: Whether to write at all.
-        after: The epoch that a resumed run continues from: what was written about later ones does not
-            count.
+        after: The epoch that a resumed run continues from: what was written about later ones does
+            not count.
     """
 
     def __init__(self, run: Run | None, *, enabled: bool, after: int) -> None:
