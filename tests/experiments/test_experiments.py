@@ -13,6 +13,7 @@ import torch
 from wellposed.experiments import EXPERIMENTS, Outcome, Record, reproduce
 from wellposed.experiments._experiment import Result
 from wellposed.experiments._samples import at_hand, samples
+from wellposed.experiments._threads import on_threads
 from wellposed.experiments._training import largest_eigenvalue
 from wellposed.experiments._widths import WidthResults
 from wellposed.experiments.nguyen2022.splitting import dense_equilibrium, network
@@ -61,7 +62,8 @@ def test_it_runs_and_judges_every_claim(name: str) -> None:
     assert all(claim.source.startswith("[") or claim.source == "ours" for claim in claims)
     assert record.size == "quick, changed" and set(TINY[name]) <= set(record.config)
     first = record.results[0]
-    assert EXPERIMENTS[name].run(first.task) == first.values
+    with on_threads(1):  # as the record was made: sums on several threads add up in another order
+        assert EXPERIMENTS[name].run(first.task) == first.values
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     assert len(picture_of(record).axes) >= len(record.panels) > 0
 
