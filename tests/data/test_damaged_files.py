@@ -168,3 +168,33 @@ def test_a_name_that_no_file_can_have_is_one_sentence(name: str) -> None:
         load(name)
     with pytest.raises(InvalidArgument, match=r"data\.name=.*cannot be"):
         prepare(resolve({"data": {"name": name}}))
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        (f"a,y\n1,{LONG}\n2,{LONG}\n", {"classify": True}),
+        (f"a,y\n1,{LONG}\n2,z\n", {"classify": False}),
+        (f"a,y\n1,{LONG}\n2,z\n", {"classes": (0, 7)}),
+        (f"a,y\n{LONG},1\n2,2\n", {}),
+        (f"{LONG},y\n,1\n2,2\n", {}),
+        (f"{LONG},{LONG}\n1,1\n2,2\n", {}),
+        (f"{LONG},b\n1,1\n2,2\n", {}),
+        (f"{'1' * 5000},2\n1,1\n2,2\n", {}),
+    ],
+)
+def test_long_cells_and_names_are_shortened_in_messages(table: str, options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(table)
+    with pytest.raises(InvalidArgument) as caught:
+        load(str(tmp_path / "a.csv"), **options)
+    assert len(str(caught.value)) < 1000
+
+
+def test_the_names_of_many_arrays_are_not_all_listed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{f"{'a' * 100}{i}": Y for i in range(1000)})
+    with pytest.raises(InvalidArgument, match=r"must hold arrays X and y .*, \.\.\.\.") as caught:
+        load(str(tmp_path / "a.npz"))
+    assert len(str(caught.value)) < 2000

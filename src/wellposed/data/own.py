@@ -11,7 +11,7 @@ import numpy as np
 from wellposed._npz import read_arrays
 from wellposed._reading import sha256
 from wellposed.data.parquet import read_parquet
-from wellposed.data.table import LARGEST, Table, check_file, read_csv
+from wellposed.data.table import LARGEST, LISTED, Table, check_file, read_csv
 from wellposed.errors import InvalidArgument, WellposedWarning, did_you_mean
 
 __all__ = ["SUFFIXES", "checksum", "is_path", "own_path", "read_own", "short_name"]
@@ -138,7 +138,7 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.nd
     def choose(held: list[str]) -> list[str]:
         pair = next((pair for pair in ARRAYS if set(pair) <= set(held)), None)
         if pair is None:
-            there = ", ".join(held) or "none"
+            there = ", ".join(f"{name:.60}" for name in held[:LISTED]) + (", ..." if len(held) > LISTED else "") or "none"
             raise InvalidArgument(f"{path} must hold arrays X and y (or x_train and y_train); it holds {there}.")
         tests = [name.replace("_train", "") + "_test" for name in pair]
         names.extend([*pair, *tests] if set(tests) <= set(held) else pair)
@@ -186,8 +186,8 @@ def _targets(
     if classes is None and not (text if classify is None else classify):
         if text:
             raise InvalidArgument(
-                f"The target of {name} is text ({y[0]!r}), so it is a class: choose model.name=dense or another classifier, or "
-                "two classes by data.classes=[0, 1]."
+                f"The target of {name} is text ({y[0]!r:.60}), so it is a class: choose model.name=dense or another "
+                "classifier, or two classes by data.classes=[0, 1]."
             )
         if classify is False and 2 < len(values := np.unique(y)) <= 20 and bool((values == np.round(values)).all()):
             warnings.warn(
@@ -204,8 +204,8 @@ def _targets(
             f"Classes are integers or text; the target of {name} has {odd:g}. Choose model.name=gaussian for numbers."
         )
     if len(values) < 2:
-        raise InvalidArgument(f"The target of {name} has one class only ({values[0]!s}); at least two are needed.")
-    labels = [str(value) if text else f"{value:g}" for value in values]
+        raise InvalidArgument(f"The target of {name} has one class only ({values[0]!s:.60}); at least two are needed.")
+    labels = [f"{value!s:.60}" if text else f"{value:g}" for value in values]
     if classes is None:
         steps.append(f"{len(values)} classes: {', '.join(f'{i} is {label}' for i, label in enumerate(labels[:10]))}")
         return index.astype(np.int64), everything

@@ -90,7 +90,9 @@ def _column(path: Path, file: Any, name: str, of: Any, rows: int) -> np.ndarray:
         try:
             return np.concatenate([_texts(chunk) for chunk in column.chunks])
         except UnicodeDecodeError:
-            raise InvalidArgument(f"Column {name!r} of {path} holds text that is not UTF-8; write it again as UTF-8.") from None
+            raise InvalidArgument(
+                f"Column {name!r:.60} of {path} holds text that is not UTF-8; write it again as UTF-8."
+            ) from None
     if kind == "decimal":
         return np.fromiter(_decimals(column), dtype=np.float64, count=len(column))
     if hasattr(of, "value_type"):

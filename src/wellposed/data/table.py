@@ -51,22 +51,24 @@ class Table:
         if values.dtype.kind != "f":
             i = next((i for i, cell in enumerate(values) if not _is_number(cell)), 0)
             raise InvalidArgument(
-                f"Column {key!r} of {self.name} holds text ({values[i]!r} in row {i + 1}), where numbers are expected. Choose "
-                "the inputs by data.columns=[...] without it, or write numbers in its place."
+                f"Column {key!r:.60} of {self.name} holds text ({values[i]!r:.60} in row {i + 1}), where numbers are "
+                "expected. Choose the inputs by data.columns=[...] without it, or write numbers in its place."
             )
         if not np.isfinite(values).all():
             i = int(np.flatnonzero(~np.isfinite(values))[0])
             cell, count = "is empty or NaN" if math.isnan(values[i]) else f"is {values[i]}", int((~np.isfinite(values)).sum())
             raise InvalidArgument(
-                f"Row {i + 1} of column {key!r} of {self.name} {cell} ({count} of {len(values)} cells are not finite). Drop "
-                "these rows or fill the cells, or omit the column by data.columns=[...]."
+                f"Row {i + 1} of column {key!r:.60} of {self.name} {cell} ({count} of {len(values)} cells are not finite). "
+                "Drop these rows or fill the cells, or omit the column by data.columns=[...]."
             )
         return values
 
     def listed(self) -> str:
         """The names, or the first of them."""
         names = list(self.columns)
-        return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+        return ", ".join(f"{name:.60}" for name in names[:LISTED]) + (
+            f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        )
 
 
 def check_file(path: Path) -> None:
@@ -121,13 +123,13 @@ def check_header(path: Path, names: list[str]) -> None:
         raise InvalidArgument(f"{path} has no columns.")
     if all(_is_number(name) for name in names):
         raise InvalidArgument(
-            f"The first row of {path} must hold the names of the columns; it holds numbers ({names[0]!r}, ...)."
+            f"The first row of {path} must hold the names of the columns; it holds numbers ({names[0]!r:.60}, ...)."
         )
     if "" in names:
         raise InvalidArgument(f"Column {names.index('') + 1} of {path} has no name; name every column.")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise InvalidArgument(f"{path} has the column {twice!r} twice; rename one of them.")
+        raise InvalidArgument(f"{path} has the column {twice!r:.60} twice; rename one of them.")
 
 
 def _parsed(cells: tuple[str, ...]) -> np.ndarray:
