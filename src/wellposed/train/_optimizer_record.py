@@ -50,7 +50,7 @@ def _slots(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: T
     """By name what one step of an optimizer of this kind keeps about a parameter of shape (2,)."""
     small = torch.zeros(2, dtype=parameter.dtype, requires_grad=True)
     small.grad = torch.zeros_like(small)
-    twin = type(optimizer)([{**group, "params": [small]}])  # type: ignore[call-arg]
+    twin = type(optimizer)([{**group, "params": [small]}])  # type: ignore[call-arg]  # the abstract class wants defaults, its kinds have them
     twin.step()
     return dict(twin.state[small])
 
