@@ -44,11 +44,13 @@ class Spectral(_RadialProjection):
     with a 1-Lipschitz s and |W| <= bound < 1 has exactly one equilibrium for every input, and plain
     iteration finds it at the rate `bound` or better.
 
-    |W| <= bound holds for the matrix as its dtype stores it: the ball is made smaller by an
-    allowance for rounding, of (m + 8) eps for the computed norm and eps' |V|_F/|V| <= eps' sqrt(m)
-    for the entries, where eps' is that of the dtype and eps that of the computation, at least
-    float32. So a V whose norm is nearer to the bound than that is shrunk, too. In float32 it is
-    about 1e-5 of the bound at 100 units; in bfloat16 (eps' = 0.8 %) several per cent.
+    |W| <= bound is meant of the matrix as its dtype stores it: the ball is made smaller by an
+    allowance for rounding, of (m + 8) eps for the computed norm (an assumption about the singular
+    value decomposition, tested in more digits and not proved; `certify` bounds |W| again) and
+    eps' |V|_F/|V| <= eps' sqrt(m) for the entries, where eps' is that of the dtype and eps that of
+    the computation, at least float32. So a V whose norm is nearer to the bound than that is shrunk,
+    too. In float32 it is about 1e-5 of the bound at 100 units; in bfloat16 (eps' = 0.8 %) several
+    per cent.
 
     Args:
         bound: In (0, 1).

@@ -245,7 +245,7 @@ def _slots(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: T
     """What one step of such an optimizer keeps about a parameter of shape (2,), by name."""
     small = torch.zeros(2, dtype=parameter.dtype, requires_grad=True)
     small.grad = torch.zeros_like(small)
-    twin = type(optimizer)([{**group, "params": [small]}])  # type: ignore[call-arg]
+    twin = type(optimizer)([{**group, "params": [small]}])  # type: ignore[call-arg]  # the abstract class wants defaults, its kinds have them
     twin.step()
     return dict(twin.state[small])
 
