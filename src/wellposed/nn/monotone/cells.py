@@ -159,7 +159,7 @@ class MonotoneTierCell(_ImageCell):
         in_channels: Of x.
         channels: Of the tiers, finest first, at least two.
         activation, kernel_size, margin, padding, bias, scale, generator, device, dtype: As in
-        `MonotoneConvCell`.
+            `MonotoneConvCell`.
 
     Attributes:
         weights: The `TierWeights`. U, b: As in `MonotoneConvCell`, one per tier.
