@@ -16,6 +16,8 @@ __all__ = ["DataSection", "LossSection", "ModelSection", "OptimizerSection", "Ru
 
 #: The largest count, and the largest seed: beyond them torch and NumPy overflow.
 COUNT, SEED = 2**31 - 1, 2**63 - 1
+#: The longest text, in characters: no path and no name is longer, and a message that quotes one stays readable.
+LONGEST_TEXT = 1000
 #: Keys that decide only how long a run is and what is kept of it.
 FREE = {"keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
 #: Keys that earlier runs do not have. With these values they change nothing, so checkpoints of those runs stay usable.
@@ -25,7 +27,7 @@ ADDED: dict[str, dict[str, Any]] = {"data": dict.fromkeys(("target", "columns", 
 class _Section(BaseModel):
     """Unknown keys are errors, and no value is converted (`true` is not a number)."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, str_max_length=LONGEST_TEXT)
 
 
 class DataSection(_Section):

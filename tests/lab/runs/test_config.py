@@ -221,3 +221,10 @@ def test_a_configuration_in_a_run_may_not_be_a_link(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="is a link"):
         read_config(tmp_path / "run")
     assert read(tmp_path / "run" / "config.yaml").run.seed == 7  # named by its user
+
+
+@pytest.mark.parametrize("key", ["run.device", "data.name", "data.target"])
+def test_a_text_that_no_message_could_quote(key: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{key}.*at most 1000 characters") as caught:
+        resolve({}, [f"{key}={'f' * 5000}"])
+    assert len(str(caught.value)) < 500
