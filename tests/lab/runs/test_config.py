@@ -181,15 +181,12 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("x: &a {b: 1}\n" + "<<: [*a, *a]\n", "Unknown key"),
         ("# " + "x" * 70_000, "has 70,002 bytes; a file of this kind has at most 65,536"),
         ("? [1, 2]\n: 3", "not a YAML file|is not"),
-        ('run: {device: "\\uD800"}', None),
+        ('run: {device: "\\uD800"}', "run.device of .* unicode"),
     ],
 )
-def test_hostile_yaml_is_one_sentence_at_once(text: str, says: str | None, tmp_path: Path) -> None:
+def test_hostile_yaml_is_one_sentence_at_once(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text, encoding="utf-8")
-    if says is None:
-        read(path)
-        return
     began = time.monotonic()
     with pytest.raises(InvalidArgument, match=says) as caught:
         read(path)
