@@ -1,4 +1,3 @@
-# slow
 # %% [markdown]
 # # A network that certifies itself while it trains
 #

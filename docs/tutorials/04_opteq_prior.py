@@ -1,4 +1,3 @@
-# slow
 # %% [markdown]
 # # Choosing an equilibrium by a prior
 #

@@ -1,4 +1,3 @@
-# slow
 # %% [markdown]
 # # A loss landscape where equilibria fail
 #

@@ -44,8 +44,7 @@ def test_names_of_wellposed_exist(script: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_begins_with_a_title_and_shows_no_window(script: Path) -> None:
     source = script.read_text()
-    first = re.search(r"^# %%.*\n.*\n", source, flags=re.MULTILINE)
-    assert first and re.fullmatch(r"# %% \[markdown\]\n# # \S.*\n", first[0]), f"{script.name} must begin with '# # Title'"
+    assert re.match(r"# %% \[markdown\]\n# # \S.*\n", source), f"{script.name} must begin with '# # Title'"
     assert "plt.show(" not in source and ".savefig(" not in source
 
 
@@ -85,7 +84,7 @@ def hook() -> ModuleType:
 
 
 def test_opening_of_a_script(hook: ModuleType) -> None:
-    script = "# slow\n# %% [markdown]\n# # Title\n#\n# Words\n# and words.\n#\n# More.\n\n# %%\nx = 1\n"
+    script = "# %% [markdown]\n# # Title\n#\n# Words\n# and words.\n#\n# More.\n\n# %%\nx = 1\n"
     assert hook.opening(script) == ("Title", "Words\nand words.")
 
 
