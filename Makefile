@@ -74,7 +74,7 @@ clean:  ## Remove environments, caches and build products.
 
 # A stamp is written last, so an interrupted step starts again; --clear removes what it left behind.
 $(VENV)/.created $(PEERS)/.created $(KERNEL_PEERS)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "wellposed needs Python 3.10 or newer; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "constraints.txt needs Python 3.11 or newer; \
 	$(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv --clear $(@D)
 	@touch $@

@@ -683,3 +683,8 @@ def test_batch_norm_without_running_statistics_is_solved_with_coupled_rows():
     z = layer(x)
     with torch.no_grad():
         torch.testing.assert_close(cell(z, x), z.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_cell_has_two_arguments() -> None:
+    with pytest.raises(wp.InvalidType, match=r"function of two arguments, cell\(z, x\): .*2 positional arguments but 3"):
+        wp.EquilibriumLayer(torch.nn.Linear(5, 5))(torch.zeros(2, 5))

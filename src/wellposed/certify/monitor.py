@@ -34,11 +34,11 @@ class CertificateMonitor:
     theorem, at the present point.
 
     The radius certificate is cheap here: norms and singular values are updated by their change
-    (rigorously), and decomposed again only when that loses too much, or not at all while no proof
-    of the plain flow is in sight (then `s_min` is 0, a trivial bound, and `s_min_estimate` a
-    guess). What it records, as events "certificate" of the history: step, loss, sigma_min of the
-    features, norms, the distance travelled, the certified rate, and the rate measured since the
-    evaluation before.
+    (rigorously). They are decomposed again only when the updated bounds are too loose. While no
+    proof of the plain flow is in sight they are not decomposed (then `s_min` is 0, a trivial bound,
+    and `s_min_estimate` a guess). What it records, as events "certificate" of the history: step,
+    loss, sigma_min of the features, norms, the distance travelled, the certified rate, and the rate
+    measured since the evaluation before.
 
     Args:
         every: Steps between evaluations.

@@ -43,7 +43,7 @@ def descend(
 
     No momentum, no batches, and a sum instead of a mean, as in the theorems of [ling2022],
     [gao2022] and [nguyen2022]. Theory networks use their closed-form gradient, and every
-    equilibrium and adjoint starts on the line through the last two; other modules use autograd.
+    solve starts at the linear extrapolation of the last two; other modules use autograd.
 
         >>> import torch, wellposed as wp
         >>> model = wp.GaussianDEQ(4, 32, dtype=torch.float64)

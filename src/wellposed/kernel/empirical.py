@@ -63,8 +63,8 @@ def tangent_kernel(
             stands for `kernel.W.npy` and so on.
         block_size: Closed form: rows and columns of a block (512). Generic: samples whose gradients
             are held at once.
-        memory: Bytes that the work may take besides data and parameters; an estimate above raises,
-            and so does one above what is available if not given. The generic method holds as many
+        memory: Bytes that the work may take besides data and parameters. Raises if the estimate
+            is larger; if not given, the limit is the free memory. The generic method holds as many
             gradients as it allows (else 2 GiB).
         progress: Show the estimate and a progress bar on stderr. The estimate is always logged.
         per_output: Return (c, n, n2), a kernel for each output, without the entries between

@@ -254,6 +254,10 @@ def with_shape_hint(
         called = True
         try:
             return function(z, x)
+        except TypeError as error:
+            if "positional argument" not in str(error):
+                raise
+            raise InvalidType(f"A cell is a module or function of two arguments, cell(z, x): {error}.") from error
         except RuntimeError as error:
             if given and not ABOUT_SHAPES.search(str(error)):
                 raise

@@ -203,7 +203,7 @@ def _certificate(certificate: Certificate, first: int | None, optimizer: str) ->
     beside = "" if flows and hidden_ratio(certificate) == 1 else f"; {plain_flow(certificate)}"
     return (
         f"{head}{path}, {moves(certificate)}, ends at zero loss; {halving(certificate)} (factor {pace} or better){beside}. "
-        f"Proved of that, not of {optimizer}"
+        f"This is proved for that method, not for {optimizer}"
     )
 
 

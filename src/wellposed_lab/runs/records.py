@@ -194,7 +194,7 @@ def moves(certificate: Certificate) -> str:
     if ratio == 1:
         return f"all parameters with equal {what}"
     if ratio < NEGLIGIBLE:
-        return f"read-out only (hidden {what} are {ratio:.2g} of its)"
+        return f"read-out only (hidden {what} are {ratio:.2g} times as large)"
     return f"all parameters, hidden {what} {ratio:.2g} of the read-out's"
 
 

@@ -90,10 +90,13 @@ def test_train_says_what_is_proved_and_of_which_dynamics(tmp_path: Path) -> None
     assert certificate.certified and certificate.dynamics == "descent" and isinstance(certificate.step_size, dict)
     h = certificate.step_size["W"] / certificate.step_size["a"]
     said = " ".join(result.stdout.replace("│", " ").split())
-    assert h < 1e-3 and f"with the licensed steps, read-out only (hidden steps are {h:.2g} of its), ends at zero loss" in said
+    assert (
+        h < 1e-3
+        and f"with the licensed steps, read-out only (hidden steps are {h:.2g} times as large), ends at zero loss" in said
+    )
     halved = re.search(r"\|r\| halves within ([\d,]+) steps", said)
     assert halved and certificate.rate ** int(halved[1].replace(",", "")) <= 0.5
-    assert f"factor {certificate.rate:.10g} per step" in said and "not of adam" in said
+    assert f"factor {certificate.rate:.10g} per step" in said and "not for adam" in said
     assert "plain gradient flow: UNDECIDED" in said
 
 
@@ -103,7 +106,7 @@ def test_the_certificate_of_a_run_in_words() -> None:
     assert "first at epoch 3: the gradient flow from here, all parameters, hidden speeds 0.5 of the read-out's" in flow
     assert "exp(-0.25 t)" in flow and "plain gradient flow: not tried" in flow
     plain = _certificate(wp.Certificate("radius", verdict, dynamics="flow", rate=0.25, rates={"A": 1.0}), 3, "sgd")
-    assert "flow from here, all parameters with equal speeds, ends" in plain and plain.endswith("not of sgd")
+    assert "flow from here, all parameters with equal speeds, ends" in plain and plain.endswith("not for sgd")
     assert "plain" not in plain
     step = _certificate(wp.Certificate("ling2022", verdict, dynamics="descent", rate=0.5, step_size=0.1), 0, "adam")
     assert "with the licensed steps, all parameters with equal steps, ends at zero loss" in step and "0.5 per step" in step

@@ -26,7 +26,7 @@ UNDECIDED_FLOW = Certificate("radius", Verdict.UNDECIDED, dynamics="flow")
 def test_the_read_out_alone() -> None:
     slow = made(0.9999941715, "descent", UNDECIDED_FLOW, step_size={"W": 1e-12, "U": 1e-12, "a": 1e-2})
     assert licence(slow) == (
-        "read-out only (hidden steps are 1e-10 of its); |r| halves within 119,000 steps; plain gradient flow: UNDECIDED"
+        "read-out only (hidden steps are 1e-10 times as large); |r| halves within 119,000 steps; plain gradient flow: UNDECIDED"
     )
     for ratio, words in ((NEGLIGIBLE * 0.99, "read-out only"), (NEGLIGIBLE, "all parameters, hidden steps 0.001 of")):
         assert moves(made(0.5, step_size={"W": ratio, "a": 1.0})).startswith(words)
