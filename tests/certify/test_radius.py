@@ -18,7 +18,7 @@ from wellposed.certify._radius_search import descent_radii, flow_radius
 from wellposed.certify._sensitivity import sensitivity_of
 from wellposed.certify.measurement import Measurement, check_data, measure
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg.directed import restricted_norm_upper
+from wellposed.linalg.verified_cholesky import restricted_norm_upper
 from wellposed.nn.sensitivity import DescentBounds
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active",), ("kernel",), ("active", "kernel"))

@@ -15,8 +15,7 @@ from wellposed.certify._solved import check_solved, precise_copy
 from wellposed.certify.measurement import check_data, no_room, unit_of
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import diagonal_limit, tangent_kernel
-from wellposed.linalg.directed import DataUnit, down, up
-from wellposed.linalg.scaling import ldexp, scaled
+from wellposed.linalg.directed import DataUnit, down, ldexp, scaled, up
 
 #: Tangent kernels at infinite width, by the key in `Theory.limit`: (X, number) -> (n, n).
 LIMITS = {"diagonal": diagonal_limit}

@@ -24,8 +24,17 @@ from wellposed.certify._gate import DECLARED, KNOWN, NO_MATRIX, changed, check_m
 from wellposed.certify.certificate import OUT_OF_RANGE
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
-from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, row_norms_upper, up, vector_norm_upper
-from wellposed.linalg.scaling import exponent_of, ldexp
+from wellposed.linalg.directed import (
+    ROUNDING,
+    UNDERFLOW,
+    DataUnit,
+    down,
+    exponent_of,
+    ldexp,
+    row_norms_upper,
+    up,
+    vector_norm_upper,
+)
 from wellposed.nn.families import AbstractNetwork, theory_of
 
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of

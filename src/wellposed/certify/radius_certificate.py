@@ -16,8 +16,7 @@ from wellposed.certify._sensitivity import SHARPENINGS, sensitivity_of
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, finish, in_range
 from wellposed.certify.measurement import LIMIT, Measurement, check_data, has_no_bias, measure, no_room
 from wellposed.errors import InvalidArgument
-from wellposed.linalg.directed import DataUnit
-from wellposed.linalg.scaling import ldexp
+from wellposed.linalg.directed import DataUnit, ldexp
 from wellposed.nn.sensitivity import AbstractSensitivity
 
 DYNAMICS = ("flow", "descent")

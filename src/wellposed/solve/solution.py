@@ -22,7 +22,7 @@ from wellposed.errors import (
     NotConverged,
     NotConvergedWarning,
 )
-from wellposed.linalg.rounding import round_up
+from wellposed.linalg.directed import round_up
 from wellposed.solve._closing import COUPLED, Closing
 from wellposed.solve._samples import Outcome, relative
 from wellposed.solve._whole_batch import WholeBatch

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from wellposed._progress import ProgressDisplay, progress_display
 from wellposed.certify import Certificate
-from wellposed.data.own import short_name
+from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ExitCode, app, guarded, print_message, print_plain, print_table
 from wellposed_lab.runs.config import RunConfig, read, resolve

@@ -30,8 +30,7 @@ from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, verd
 from wellposed.certify.measurement import Measurement, check_data, measure
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.linalg import least_eigenvalue_lower
-from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, up, vector_norm_upper
-from wellposed.linalg.scaling import ldexp, scaled
+from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, ldexp, scaled, up, vector_norm_upper
 from wellposed.nn.families import theory_of
 
 Radii = Mapping[str, float]

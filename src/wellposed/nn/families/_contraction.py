@@ -15,7 +15,7 @@ from torch import Tensor
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, did_you_mean
 from wellposed.linalg import spectral_norm_upper
-from wellposed.linalg.scaling import ldexp_up, scaled
+from wellposed.linalg.directed import ldexp_up, scaled
 from wellposed.nn.families._network import AbstractNetwork
 from wellposed.solve.solution import user_level
 
