@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -62,6 +63,14 @@ def test_a_former_name_leads_to_the_new_place(name: str, place: str) -> None:
         getattr(wellposed, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
         _ = wellposed.nonsense
+
+
+def test_a_misspelt_name_gets_a_suggestion() -> None:
+    for wrong, right in [("Andersen", "Anderson"), ("certfy", "certify"), ("EquilibriumClasifier", "EquilibriumClassifier")]:
+        with pytest.raises(AttributeError, match=f"no attribute '{wrong}'. Did you mean '{right}'[?]$") as caught:
+            getattr(wellposed, wrong)
+        shown = "".join(traceback.format_exception(caught.value))
+        assert shown.count("Did you mean") == 1  # Python has suggestions of its own
 
 
 def test_optional_packages_are_not_imported() -> None:

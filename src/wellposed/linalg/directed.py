@@ -1,4 +1,4 @@
-"""One-sided arithmetic: powers of two, scalars rounded outward, and norms bounded from a given side.
+"""One-sided arithmetic: powers of two, scalars rounded outward, norms bounded from a given side.
 
 Powers of two move numbers to where nothing overflows, and back, without rounding.
 

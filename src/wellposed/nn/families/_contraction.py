@@ -116,11 +116,11 @@ class AbstractContraction(AbstractNetwork):
     def _remedy(self) -> str:
         """What to change when |R| is not below 1; the second sentence of an error message."""
 
-    def contraction_upper(self) -> float:
+    def contraction_upper(self, *, below: float = 0.0) -> float:
         """A rigorous upper bound of the contraction factor |R|, sharp to about 1e-11; one singular
-        value decomposition."""
+        value decomposition, or none where a cheaper bound is already below `below`."""
         with torch.no_grad():
-            return self._norm_bound(self.recurrent(), below=0.0)
+            return self._norm_bound(self.recurrent(), below=below)
 
     def check_well_posed(self) -> None:
         if self.on_ill_posed == "ignore":
