@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,15 @@ def test_exports_are_sorted_and_importable(name: str) -> None:
     assert exported == sorted(set(exported))
     missing = [export for export in exported if not hasattr(package, export)]
     assert not missing, f"{name} exports names it does not have: {missing}"
+
+
+@pytest.mark.parametrize("name", PACKAGES[1:])
+def test_a_package_imports_only_what_it_exports(name: str) -> None:
+    package = importlib.import_module(name)
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    own = [node for node in tree.body if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{name}.")]
+    found = {alias.asname or alias.name for node in own for alias in node.names} - {"CallablePackage"}  # the type of certify
+    assert found <= set(package.__all__), found - set(package.__all__)
 
 
 def test_sub_packages_are_attributes() -> None:
