@@ -1,8 +1,7 @@
 """wellposed: equilibrium networks with verified convergence."""
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+import typing as _typing
 
 # the packages are attributes, as in `wp.nn`, but `from wellposed import *` does not bring them
 from wellposed import convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve  # noqa: F401
@@ -105,12 +104,12 @@ __all__ = [
 ]
 
 
-if _TYPE_CHECKING:  # a type checker sees the names themselves, so that it finds misspelt ones
+if _typing.TYPE_CHECKING:  # a type checker sees the names themselves, so that it finds misspelt ones
     from wellposed import sklearn, testing  # noqa: F401
     from wellposed.sklearn import EquilibriumClassifier, EquilibriumRegressor  # noqa: F401
 else:
 
-    def __getattr__(name: str) -> _Any:
+    def __getattr__(name: str) -> _typing.Any:
         if name in _LAZY:
             return _importlib.import_module(f"wellposed.{name}")
         if name in _ESTIMATORS:
