@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
 import sys
+import traceback
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +44,15 @@ def test_exports_are_sorted_and_importable(name: str) -> None:
     assert not missing, f"{name} exports names it does not have: {missing}"
 
 
+@pytest.mark.parametrize("name", PACKAGES[1:])
+def test_a_package_imports_only_what_it_exports(name: str) -> None:
+    package = importlib.import_module(name)
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    own = [node for node in tree.body if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{name}.")]
+    found = {alias.asname or alias.name for node in own for alias in node.names} - {"CallablePackage"}  # the type of certify
+    assert found <= set(package.__all__), found - set(package.__all__)
+
+
 def test_sub_packages_are_attributes() -> None:
     for name in PACKAGES[1:]:
         assert hasattr(wellposed, name.removeprefix("wellposed.")), f"`import wellposed` does not load {name}"
@@ -62,6 +74,14 @@ def test_a_former_name_leads_to_the_new_place(name: str, place: str) -> None:
         getattr(wellposed, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
         _ = wellposed.nonsense
+
+
+def test_a_misspelt_name_gets_a_suggestion() -> None:
+    for wrong, right in [("Andersen", "Anderson"), ("certfy", "certify"), ("EquilibriumClasifier", "EquilibriumClassifier")]:
+        with pytest.raises(AttributeError, match=f"no attribute '{wrong}'. Did you mean '{right}'[?]$") as caught:
+            getattr(wellposed, wrong)
+        shown = "".join(traceback.format_exception(caught.value))
+        assert shown.count("Did you mean") == 1  # Python has suggestions of its own
 
 
 def test_optional_packages_are_not_imported() -> None:

@@ -1,7 +1,7 @@
 """wellposed: equilibrium networks with verified convergence."""
 
 import importlib as _importlib
-from typing import Any as _Any
+import typing as _typing
 
 # the packages are attributes, as in `wp.nn`, but `from wellposed import *` does not bring them
 from wellposed import convex, data, descent, errors, implicit, kernel, landscape, linalg, nn, plot, solve  # noqa: F401
@@ -104,15 +104,25 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _LAZY:
-        return _importlib.import_module(f"wellposed.{name}")
-    if name in _ESTIMATORS:
-        return getattr(_importlib.import_module("wellposed.sklearn"), name)
-    if name == "Dense":
-        raise AttributeError("wellposed.Dense is now wellposed.DenseSolve.")
-    moved = f"; its content is now in {_MOVED[name]}" if name in _MOVED else ""
-    raise AttributeError(f"module 'wellposed' has no attribute {name!r}{moved}")
+if _typing.TYPE_CHECKING:  # a type checker sees the names themselves, so that it finds misspelt ones
+    from wellposed import sklearn, testing  # noqa: F401
+    from wellposed.sklearn import EquilibriumClassifier, EquilibriumRegressor  # noqa: F401
+else:
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _LAZY:
+            return _importlib.import_module(f"wellposed.{name}")
+        if name in _ESTIMATORS:
+            return getattr(_importlib.import_module("wellposed.sklearn"), name)
+        if name == "Dense":
+            raise AttributeError("wellposed.Dense is now wellposed.DenseSolve.")
+        if name in _MOVED:
+            hint = f"; its content is now in {_MOVED[name]}"
+        else:  # not for names such as __path__, which Python itself asks for
+            near = "" if name.startswith("_") else errors.did_you_mean(name, __dir__())
+            hint = f".{near}" if near else ""
+        # with an `obj`, or Python would add the same suggestion to a traceback once more
+        raise AttributeError(f"module 'wellposed' has no attribute {name!r}{hint}", name=name, obj=None)
 
 
 def __dir__() -> list[str]:

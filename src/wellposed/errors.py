@@ -43,8 +43,6 @@ __all__ = [
     "RunLocked",
     "WellposedError",
     "WellposedWarning",
-    "did_you_mean",
-    "how_to_install",
 ]
 
 

@@ -16,7 +16,8 @@ from certificate_problems import FAMILIES, problem
 from exact_networks import DIGITS, exact, largest_singular_value, least_singular_value, norm, number, point_of, row_norms
 from exact_theorems import check_descent_theorem, check_flow_theorem, check_plain_descent_theorem
 from wellposed.certify import Certificate
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify._gate import check_data
+from wellposed.certify.measurement import Measurement, measure
 from wellposed.certify.monitor import IncrementalMeasure
 from wellposed.certify.radius_certificate import radius_at
 

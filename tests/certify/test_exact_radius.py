@@ -27,7 +27,8 @@ from exact_networks import (
 )
 from exact_theorems import check_descent_theorem, check_flow_theorem, check_plain_descent_theorem
 from wellposed.certify import Certificate, radius
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify._gate import check_data
+from wellposed.certify.measurement import Measurement, measure
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active",), ("kernel",), ("active", "kernel"))
 

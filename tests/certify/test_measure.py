@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from theorem_problems import generator, sphere
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify._gate import check_data
+from wellposed.certify.measurement import Measurement, measure
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.linalg.directed import least_singular_value_upper, spectral_norm_lower, vector_norm_lower
@@ -45,7 +46,8 @@ def test_bounds_are_true(family: str, dtype: torch.dtype) -> None:
     for seed in range(5):
         model = FAMILIES[family](generator(seed), dtype)
         X, y = sphere(6, 4, seed)
-        at = measure(model, *check_data(model, X, y))
+        X, y = check_data(model, X.to(dtype), y)
+        at = measure(model, X, y)
         assert isinstance(at, Measurement)
         assert at.Z.dtype == torch.float64 and model.readout_weight().dtype == dtype
         twin = model.double()
@@ -117,6 +119,12 @@ def test_reasons() -> None:
         (torch.ones(3, 4), torch.tensor([1.0, math.nan, 1.0]), InvalidArgument, "y has NaN"),
         (torch.ones(3, 4).long(), torch.ones(3), InvalidType, "floating point"),
         ([[1.0] * 4], torch.ones(1), InvalidType, "got list and Tensor"),
+        (
+            torch.ones(3, 4).double(),
+            torch.ones(3),
+            InvalidType,
+            r"float32 parameters and got X of torch.float64.*X.to\(torch.float32\)",
+        ),
     ],
 )
 def test_bad_data(X: Any, y: Any, error: type[Exception], match: str) -> None:

@@ -16,9 +16,10 @@ from torch import Tensor
 import wellposed as wp
 from certificate_problems import Point, check_descent, clone, move, problem, train
 from wellposed.certify import Certificate, Verdict, radius
+from wellposed.certify._gate import check_data
 from wellposed.certify._radius_search import PlainDescentResult, plain_descent
 from wellposed.certify._sensitivity import sensitivity_of
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify.measurement import Measurement, measure
 from wellposed.nn.sensitivity import JacobianBounds
 
 F64 = torch.float64

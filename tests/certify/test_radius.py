@@ -14,11 +14,12 @@ from torch import Tensor
 import wellposed as wp
 from certificate_problems import FAMILIES, Point, check_descent, check_flow, clone, move, problem, train
 from wellposed.certify import AbstractSensitivity, Certificate, Contractive, Verdict, radius
+from wellposed.certify._gate import check_data
 from wellposed.certify._radius_search import descent_radii, flow_radius
 from wellposed.certify._sensitivity import sensitivity_of
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify.measurement import Measurement, measure
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg.directed import restricted_norm_upper
+from wellposed.linalg.verified_cholesky import restricted_norm_upper
 from wellposed.nn.sensitivity import DescentBounds
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active",), ("kernel",), ("active", "kernel"))

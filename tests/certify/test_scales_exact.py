@@ -25,7 +25,8 @@ from exact_networks import (
     least_singular_value,
     norm,
 )
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify._gate import check_data
+from wellposed.certify.measurement import Measurement, measure
 
 FAMILIES = ("gaussian", "skip", "monotone", "implicit")
 #: Powers of ten of inputs and labels.

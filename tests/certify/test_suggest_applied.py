@@ -18,7 +18,8 @@ from certificate_problems import FAMILIES, check_flow, problem
 from exact_networks import DIGITS, point_of
 from exact_theorems import check_descent_theorem, check_flow_theorem, check_plain_descent_theorem
 from wellposed.certify import Certificate, radius, suggest
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify._gate import check_data
+from wellposed.certify.measurement import Measurement, measure
 from wellposed.certify.suggestions import Suggestion
 
 READOUTS = {"gaussian": ("a",), "skip": ("u", "v"), "monotone": ("u",)}

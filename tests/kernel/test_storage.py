@@ -20,7 +20,6 @@ from wellposed._io import Temporary
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import _closed_form, kernel_memory
 from wellposed.kernel._memory import available_memory, readable
-from wellposed.kernel._progress import progress_bar
 
 
 def network(dtype: torch.dtype = torch.float64, width: int = 8) -> nn.Module:
@@ -221,16 +220,19 @@ def test_progress_reaches_the_end(monkeypatch: pytest.MonkeyPatch, cross: bool) 
     totals, amounts = [], []
 
     class Recorder:
-        def __init__(self, title: str, total: int, *, show: bool) -> None:
+        def __init__(self, title: str, total: int, **options: Any) -> None:
             totals.append(total)
 
         def __enter__(self) -> Any:
-            return amounts.append
+            return self
+
+        def advance(self, amount: int) -> None:
+            amounts.append(amount)
 
         def __exit__(self, *exception: object) -> None:
             return None
 
-    monkeypatch.setattr(empirical, "progress_bar", Recorder)
+    monkeypatch.setattr(empirical, "progress_display", Recorder)
     for model in (network(), nn.Linear(3, 2).double()):
         for options in ({}, {"by_parameter": True}, {"per_output": True}):
             totals.clear(), amounts.clear()
@@ -240,7 +242,6 @@ def test_progress_reaches_the_end(monkeypatch: pytest.MonkeyPatch, cross: bool) 
 
 def test_progress_with_rich(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
-    with progress_bar("work", 10, show=True) as advance:
-        advance(10)
+    wp.tangent_kernel(network(), draw(20, 3), progress=True, block_size=8)
     captured = capsys.readouterr()
-    assert "work" in captured.err and captured.out == ""
+    assert "tangent kernel: 100 %" in captured.err and captured.out == ""

@@ -9,7 +9,7 @@ import torch
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument
-from wellposed.linalg.rounding import round_up, row_norms_upper
+from wellposed.linalg.directed import round_up, row_norms_upper
 from wellposed.nn.families import NormBound
 
 

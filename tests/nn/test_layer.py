@@ -657,6 +657,13 @@ def test_a_state_that_does_not_fit_is_explained(options, z0, message):
         layer(torch.randn(5, 4), z0)
 
 
+def test_a_dtype_that_does_not_fit_is_explained_as_one():
+    layer = wp.EquilibriumLayer(Affine(), state_shape=(6,))
+    with pytest.raises(wp.InvalidArgument, match=r"z of torch.float64, the dtype of x: .*Convert x to the dtype") as caught:
+        layer(torch.randn(5, 4, dtype=torch.float64))
+    assert "state_shape" not in str(caught.value)
+
+
 def test_an_error_of_the_cell_itself_stays_its_own():
     def cell(z: Tensor, x: Tensor) -> Tensor:
         raise RuntimeError("out of luck")

@@ -24,7 +24,7 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 
 import wellposed as wp
 from wellposed.sklearn._estimator import BOUND, SpectralProjection
-from wellposed.sklearn._families import FAMILIES, Headed
+from wellposed.sklearn._families import NETWORKS, Headed
 
 # An epoch is one step on the small data of most checks, and several on those that ask for a good score.
 QUICK: dict[str, Any] = {"width": 6, "max_iter": 6, "batch_size": 50, "learning_rate": 0.1, "rtol": 1e-4}
@@ -38,7 +38,7 @@ def test_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", list(NETWORKS))
 @pytest.mark.parametrize("kind", [wp.EquilibriumClassifier, wp.EquilibriumRegressor])
 def test_checks_of_scikit_learn_for_every_family(kind: Any, family: str) -> None:
     options: dict[str, Any] = {"width": 16, "max_iter": 12, "batch_size": 30, "learning_rate": 0.05, "rtol": 1e-4}
@@ -61,7 +61,7 @@ def quietly(estimator: Any, X: Any, y: Any) -> Any:
         return estimator.fit(X, y)
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", list(NETWORKS))
 def test_every_family_learns(family: str) -> None:
     X, y = wave()
     model = quietly(wp.EquilibriumRegressor(family, 24, max_iter=20, learning_rate=0.05, random_state=0), X, y)
@@ -249,7 +249,7 @@ def test_no_warning_when_training_ends_by_itself() -> None:
 @given(st.integers(0, 10_000), st.floats(0.1, 30.0), st.sampled_from(["gaussian", "skip", "implicit_only"]))
 def test_the_projection_keeps_contractions(seed: int, scale: float, family: str) -> None:
     made = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64, "on_ill_posed": "ignore"}
-    network = FAMILIES[family](3, 6, **made)
+    network = NETWORKS[family](3, 6, **made)
     projection = SpectralProjection(network)
     for factor in (scale, 1.001):
         with torch.no_grad():

@@ -93,7 +93,12 @@ def test_message_names_the_first_sample_its_residual_and_its_steps() -> None:
     # after 49 evaluations z = (1 - 0.99^48)/0.01, |f(z) - z| = 0.99^48, f(z) = (1 - 0.99^49)/0.01; the 50th confirms it
     assert f"residual {0.99**48 / ((1 - 0.99**49) / 0.01):.1e} > rtol=1e-06 after 50 steps (max_steps=50)" in text
     assert "measured factor of 0.99 per step" in text
+    assert "(max_steps=50). The others: index 4. Its residual" in text
     assert text.endswith("Raise max_steps, loosen rtol, or try NewtonKrylov().")
+    slopes = torch.full((12, 1), 0.99, dtype=torch.float64)
+    slopes[0] = 0.5
+    text = message(lambda z, q: q * z + 1, torch.zeros(12, 1, dtype=torch.float64), wp.Picard(), args=(slopes,), max_steps=50)
+    assert "11 of 12 samples did not converge (first: index 1" in text and "The others: index 2, 3, 4, 5, 6 and 5 more." in text
 
 
 def test_message_of_divergence() -> None:

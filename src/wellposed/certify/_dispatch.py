@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wellposed.certify._gate import check_data
 from wellposed.certify._recorded import contradictions
 from wellposed.certify.certificate import Certificate, Verdict
-from wellposed.certify.measurement import check_data, measure
+from wellposed.certify.measurement import measure
 from wellposed.certify.radius_certificate import radius, radius_at
 from wellposed.certify.theorems import PAPERS, TRIED
 from wellposed.certify.well_posedness import contraction, has_one_equilibrium, monotone, perron_frobenius, well_posed
@@ -49,7 +50,7 @@ def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem
 
     Args:
         model: A theory network, or another model as above; any module if `theorem` is a callable.
-        X: (n, d) inputs.
+        X: (n, d) inputs, of the dtype of the model.
         y: (n,) targets; only theorems about training read them.
         theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
             "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed" for

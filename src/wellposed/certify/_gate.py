@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ
-from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network
+from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network, theory_of
 from wellposed.nn.families._network import is_ours
 
 #: What a class declares of its own methods: its letters and scales, or the bounds of the radius certificate alone.
@@ -116,6 +116,32 @@ def check_model(who: str, model: nn.Module) -> None:
     """`check_tensors` of the parameters and buffers; whether they are finite is for
     `check_finite`."""
     check_tensors(who, ((f"parameter {name}", tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())))
+
+
+def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """(n, d) and (n,) in float64 on the CPU, or one sentence about what is wrong."""
+    if theory_of(model) is None:
+        raise InvalidType(f"certify knows {KNOWN}, OptEq, DeepOptEq and their relatives; got {type(model).__name__}.")
+    if not isinstance(X, Tensor) or not isinstance(y, Tensor):
+        raise InvalidType(f"X and y must be tensors; got {type(X).__name__} and {type(y).__name__}.")
+    if X.dim() != 2 or X.shape[1] != model.in_features:
+        raise InvalidArgument(f"X must have shape (n, {model.in_features}); got {tuple(X.shape)}.")
+    if X.shape[0] == 0:
+        raise InvalidArgument("X has no samples; a certificate needs at least one.")
+    if tuple(y.shape) != (X.shape[0],):
+        raise InvalidArgument(f"y must have shape ({X.shape[0]},), one number per sample; got {tuple(y.shape)}.")
+    check_model("certify", model)
+    check_tensors("certify", (("X", X), ("y", y)))
+    for name, tensor in (("X", X), ("y", y)):
+        if not tensor.dtype.is_floating_point:
+            raise InvalidType(f"{name} must be floating point; got {tensor.dtype}. Convert it, e.g. {name}.float().")
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidArgument(f"{name} has NaN or infinite entries; clean the data first.")
+    dtype = next(model.parameters()).dtype
+    if X.dtype != dtype:  # as the model itself refuses it
+        who = type(model).__name__
+        raise InvalidType(f"{who} has {dtype} parameters and got X of {X.dtype}; convert one, e.g. X.to({dtype}).")
+    return X.detach().double().cpu(), y.detach().double().cpu()
 
 
 def not_finite(model: nn.Module) -> str:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 from wellposed.linalg import least_eigenvalue_lower
-from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
-from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_up, scaled
+from wellposed.linalg.directed import ROUNDING, down, exponent_of, ldexp, ldexp_up, scaled, up, vector_norm_upper
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
-from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
-from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_up
+from wellposed.linalg.directed import ROUNDING, down, exponent_of, ldexp, ldexp_up, up, vector_norm_upper
 from wellposed.nn import DenseCell, EquilibriumLayer, Monotone, Spectral
 from wellposed.nn.families import AbstractNetwork
 

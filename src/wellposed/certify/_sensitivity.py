@@ -23,7 +23,8 @@ from wellposed.certify._jacobian import FoundJacobian
 from wellposed.certify.measurement import LIMIT, Measurement
 from wellposed.errors import InvalidType
 from wellposed.linalg import least_singular_value_lower
-from wellposed.linalg.directed import UNDERFLOW, down, restricted_norm_upper, row_norms_upper, up, vector_norm_upper
+from wellposed.linalg.directed import UNDERFLOW, down, row_norms_upper, up, vector_norm_upper
+from wellposed.linalg.verified_cholesky import restricted_norm_upper
 from wellposed.nn.families import Theory
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._gate import DECLARED, changed, check_finite, check_unchanged
+from wellposed.certify._gate import DECLARED, changed, check_data, check_finite, check_unchanged
 from wellposed.certify._kernel_machine import kernel_machine
 from wellposed.certify._solved import check_solved, precise_copy
-from wellposed.certify.measurement import check_data, no_room, unit_of
+from wellposed.certify.measurement import no_room, unit_of
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import diagonal_limit, tangent_kernel
-from wellposed.linalg.directed import DataUnit, down, up
-from wellposed.linalg.scaling import ldexp, scaled
+from wellposed.linalg.directed import DataUnit, down, ldexp, scaled, up
 
 #: Tangent kernels at infinite width, by the key in `Theory.limit`: (X, number) -> (n, n).
 LIMITS = {"diagonal": diagonal_limit}

@@ -35,7 +35,7 @@ from wellposed.certify._gate import check_finite, check_model, check_unchanged
 from wellposed.certify._lipschitz_network import NetworkLipschitz, layer_bounds, network_bounds
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
-from wellposed.linalg.scaling import ldexp, ldexp_up, scaled
+from wellposed.linalg.directed import ldexp, ldexp_up, scaled
 from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier
 from wellposed.nn.families import FAMILIES, AbstractNetwork, theory_of
 from wellposed.nn.maps.operator import AbstractOperator

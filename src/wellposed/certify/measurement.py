@@ -15,18 +15,25 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wellposed.certify._gate import DECLARED, KNOWN, NO_MATRIX, changed, check_model, check_tensors, margin_of, not_finite
+from wellposed.certify._gate import DECLARED, NO_MATRIX, changed, margin_of, not_finite
 from wellposed.certify.certificate import OUT_OF_RANGE
-from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
-from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, row_norms_upper, up, vector_norm_upper
-from wellposed.linalg.scaling import exponent_of, ldexp
-from wellposed.nn.families import AbstractNetwork, theory_of
+from wellposed.linalg.directed import (
+    ROUNDING,
+    UNDERFLOW,
+    DataUnit,
+    down,
+    exponent_of,
+    ldexp,
+    row_norms_upper,
+    up,
+    vector_norm_upper,
+)
+from wellposed.nn.families import AbstractNetwork
 
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
 #: them, and the products of four have room to spare.
@@ -83,28 +90,6 @@ def _large_parameter(model: nn.Module) -> str:
 
 def out_of_range(which: str) -> str:
     return f"{OUT_OF_RANGE} in the conditions of the theorems: {which}. Rescale the inputs, the labels or the parameters."
-
-
-def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """(n, d) and (n,) in float64 on the CPU, or one sentence about what is wrong."""
-    if theory_of(model) is None:
-        raise InvalidType(f"certify knows {KNOWN}, OptEq, DeepOptEq and their relatives; got {type(model).__name__}.")
-    if not isinstance(X, Tensor) or not isinstance(y, Tensor):
-        raise InvalidType(f"X and y must be tensors; got {type(X).__name__} and {type(y).__name__}.")
-    if X.dim() != 2 or X.shape[1] != model.in_features:
-        raise InvalidArgument(f"X must have shape (n, {model.in_features}); got {tuple(X.shape)}.")
-    if X.shape[0] == 0:
-        raise InvalidArgument("X has no samples; a certificate needs at least one.")
-    if tuple(y.shape) != (X.shape[0],):
-        raise InvalidArgument(f"y must have shape ({X.shape[0]},), one number per sample; got {tuple(y.shape)}.")
-    check_model("certify", model)
-    check_tensors("certify", (("X", X), ("y", y)))
-    for name, tensor in (("X", X), ("y", y)):
-        if not tensor.dtype.is_floating_point:
-            raise InvalidType(f"{name} must be floating point; got {tensor.dtype}. Convert it, e.g. {name}.float().")
-        if not bool(torch.isfinite(tensor).all()):
-            raise InvalidArgument(f"{name} has NaN or infinite entries; clean the data first.")
-    return X.detach().double().cpu(), y.detach().double().cpu()
 
 
 @dataclass(frozen=True)

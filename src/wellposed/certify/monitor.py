@@ -14,8 +14,9 @@ from torch import Tensor
 
 from wellposed._checks import check_positive_integer
 from wellposed.certify._dispatch import OwnTheorem, certificate_by, check_theorem
+from wellposed.certify._gate import check_data
 from wellposed.certify.certificate import Certificate
-from wellposed.certify.measurement import Measurement, check_data, features_of, measure
+from wellposed.certify.measurement import Measurement, features_of, measure
 from wellposed.certify.radius_certificate import check_radius_options, radius_at
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower

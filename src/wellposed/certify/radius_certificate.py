@@ -10,14 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellposed.certify import _radius_search as search
-from wellposed.certify._gate import changed, not_finite, trained_otherwise
+from wellposed.certify._gate import changed, check_data, not_finite, trained_otherwise
 from wellposed.certify._radius_search import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._sensitivity import SHARPENINGS, sensitivity_of
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, finish, in_range
-from wellposed.certify.measurement import LIMIT, Measurement, check_data, has_no_bias, measure, no_room
+from wellposed.certify.measurement import LIMIT, Measurement, has_no_bias, measure, no_room
 from wellposed.errors import InvalidArgument
-from wellposed.linalg.directed import DataUnit
-from wellposed.linalg.scaling import ldexp
+from wellposed.linalg.directed import DataUnit, ldexp
 from wellposed.nn.sensitivity import AbstractSensitivity
 
 DYNAMICS = ("flow", "descent")

@@ -34,8 +34,7 @@ from wellposed.certify._gate import check_finite, check_model, check_tensors, ch
 from wellposed.certify.lipschitz import SLACK, LipschitzBounds, certified_operator, classifier_bounds
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import spectral_norm_upper
-from wellposed.linalg.directed import row_norms_upper
-from wellposed.linalg.scaling import ldexp, ldexp_down, scaled
+from wellposed.linalg.directed import ldexp, ldexp_down, row_norms_upper, scaled
 from wellposed.nn import DenseCell, MonotoneClassifier, ReLU
 
 #: Halvings of the interval in which the radius of the active set is sought: to a thousandth.

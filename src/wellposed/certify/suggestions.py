@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from wellposed.certify._gate import DECLARED, KNOWN, changed
+from wellposed.certify._gate import DECLARED, KNOWN, changed, check_data
 from wellposed.certify.certificate import Certificate
-from wellposed.certify.measurement import check_data, has_no_bias, measure
+from wellposed.certify.measurement import has_no_bias, measure
 from wellposed.certify.radius_certificate import radius, radius_at
 from wellposed.errors import InvalidType
 from wellposed.nn.families import AbstractNetwork, is_theory_network

@@ -15,7 +15,8 @@ from wellposed._checks import check_positive_integer
 from wellposed.convex._network import AbstractOptEq, check_norm_bound
 from wellposed.convex.stages import AbstractLinearMap, UnitLayer
 from wellposed.errors import InvalidArgument
-from wellposed.nn import ConvNormBall, conv_norm_upper
+from wellposed.nn import ConvNormBall
+from wellposed.nn.parametrizations import conv_norm_upper
 
 #: The channels of the five layers of [xie2021, Section 5.1]; Section 5.2 has (16, 32, 64, 64, 128).
 PAPER_CHANNELS = (16, 32, 64, 128, 128)
@@ -28,7 +29,7 @@ class ConvOptEq(AbstractOptEq):
     W_l and U_l are convolutions with zeros around the image, W_l^T is the transpose of W_l, g is a
     feature extractor, and a pooling head makes predictions of z [xie2021, Section 5]. |W_l|^2 L_s
     <= norm_bound^2 mu is kept with a bound that is proved for this padding, see
-    `nn.conv_norm_upper`.
+    `conv_norm_upper`.
 
     The paper gives neither the channels of z nor those of g(X); 32 and 26 give about its number of
     parameters (199k and 162k for its two choices of `channels`). Initialization: |W_l| = 0.7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.data.files import FILES, NORMS, choose, digits, normalise, part_parallel, pixels, read
-from wellposed.data.own import SUFFIXES, is_path, read_own
+from wellposed.data.files import FILES, NORMS, choose, digits, part_parallel, pixels, read
+from wellposed.data.own import SUFFIXES, read_own
 from wellposed.errors import InvalidArgument, did_you_mean
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of a data set is that of a file."""
+    return Path(name).suffix != "" or os.sep in name
+
+
+def short_name(name: str) -> str:
+    """The name of a data set without the folder and the suffix of its file."""
+    return Path(name).stem if is_path(name) else name
 
 
 @dataclass(frozen=True)
@@ -144,7 +156,7 @@ def load(
     if flatten and name != "camvid":
         X = [part.flatten(1) for part in X]
     if norm is not None:
-        X = [normalise(part.flatten(1), norm).reshape(part.shape) for part in X]
+        X = [_normalise(part.flatten(1), norm).reshape(part.shape) for part in X]
         steps.append(f"every sample scaled to norm {'1' if norm == 'unit' else 'sqrt(d)'}")
     if paper is not None:
         generator = torch.Generator().manual_seed(seed)
@@ -225,3 +237,12 @@ def _check(name: Any, n: Any, classes: Any, n_test: Any, paper: Any, norm: Any) 
     whole = isinstance(classes, (tuple, list)) and all(type(c) is int and 0 <= c < count for c in classes)
     if not whole or not classes or len(set(classes)) != len(classes):
         raise InvalidArgument(f"classes must be different integers from 0 to {count - 1}, such as (0, 1); got {classes!r}.")
+
+
+def _normalise(X: Tensor, norm: str) -> Tensor:
+    """(n, d) rows of Euclidean norm 1 ("unit") or sqrt(d) ("sqrt_d")."""
+    length = torch.linalg.vector_norm(X, dim=1, keepdim=True)
+    if bool((length == 0).any()):
+        zero = int((length == 0).nonzero()[0, 0])
+        raise InvalidArgument(f"Sample {zero} is zero, so it has no direction to scale to norm={norm!r}; leave norm out.")
+    return X / length * (1.0 if norm == "unit" else math.sqrt(X.shape[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -154,15 +153,6 @@ def pixels(images: np.ndarray, *, grey: bool, size: int | None) -> Tensor:
     if size is not None and tuple(x.shape[2:]) != (size, size):
         x = torch.nn.functional.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)
     return x
-
-
-def normalise(X: Tensor, norm: str) -> Tensor:
-    """(n, d) rows of Euclidean norm 1 ("unit") or sqrt(d) ("sqrt_d")."""
-    length = torch.linalg.vector_norm(X, dim=1, keepdim=True)
-    if bool((length == 0).any()):
-        zero = int((length == 0).nonzero()[0, 0])
-        raise InvalidArgument(f"Sample {zero} is zero, so it has no direction to scale to norm={norm!r}; leave norm out.")
-    return X / length * (1.0 if norm == "unit" else math.sqrt(X.shape[1]))
 
 
 def part_parallel(X: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:

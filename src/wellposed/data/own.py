@@ -22,16 +22,6 @@ ARRAYS = (("X", "y"), ("x", "y"), ("x_train", "y_train"), ("X_train", "y_train")
 Parts = dict[str, np.ndarray]
 
 
-def is_path(name: str) -> bool:
-    """Whether the name of a data set is that of a file."""
-    return Path(name).suffix != "" or os.sep in name
-
-
-def short_name(name: str) -> str:
-    """The name of a data set without the folder and the suffix of its file."""
-    return Path(name).stem if is_path(name) else name
-
-
 def own_path(name: str) -> Path:
     """The path that the name of a data set is, with `~` written out; raises unless a file can have
     this name."""

@@ -17,8 +17,7 @@ from wellposed.kernel._storage import write_block
 from wellposed.kernel.empirical import choose_method
 from wellposed.kernel.operator import TangentKernel
 from wellposed.linalg import least_eigenvalue_lower, least_singular_value_lower
-from wellposed.linalg.directed import down
-from wellposed.linalg.scaling import exponent_of, ldexp, ldexp_down, ldexp_up
+from wellposed.linalg.directed import down, exponent_of, ldexp, ldexp_down, ldexp_up
 from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, shifted_factor
 from wellposed.nn.tangent import GramProduct
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._progress import progress_display
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._closed_form import ClosedFormMethod, has_closed_form
 from wellposed.kernel._generic import GenericMethod
 from wellposed.kernel._memory import KernelMemory
 from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_batches, check_model, check_option
-from wellposed.kernel._progress import progress_bar
 from wellposed.kernel._storage import AbstractStorage, FileStorage, MemoryStorage, check_target, file_of_parameter, write_block
 
 METHODS = ("auto", "closed", "generic")
@@ -148,10 +148,11 @@ def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, s
                 storage = FileStorage(file_of_parameter(path, name) if name else path, public, chosen.dtype)
             storages[name] = stack.enter_context(storage)
         targets = {name: storage.target.view(shape) for name, storage in storages.items()}
-        with progress_bar("tangent kernel", shape[0] * shape[1] * shape[2] * len(names), show=show) as advance:
+        entries = shape[0] * shape[1] * shape[2] * len(names)
+        with progress_display("tangent kernel", entries, show=show, line="{title}: {percent} %") as display:
             for block in chosen.blocks(layout):
                 for name, part in block.parts.items():
-                    advance(write_block(targets[name], part, block.rows, block.columns, symmetric=chosen.symmetric))
+                    display.advance(write_block(targets[name], part, block.rows, block.columns, symmetric=chosen.symmetric))
         targets.clear()
     results = {name: storage.result for name, storage in storages.items()}
     return results if layout.by_parameter else results[TOTAL]

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg.scaling import ldexp_down, ldexp_up, scaled
+from wellposed.linalg.directed import ldexp_down, ldexp_up, scaled
 
 _UNIT = 2.0**-53
 _BLOCK = 64

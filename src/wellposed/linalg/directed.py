@@ -1,4 +1,6 @@
-"""One-sided arithmetic: scalars rounded outward, and norms bounded from a given side.
+"""One-sided arithmetic: powers of two, scalars rounded outward, norms bounded from a given side.
+
+Powers of two move numbers to where nothing overflows, and back, without rounding.
 
 `linalg.bounds` proves norms from above and least singular values from below; the bounds from the
 other side, which refute a hypothesis instead of proving it, are here.
@@ -12,10 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.linalg.bounds import spectral_norm_upper
-from wellposed.linalg.scaling import ldexp_down, ldexp_up, scaled
-from wellposed.linalg.verified_cholesky import norm_is_below
-
 #: Unit roundoff of float64.
 ROUNDING = 2.0**-53
 #: What underflow takes, at most, from the norm of a vector of up to 2^60 entries: each square loses at most 2^-1075.
@@ -25,8 +23,40 @@ LARGEST = math.nextafter(math.inf, 0.0)
 _SCALAR = 2.0**-40
 #: What underflow takes away from the last products of the chain, generously: each loses at most 2^-1075.
 _TINY = 2.0**-1060
-_POWER_STEPS = 24
-_FLOOR = 2.0**-6
+#: No factor 2^e with |e| up to here overflows or vanishes.
+_STEP = 1000
+
+
+def exponent_of(A: Tensor) -> int:
+    """e with the largest |entry| in [2^(e-1), 2^e); 0 if all entries are 0. They must be finite."""
+    return math.frexp(float(A.detach().abs().max()))[1] if A.numel() else 0
+
+
+def ldexp(A: Tensor, exponent: int) -> Tensor:
+    """`A * 2^exponent`: exact, up to overflow and an error of 2^-1074 below 2^-1022."""
+    while exponent:
+        step = max(-_STEP, min(_STEP, exponent))
+        A, exponent = A * 2.0**step, exponent - step
+    return A
+
+
+def scaled(A: Tensor) -> tuple[Tensor, int]:
+    """`A * 2^-e` with its largest entry in [1/2, 1), and `e`."""
+    e = exponent_of(A)
+    return ldexp(A, -e), e
+
+
+def ldexp_up(x: float, exponent: int) -> float:
+    """An upper bound of `x * 2^exponent`: infinite where a positive one overflows."""
+    try:
+        return math.nextafter(math.ldexp(x, exponent), math.inf)
+    except OverflowError:
+        return math.inf if x > 0 else -LARGEST
+
+
+def ldexp_down(x: float, exponent: int) -> float:
+    """A lower bound of `x * 2^exponent`: the largest number where a positive one overflows."""
+    return -ldexp_up(-x, exponent)
 
 
 def up(value: float) -> float:
@@ -115,8 +145,29 @@ def vector_norm_lower(v: Tensor) -> float:
 
 
 def row_norms_upper(A: Tensor) -> Tensor:
-    """(n,) upper bounds of the norms of the rows, up to their relative rounding."""
-    return torch.linalg.vector_norm(A, dim=1) + UNDERFLOW
+    """(n,) float64 upper bounds of the Euclidean norms of the rows, wherever their entries lie in
+    its range.
+
+    Args:
+        A: (n, m) finite.
+    """
+    A = A.detach().double()
+    largest = A.abs().amax(dim=1) if A.shape[1] else A.new_zeros(A.shape[0])
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    norms = torch.linalg.vector_norm(A / scale.unsqueeze(1), dim=1) * (1.0 + (A.shape[1] + 8) * 2.0**-52)
+    upper = torch.nextafter(norms * scale, torch.full_like(norms, torch.inf))
+    return torch.where(largest > 0, upper, torch.zeros_like(upper))
+
+
+def round_up(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The least numbers of the dtype that are not below x; infinite where there are none.
+
+    Args:
+        x: float64.
+        dtype: float32 or float64.
+    """
+    near = x.to(dtype)
+    return torch.where(near.double() < x, torch.nextafter(near, torch.full_like(near, torch.inf)), near)
 
 
 def spectral_norm_lower(M: Tensor) -> float:
@@ -141,40 +192,6 @@ def least_singular_value_upper(Z: Tensor) -> float:
     Z, exponent = scaled(Z.detach().double().cpu())
     u = torch.linalg.svd(Z, full_matrices=False).U[:, -1]
     return ldexp_up(up((_norm(Z.t() @ u) + _rounding(Z, u)) / _norm(u)), exponent)
-
-
-def restricted_norm_upper(R: Tensor, possible: Tensor) -> float:
-    """Upper bound of max_i |R_{S_i S_i}|.
-
-    A power iteration for all samples guesses the largest, and a Cholesky test per sample proves it,
-    or a guess a little higher. Costs about one product of the restricted matrix with itself per
-    sample.
-
-    Args:
-        R: (m, m) float64.
-        possible: (n, m) bool, the sets S_i.
-    """
-    whole = spectral_norm_upper(R)
-    S = possible.to(R.dtype)
-    v = S / torch.linalg.vector_norm(S, dim=1, keepdim=True).clamp(min=1.0)
-    norms = v.new_zeros(v.shape[0])
-    for _ in range(_POWER_STEPS):
-        w = (v @ R.t()) * S
-        norms = torch.linalg.vector_norm(w, dim=1)
-        u = (w @ R) * S
-        v = u / torch.linalg.vector_norm(u, dim=1, keepdim=True).clamp(min=1e-300)
-    # a start that the matrix annihilates guesses 0, from where no factor leads up
-    bound = min(whole, max(1.005 * float(norms.max()), _FLOOR * whole))
-    # the hardest first: then the bound is not raised again and again
-    for i in torch.argsort(norms, descending=True).tolist():
-        index = possible[i].nonzero().squeeze(1)
-        part = R[index][:, index].contiguous()
-        growth = 1.01
-        while bound < whole and not norm_is_below(part, bound):
-            bound, growth = min(whole, bound * growth), growth**2
-        if bound >= whole:
-            return whole
-    return bound
 
 
 def _norm_of_all(v: Tensor) -> tuple[float, int, float]:

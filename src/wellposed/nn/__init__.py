@@ -21,11 +21,6 @@ from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spec
 from wellposed.nn.sequence import TransformerCell, TransformerDEQ
 from wellposed.nn.vision import MultiscaleCell, MultiscaleDEQ, ResidualCell, ResidualDEQ, jacobian_penalty
 
-# Not public; other packages still import these from here.
-from wellposed.nn.parametrizations import conv_norm_upper  # noqa: F401  # isort: skip
-from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds  # noqa: F401  # isort: skip
-from wellposed.nn.tangent import GramProduct, TangentFeatures  # noqa: F401  # isort: skip
-
 __all__ = [
     "AbstractActivation",
     "AbstractCell",

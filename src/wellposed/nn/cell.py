@@ -23,6 +23,7 @@ from wellposed.solve.map import AbstractMap, FunctionMap
 
 #: Words of torch's errors about shapes and dtypes.
 ABOUT_SHAPES = re.compile("shape|size|dimension|dtype|mat1|channels|type")
+ABOUT_DTYPES = re.compile("dtype|scalar type|[Ii]nput type")
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -261,6 +262,11 @@ def with_shape_hint(
         except RuntimeError as error:
             if given and not ABOUT_SHAPES.search(str(error)):
                 raise
+            if not given and ABOUT_DTYPES.search(str(error)):
+                raise InvalidArgument(
+                    f"cell(z, x) failed with z of {dtypes}, the dtype of x: {error}. Convert x to the dtype of the cell's "
+                    "parameters, or the cell to that of x, e.g. by cell.double()."
+                ) from error
             raise InvalidArgument(f"cell(z, x) failed with {said.format(error)}") from error
 
     return explained

@@ -65,26 +65,19 @@ class EpochStats:
 class SpectralProjection:
     """Keeps |R| <= 0.95 in the networks that are well-posed because they contract.
 
-    A recurrent matrix outside of the ball is scaled to its surface. One decomposition serves until
-    the matrix may have left the ball: |R| <= |R_0| + |R - R_0|_F.
+    A recurrent matrix outside of the ball is scaled to its surface.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._networks = contracting(model)
-        self._known: list[tuple[Tensor, float] | None] = [None] * len(self._networks)
 
     @torch.no_grad()
     def apply(self) -> None:
         """Scales the matrices that are outside of the ball."""
-        for index, (network, parameter) in enumerate(self._networks):
-            known, R = self._known[index], network.recurrent()
-            if known is not None and known[1] + float((R - known[0]).norm()) <= BOUND:
-                continue
-            upper = network.contraction_upper()
+        for network, parameter in self._networks:
+            upper = network.contraction_upper(below=BOUND)
             if upper > BOUND:
                 parameter.mul_(BOUND / upper)
-                upper = BOUND
-            self._known[index] = (network.recurrent().clone(), upper)
 
 
 def epoch(

@@ -12,17 +12,8 @@ from torch import Tensor, nn
 
 from wellposed.convex import OptEq
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
-from wellposed.nn import (
-    AbstractContraction,
-    DenseCell,
-    EquilibriumLayer,
-    GaussianDEQ,
-    ImplicitOnlyDEQ,
-    MonotoneDEQ,
-    SkipDEQ,
-    Spectral,
-)
-from wellposed.nn.families import may_be_ill_posed, theory_of
+from wellposed.nn import AbstractContraction, DenseCell, EquilibriumLayer, MonotoneDEQ, Spectral
+from wellposed.nn.families import FAMILIES, may_be_ill_posed, theory_of
 from wellposed.solve import PeacemanRachford
 
 
@@ -37,14 +28,8 @@ def _monotone(in_features: int, width: int, *, margin: float = 0.5, **factory_kw
     return MonotoneDEQ(in_features, width, margin=margin, **{"solver": PeacemanRachford(step_size=0.7), **factory_kwargs})
 
 
-FAMILIES: dict[str, Callable[..., nn.Module]] = {
-    "gaussian": GaussianDEQ,
-    "skip": SkipDEQ,
-    "implicit_only": ImplicitOnlyDEQ,
-    "monotone": _monotone,
-    "dense": _dense,
-    "opteq": OptEq,
-}
+#: The families of the library by name, with those that have no theorem or other defaults.
+NETWORKS: dict[str, Callable[..., nn.Module]] = {**FAMILIES, "monotone": _monotone, "dense": _dense, "opteq": OptEq}
 
 
 class Headed(nn.Module):
@@ -81,7 +66,7 @@ def build(
     """The network of an estimator.
 
     Args:
-        family: A name of `FAMILIES`; a class or function of (in_features, width, *, generator,
+        family: A name of `NETWORKS`; a class or function of (in_features, width, *, generator,
             dtype); or a module, of which a copy is trained.
         shape: (in_features, width).
         outputs: Numbers a sample; None for one, as a vector (n,), which theory networks return.
@@ -124,11 +109,11 @@ def _base(
             )
         return copy.deepcopy(family).to(dtype)
     if isinstance(family, str):
-        if family not in FAMILIES:
+        if family not in NETWORKS:
             raise InvalidArgument(
-                f"Unknown family {family!r}; known are {', '.join(FAMILIES)}.{did_you_mean(family, FAMILIES)}"
+                f"Unknown family {family!r}; known are {', '.join(NETWORKS)}.{did_you_mean(family, NETWORKS)}"
             )
-        family = FAMILIES[family]
+        family = NETWORKS[family]
     if not callable(family):
         raise InvalidType(f"family must be a name such as 'gaussian', a class, a function or a module; got {family!r}.")
     made = family(*shape, generator=generator, dtype=dtype, **options)

@@ -22,7 +22,7 @@ from wellposed.errors import (
     NotConverged,
     NotConvergedWarning,
 )
-from wellposed.linalg.rounding import round_up
+from wellposed.linalg.directed import round_up
 from wellposed.solve._closing import COUPLED, Closing
 from wellposed.solve._samples import Outcome, relative
 from wellposed.solve._whole_batch import WholeBatch
@@ -267,6 +267,9 @@ class SolveOptions:
         kept = "its best point has" if status is Status.DIVERGED else "it has"
         text = f"{count} (first: index {i}, {status.name}: {status.message}); {kept} residual {residual:.1e} > {wanted}"
         text += f" after {steps} steps" + ("." if unrolled else f" (max_steps={self.max_steps}).")
+        if 1 < len(failed) < len(solution.status):
+            others, more = ", ".join(map(str, failed[1:6].tolist())), len(failed) - 6
+            text += f" The others: index {others}" + (f" and {more} more." if more > 0 else ".")
         if steps > 1 and rate == rate and not unrolled:
             text += f" Its residual changed by a measured factor of {rate:.3g} per step."
         dtype = solution.residual.dtype

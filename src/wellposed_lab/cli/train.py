@@ -14,7 +14,7 @@ from rich.table import Table
 
 from wellposed._progress import ProgressDisplay, progress_display
 from wellposed.certify import Certificate
-from wellposed.data.own import short_name
+from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ExitCode, app, guarded, print_message, print_plain, print_table
 from wellposed_lab.runs.config import RunConfig, read, resolve
@@ -88,7 +88,11 @@ def train(
         return
     epochs = settings.run.epochs
     with progress_display("training", epochs, show=not quiet, line=LINE, bar=BAR, ends=False) as display:
-        trained = train_run(settings, folder, resume=resume is not None, listener=EpochProgress(display))
+        try:
+            trained = train_run(settings, folder, resume=resume is not None, listener=EpochProgress(display))
+        except KeyboardInterrupt:  # before the first step: from then on a checkpoint is saved
+            _explain_early_end(folder)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
     if not trained.first:
         return
     summary = {"run": str(folder), **trained.summary}
@@ -126,6 +130,14 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
     if settings.run.extended != before.run.extended:
         _explain_extension(settings)
     return settings, resume
+
+
+def _explain_early_end(folder: Path) -> None:
+    """What an interrupted run left, and how to continue it or start it again."""
+    if (folder / "config.yaml").is_file():
+        print_message(f"Interrupted. Continue with: wellposed train --resume {folder}")
+    else:
+        print_message(f"Interrupted before {folder} was a run: nothing is saved. Start it again with the same words.")
 
 
 def _explain_extension(settings: RunConfig) -> None:

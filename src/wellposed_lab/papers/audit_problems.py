@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.nn import GaussianDEQ
 
-__all__ = ["F64", "commutation", "eye", "gaussian", "generator", "norm2", "sphere", "vec"]
+__all__ = ["F64", "commutation", "descent_losses", "eye", "gaussian", "generator", "norm2", "sphere", "vec"]
 
 F64 = torch.float64
 
@@ -35,6 +35,19 @@ def gaussian(n: int, d: int, m: int, seed: int, scale: float) -> tuple[GaussianD
         model.U.mul_(scale)
         model.a.zero_()
     return model, X, y
+
+
+def descent_losses(model: nn.Module, X: Tensor, y: Tensor, step: float, steps: int = 10) -> list[float]:
+    """|r|^2/2 before each of some steps of gradient descent by autograd; the model is changed."""
+    losses = []
+    for _ in range(steps):
+        loss = (model(X) - y).square().sum() / 2
+        losses.append(float(loss.detach()))
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.sub_(step * gradient)
+    return losses
 
 
 def vec(M: Tensor) -> Tensor:

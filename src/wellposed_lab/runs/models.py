@@ -13,17 +13,8 @@ from torch import Tensor, nn
 
 from wellposed.convex import OptEq
 from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed.nn import (
-    DenseCell,
-    EquilibriumLayer,
-    GaussianDEQ,
-    ImplicitOnlyDEQ,
-    MonotoneClassifier,
-    MonotoneConvCell,
-    MonotoneDEQ,
-    SkipDEQ,
-    Spectral,
-)
+from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier, MonotoneConvCell, Spectral
+from wellposed.nn.families import FAMILIES
 from wellposed.solve import PeacemanRachford, TunedStep
 
 if TYPE_CHECKING:
@@ -145,13 +136,23 @@ class ModelKind:
     images: bool = False
 
 
+#: Of a family: its own keys, and what it is; one that is not listed has the common keys and its docstring.
+_ABOUT = {
+    "gaussian": (("weight_variance",), "Gaussian ReLU network [ling2022]"),
+    "skip": (("gamma",), "with a skip connection [gao2022]"),
+    "implicit_only": (("gamma0", "init"), "only the recurrent matrix trains [gao2023]"),
+    "monotone": (("margin",), "well-posed by construction [nguyen2022]"),
+}
+
+
+def _family(name: str) -> ModelKind:
+    network = FAMILIES[name]
+    options, summary = _ABOUT.get(name, ((), (network.__doc__ or network.__name__).partition("\n")[0]))
+    return ModelKind("regression", options, _theory(network), summary)
+
+
 MODELS: dict[str, ModelKind] = {
-    "gaussian": ModelKind("regression", ("weight_variance",), _theory(GaussianDEQ), "Gaussian ReLU network [ling2022]"),
-    "skip": ModelKind("regression", ("gamma",), _theory(SkipDEQ), "with a skip connection [gao2022]"),
-    "implicit_only": ModelKind(
-        "regression", ("gamma0", "init"), _theory(ImplicitOnlyDEQ), "only the recurrent matrix trains [gao2023]"
-    ),
-    "monotone": ModelKind("regression", ("margin",), _theory(MonotoneDEQ), "well-posed by construction [nguyen2022]"),
+    **{name: _family(name) for name in sorted(FAMILIES, key=[*_ABOUT, *FAMILIES].index)},
     "opteq": ModelKind("regression", (), _theory(OptEq), "the equilibrium minimises a convex function [xie2021]"),
     "dense": ModelKind("classification", ("bound",), _dense, "|W| <= bound < 1 and a linear read-out"),
     "monotone_classifier": ModelKind(

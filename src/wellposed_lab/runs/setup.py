@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.data import Dataset, load
-from wellposed.data.own import checksum, is_path, own_path
+from wellposed.data._load import is_path
+from wellposed.data.own import checksum, own_path
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.kernel._memory import available_memory, readable
 from wellposed_lab.runs.models import MODELS, AbstractLoss, CrossEntropy, Segmentation, Squared, build, kind_of

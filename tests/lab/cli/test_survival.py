@@ -123,6 +123,8 @@ def test_a_signal_before_or_after_training_is_an_interruption(
     assert cli.run(*train(folder), signal_at=[file, signal.SIGTERM]) == 130
     assert "Interrupted" in cli.output and "Traceback" not in cli.output
     assert not (folder / file).exists() and not list(folder.rglob(".*.tmp"))
+    begun = (folder / "config.yaml").exists()
+    assert (f"--resume {folder}" if begun else "nothing is saved. Start it again") in cli.output
     assert cli.run(*train(folder)) == 0, cli.output
     assert content(folder) == whole
 

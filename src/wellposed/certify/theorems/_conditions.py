@@ -25,13 +25,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from wellposed.certify._gate import changed, trained_otherwise
+from wellposed.certify._gate import changed, check_data, trained_otherwise
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, verdict_on
-from wellposed.certify.measurement import Measurement, check_data, measure
+from wellposed.certify.measurement import Measurement, measure
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.linalg import least_eigenvalue_lower
-from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, up, vector_norm_upper
-from wellposed.linalg.scaling import ldexp, scaled
+from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, ldexp, scaled, up, vector_norm_upper
 from wellposed.nn.families import theory_of
 
 Radii = Mapping[str, float]

@@ -12,7 +12,7 @@ from wellposed._checks import check_interval, check_positive_integer
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
-from wellposed.linalg.rounding import round_up, row_norms_upper
+from wellposed.linalg.directed import round_up, row_norms_upper
 from wellposed.nn.activations import Identity, LeakyReLU, ReLU, SoftThreshold
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions.weight_tying import WeightTiedCell

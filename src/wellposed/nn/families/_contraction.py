@@ -15,7 +15,7 @@ from torch import Tensor
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, did_you_mean
 from wellposed.linalg import spectral_norm_upper
-from wellposed.linalg.scaling import ldexp_up, scaled
+from wellposed.linalg.directed import ldexp_up, scaled
 from wellposed.nn.families._network import AbstractNetwork
 from wellposed.solve.solution import user_level
 
@@ -116,11 +116,11 @@ class AbstractContraction(AbstractNetwork):
     def _remedy(self) -> str:
         """What to change when |R| is not below 1; the second sentence of an error message."""
 
-    def contraction_upper(self) -> float:
+    def contraction_upper(self, *, below: float = 0.0) -> float:
         """A rigorous upper bound of the contraction factor |R|, sharp to about 1e-11; one singular
-        value decomposition."""
+        value decomposition, or none where a cheaper bound is already below `below`."""
         with torch.no_grad():
-            return self._norm_bound(self.recurrent(), below=0.0)
+            return self._norm_bound(self.recurrent(), below=below)
 
     def check_well_posed(self) -> None:
         if self.on_ill_posed == "ignore":

@@ -11,7 +11,7 @@ from torch import Tensor
 from wellposed.certify import ling2022
 from wellposed.kernel import population_gram, tangent_kernel
 from wellposed.nn import GaussianDEQ
-from wellposed_lab.papers.audit_problems import F64, eye, gaussian, generator, norm2, sphere, vec
+from wellposed_lab.papers.audit_problems import F64, descent_losses, eye, gaussian, generator, norm2, sphere, vec
 from wellposed_lab.papers.findings import Evidence, gap
 
 __all__ = ["Q"]
@@ -203,18 +203,12 @@ def check_constant_of_eight(e: Evidence) -> None:
 def check_descent_keeps_the_certified_rate(e: Evidence) -> None:
     model, X, y = gaussian(10, 20, 50, 0, 2e4)
     certificate = ling2022(model, X, y)
-    step, losses = certificate.step_size, []
+    step = certificate.step_size
     assert isinstance(step, float)
     with torch.no_grad():
         Z = model.equilibrium(X)
     promised = 1 - step * float(torch.linalg.eigvalsh(Z @ Z.t())[0]) / 2
-    for _ in range(10):
-        loss = (model(X) - y).square().sum() / 2
-        losses.append(float(loss.detach()))
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.sub_(step * gradient)
+    losses = descent_losses(model, X, y, step)
     e.given(
         "hypotheses that do not hold, a(0) = 0 and U scaled by 2e4",
         sum(h.holds is not True for h in certificate.hypotheses),
