@@ -34,6 +34,7 @@ from wellposed.linalg.directed import (
     vector_norm_upper,
 )
 from wellposed.nn.families import AbstractNetwork
+from wellposed.nn.families.theory import contradiction
 
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
 #: them, and the products of four have room to spare.
@@ -217,7 +218,7 @@ def measure(
         known: (twin, Z, C, |Z - Z*|_F) -> bounds that need not be computed again.
         norm_upper: Bounds |R|.
     """
-    if reason := changed(model, declared=DECLARED) or not_finite(model):
+    if reason := changed(model, declared=DECLARED) or not_finite(model) or contradiction(model):
         return reason
     twin = copy.deepcopy(model).double().cpu()
     twin.layer.on_failure, twin.layer.rtol, twin.layer.max_steps = "ignore", 1e-13, 2000

@@ -132,7 +132,43 @@ def test_a_bias_that_is_not_declared_is_seen() -> None:
     model = Biased(6, 40, generator=generator, dtype=F64)
     X = 2.0**250 * torch.randn(3, 6, generator=generator, dtype=F64)
     certificate = wp.certify(model, X, torch.zeros(3, dtype=F64), theorem="radius")
-    assert "range of float64" in certificate.note  # a network without biases would be measured in another unit
+    assert "Biased declares does not fit what it computes: by injection_scale" in certificate.note
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"recurrent_scale": 0.003}, "by recurrent_scale a norm is"),
+        ({"injection_scale": 7.0}, "by injection_scale a norm is"),
+        ({"readout_scale": 0.5}, "by readout_scale a norm is"),
+    ],
+)
+def test_scales_that_do_not_fit_prove_nothing(wrong: dict[str, float], says: str) -> None:
+    class Mistaken(RotatedDEQ):
+        @property
+        def theory(self) -> Theory:
+            return dataclasses.replace(super().theory, **wrong)
+
+    model, X, y = drawn(Mistaken)
+    for dynamics in ("flow", "descent"):
+        certificate = wp.certify(model, X, y, theorem="radius", dynamics=dynamics)
+        assert certificate.verdict == wp.Verdict.UNDECIDED and says in certificate.note
+
+
+def test_a_trained_read_out_with_a_scale_is_undecided() -> None:
+    """Its features have the scale too, which the theorem does not know: a rate would be false."""
+
+    class Quiet(RotatedDEQ):
+        @property
+        def theory(self) -> Theory:
+            return dataclasses.replace(super().theory, readout_scale=0.3)
+
+        def readout_weight(self) -> Tensor:
+            return 0.3 * self.w
+
+    model, X, y = drawn(Quiet)
+    certificate = wp.certify(model, X, y, theorem="radius", dynamics="descent")
+    assert certificate.verdict == wp.Verdict.UNDECIDED and "Put the scale into the parameter" in certificate.note
 
 
 class Again(RotatedDEQ):
