@@ -110,6 +110,35 @@ def test_a_wrong_linear_solver_fails() -> None:
     assert set(failures(Case())) == {"test_reports_are_true"}
 
 
+@dataclass(frozen=True)
+class AddsItsStart(AbstractLinearSolver):
+    """Right from zero and from the solution, wrong from anywhere else."""
+
+    def __call__(self, matvec, b, x0=None, **options):
+        found = wp.GMRES()(matvec, b, x0, **options)
+        if x0 is None or bool((matvec(x0) - b).norm() <= 1e-6 * b.norm()):
+            return found
+        return replace(found, value=found.value + 0.1 * x0)
+
+
+@dataclass(frozen=True)
+class DropsSmall(AbstractLinearSolver):
+    """Returns 0 for a small right-hand side."""
+
+    def __call__(self, matvec, b, x0=None, **options):
+        found = wp.GMRES()(matvec, b, x0, **options)
+        return replace(found, value=torch.where(b.norm(dim=1, keepdim=True) < 1e-6, 0.0, found.value))
+
+
+@pytest.mark.parametrize("wrong", [AddsItsStart(), DropsSmall()])
+def test_a_linear_solver_that_is_wrong_at_times_fails(wrong: AbstractLinearSolver) -> None:
+    class Case(LinearSolverConformance):
+        def linear_solver(self):
+            return wrong
+
+    assert "test_every_scale_and_start" in failures(Case())
+
+
 # --- cells -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +172,33 @@ def test_a_cell_that_mixes_samples_fails() -> None:
 
     with pytest.raises(AssertionError, match="depends on the other samples"):
         Case().test_samples_are_independent()
+
+
+class OneRowIsSpecial(wp.nn.DenseCell):
+    def forward(self, z, x):
+        return super().forward(z, x) + (0.1 if len(z) == 1 else 0.0)
+
+
+class WrongBackward(wp.nn.DenseCell):
+    """The values of a cell, and half of its derivative."""
+
+    def forward(self, z, x):
+        value = super().forward(z, x)
+        return value.detach() / 2 + value / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"), [(OneRowIsSpecial, "test_samples_are_independent"), (WrongBackward, "test_the_derivative_of_forward")]
+)
+def test_a_cell_that_is_wrong_at_times_fails(kind: type[wp.nn.DenseCell], test: str) -> None:
+    class Case(CellConformance):
+        def make(self, generator):
+            return kind(2, 4, generator=generator, dtype=F64), torch.randn(3, 2, generator=generator, dtype=F64)
+
+        def reference(self, cell, z, x):
+            return torch.relu(z @ cell.W.T + x @ cell.U.T + cell.b)
+
+    assert test in failures(Case())
 
 
 def test_a_cell_whose_map_is_another_fails() -> None:

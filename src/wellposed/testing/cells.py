@@ -66,12 +66,23 @@ class CellConformance(abc.ABC):
         require(same(value, self.reference(cell, z, x), rtol=self.rtol), "cell(z, x) is not the f(z, x) of `reference`")
         require(torch.equal(value, cell(z, x)), "two calls with the same arguments differ: draw random numbers outside")
 
+    def test_the_derivative_of_forward(self) -> None:
+        """Autograd through cell(z, x) is that of the definition."""
+        cell, x, z = self._problem()
+        x, z, v = x.requires_grad_(), z.requires_grad_(), gaussian(*z.shape, seed=6)
+        leaves = [z, x, *(parameter for parameter in cell.parameters() if parameter.requires_grad)]
+        ours, expected = (
+            torch.autograd.grad(f, leaves, v, allow_unused=True) for f in (cell(z, x), self.reference(cell, z, x))
+        )
+        compare(ours, expected, self.rtol)
+
     def test_samples_are_independent(self) -> None:
         """Row i of f(z, x) depends on row i of z and x alone."""
         cell, x, z = self._problem()
-        rows = torch.tensor([2, 0])
-        part = cell(z[rows], x[rows])
-        require(same(part, cell(z, x)[rows], rtol=self.rtol), "a sample depends on the other samples of its batch")
+        for chosen in ([1], [2, 0]):
+            rows = torch.tensor(chosen)
+            part = cell(z[rows], x[rows])
+            require(same(part, cell(z, x)[rows], rtol=self.rtol), "a sample depends on the other samples of its batch")
         f = self._bound(cell, x)
         if f is not None:
             taken = f.take(rows)(z.flatten(1)[rows])

@@ -59,6 +59,19 @@ class LinearSolverConformance(abc.ABC):
                 allowed = 2 * rtol * torch.linalg.cond(A.double())
                 require(error <= allowed, f"{name} in {dtype}: the solution is wrong by {float(error.max()):.1e}")
 
+    def test_every_scale_and_start(self) -> None:
+        """Small and large right-hand sides, and a random x0, lead to the same solution."""
+        for name, A in self.systems().items():
+            b, x0 = gaussian(*A.shape[:2], seed=6), gaussian(*A.shape[:2], seed=7)
+            exact, condition = torch.linalg.solve(A, b), torch.linalg.cond(A)
+            for scale in (1e-8, 1.0, 1e8):
+                for start in (None, scale * x0):
+                    found = self.linear_solver()(_products(A), scale * b, start, rtol=1e-9, max_steps=self.max_steps)
+                    error = (found.value / scale - exact).norm(dim=1) / exact.norm(dim=1)
+                    where = f"{name}, b of size {scale:g}, {'no x0' if start is None else 'a random x0'}"
+                    require(found.converged, f"{where}: it must converge; got {found}")
+                    require(error <= 2e-9 * condition, f"{where}: the solution is wrong by {float(error.max()):.1e}")
+
     def test_reports_are_true(self) -> None:
         """Residuals are true and decide what has converged, also with a small budget."""
         for name, A in self.systems().items():

@@ -100,6 +100,10 @@ class SolverConformance(abc.ABC):
             for i in range(p.batch):
                 alone = self._solve(p.take([i]), rtol=1e-6, max_steps=500)
                 check_close(alone, _row(together, i), p.take([i]))
+        p = problem("tanh" if not self.dense else "affine", batch=32)
+        many = self._solve(p, rtol=1e-6, max_steps=500)
+        for i in (0, 31):
+            check_close(self._solve(p.take([i]), rtol=1e-6, max_steps=500), _row(many, i), p.take([i]))
 
     def test_a_bad_sample_does_not_disturb_the_others(self) -> None:
         """NaN in one sample is reported for that sample; the others converge as without it."""
