@@ -3,6 +3,7 @@
 A state is a tensor, or any structure of tensors that `torch.utils._pytree` knows: tuples, lists,
 dicts, named tuples, registered dataclasses, outputs of Hugging Face models. The batch is first.
 Solvers see only the matrix of its rows, (batch, features); `Layout` converts in both directions.
+Norms of rows are numpy arrays on the host.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wellposed._torch import pytree
 from wellposed.errors import InvalidArgument, InvalidType
 
+Array = np.ndarray[Any, Any]
+#: Two evaluations of a row that differ by more roundings of its largest entry are not the same.
+ROUNDINGS = 32.0
 #: Dtypes that cannot resolve a tolerance; they are computed in float32.
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -106,6 +112,15 @@ class Layout:
         sizes = tuple(math.prod(shape) for shape in shapes)
         return cls(structure, shapes, sizes, first.shape[0], first.dtype, first.device)
 
+    def with_batch(self, batch: int) -> Layout:
+        """The same layout for another number of samples."""
+        return Layout(self.structure, self.shapes, self.sizes, batch, self.dtype, self.device)
+
+    @cached_property
+    def _is_matrix(self) -> bool:
+        """Whether the state is a matrix already."""
+        return self.structure.is_leaf() and len(self.shapes[0]) == 1
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """float32 for float16 and bfloat16, which cannot resolve a tolerance; otherwise `dtype`."""
@@ -113,12 +128,16 @@ class Layout:
 
     def flatten(self, state: Any) -> Tensor:
         """(batch, features). A single tensor is viewed, not copied, where its strides allow."""
+        if isinstance(state, Tensor) and state.dim() == 2:
+            return state
         parts = [state] if isinstance(state, Tensor) else leaves(state)
         rows = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def unflatten(self, rows: Tensor) -> Any:
         """The state with these rows (any number of rows)."""
+        if self._is_matrix:
+            return rows
         parts: Sequence[Tensor] = (rows,) if len(self.shapes) == 1 else rows.split(self.sizes, dim=1)
         shaped = [part.reshape(part.shape[0], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return shaped[0] if self.structure.is_leaf() else self.structure.unflatten(shaped)
@@ -152,3 +171,72 @@ def check_features(owner: str, x: Any, features: int, dtype: torch.dtype) -> Non
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for float16 and bfloat16; otherwise the dtype itself."""
     return torch.float32 if dtype in LOW_PRECISION else dtype
+
+
+def host_dtype(dtype: torch.dtype) -> Any:
+    """The dtype of numpy."""
+    return np.float64 if dtype == torch.float64 else np.float32
+
+
+def to_device(numbers: Array, device: torch.device) -> Tensor:
+    """A tensor of numbers of the host."""
+    return torch.from_numpy(numbers) if device.type == "cpu" else torch.from_numpy(numbers).to(device)
+
+
+def to_host(numbers: Tensor) -> Array:
+    """Numbers of a tensor; on a processor they share its memory."""
+    return numbers.cpu().numpy()
+
+
+def measure(g: Tensor, fz: Tensor) -> tuple[Array, Array, bool]:
+    """(rows,) |g| and |fz| on the host, by one transfer; whether all are ordinary numbers.
+
+    Norms whose squares leave the dtype are measured by scaling: 1e-25 is not 0.
+    """
+    r, s = torch.linalg.vector_norm(g, dim=1), torch.linalg.vector_norm(fz, dim=1)
+    r, s = (r.numpy(), s.numpy()) if r.device.type == "cpu" else torch.stack((r, s)).cpu().numpy()
+    small = smallest_norm(g.dtype)
+    if r.shape[0] == 0 or (r.min() > small and s.min() > small and r.max() < np.inf):
+        return r, s, True
+    rows = np.flatnonzero(~((s > small) & np.isfinite(r) & np.isfinite(s)))
+    if rows.shape[0]:
+        odd = to_device(rows, g.device)
+        r[rows], s[rows] = to_host(scaled_norm(g[odd])), to_host(scaled_norm(fz[odd]))
+    return r, s, False
+
+
+@cache
+def smallest_norm(dtype: torch.dtype) -> float:
+    """Norms below have lost digits to underflow."""
+    return float(torch.finfo(dtype).tiny) ** 0.5 * 1e3
+
+
+def scaled_norm(v: Tensor) -> Tensor:
+    """(batch,) norms of rows of any size: each is divided by its largest entry first."""
+    largest = torch.linalg.vector_norm(v, torch.inf, dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return torch.linalg.vector_norm(v / scale.unsqueeze(1), dim=1) * scale
+
+
+def relative(g_norm: Tensor, f_norm: Tensor) -> Tensor:
+    """|f(z) - z| / |f(z)|, 0 where both are 0."""
+    return torch.where(g_norm == 0, torch.zeros_like(g_norm), g_norm / f_norm)
+
+
+def differs(a: Tensor, b: Tensor) -> Tensor:
+    """(batch,) whether rows differ beyond rounding; False where b is not finite."""
+    if b.shape[1] == 0:
+        return torch.zeros(b.shape[0], dtype=torch.bool, device=b.device)
+    if torch.equal(a, b):  # the usual case in one operation
+        return torch.zeros(b.shape[0], dtype=torch.bool, device=b.device)
+    scale = torch.where(b.isfinite(), b, 0.0).abs().amax(dim=1, keepdim=True)
+    same = (a - b).abs() <= ROUNDINGS * torch.finfo(b.dtype).eps * scale
+    return ~(same | ~b.isfinite()).all(dim=1)
+
+
+def edges_between(edges: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """(2, fewer) the edges between some nodes, which are numbered anew."""
+    new = torch.full((batch,), -1, dtype=torch.int64, device=rows.device)
+    new[rows] = torch.arange(rows.shape[0], device=rows.device)
+    ends = new[edges]
+    return ends[:, (ends >= 0).all(dim=0)]

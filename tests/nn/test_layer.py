@@ -695,3 +695,19 @@ def test_batch_norm_without_running_statistics_is_solved_with_coupled_rows():
 def test_a_cell_has_two_arguments() -> None:
     with pytest.raises(wp.InvalidType, match=r"function of two arguments, cell\(z, x\): .*2 positional arguments but 3"):
         wp.EquilibriumLayer(torch.nn.Linear(5, 5))(torch.zeros(2, 5))
+
+
+def test_a_budget_used_up_by_coupled_rows_is_explained() -> None:
+    """Attention over the batch: all rows fail together, none leaves, and nothing else would show why."""
+    W = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * torch.softmax(z @ z.T / 16, dim=1) @ torch.tanh(z @ W) + x
+
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    layer = wp.EquilibriumLayer(cell, wp.Picard(), max_steps=6)
+    with pytest.warns(wp.errors.NotConvergedWarning, match="Rows of the batch depend on each other.*coupled=True.*groups"):
+        layer(x)
+    row_wise = wp.EquilibriumLayer(lambda z, x: 0.99 * z @ W + x, wp.Picard(), max_steps=6)
+    with pytest.warns(wp.errors.NotConvergedWarning, match="Raise max_steps"):
+        row_wise(x)

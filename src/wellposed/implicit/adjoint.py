@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ class AbstractPullback(abc.ABC):
 
     #: Whether `affine` uses `out=`.
     writes_out: bool = False
+    #: See `AbstractMap`.
+    idle_part: float = 0.0
+    cost: tuple[float, int] | None = None
 
     @property
     def built_in(self) -> bool:
@@ -62,9 +67,12 @@ class AbstractPullback(abc.ABC):
 class JacobianPullback(AbstractPullback):
     """(I - J)^T u = v for any map: A = J^T at the equilibrium z."""
 
+    idle_part = 0.5  # some rows are recorded anew
+
     def __init__(self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None) -> None:
         self._f, self._z = f, z
         self._jacobian = f.jacobian(z) if jacobian is None else jacobian
+        self.cost = None if f.cost is None else (2 * f.cost[0], f.cost[1])  # about two operations for each of f
 
     @property
     def built_in(self) -> bool:
@@ -143,15 +151,34 @@ class AbstractStructuredMap(AbstractMap):
         """The cotangent of each of `inputs`, given the adjoint u at z; None if not needed."""
 
 
+@dataclass(frozen=True)
+class Linearised:
+    """An equilibrium with its adjoint.
+
+    Attributes:
+        f: The map (an `AbstractStructuredMap`), without a graph.
+        value: (batch, features) z.
+        image: (batch, features) f(z).
+        adjoint: (batch, features) the solution of its adjoint system (for `DenseMap` masked).
+        solution, adjoint_solution: Of the two solves.
+    """
+
+    f: Any
+    value: Tensor
+    image: Tensor
+    adjoint: Tensor
+    solution: Solution
+    adjoint_solution: Solution
+
+
 class AdjointMap(AbstractMap):
     """u -> rhs + A u as a fixed-point map: the loop of `solve` serves backward passes too."""
 
-    steady = True
-    leaves_at_once = False  # taking rows records f anew, which costs more than a product
+    leaves_at_once = False
 
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs
-        self.writes_out = pullback.writes_out
+        self.writes_out, self.idle_part, self.cost = pullback.writes_out, pullback.idle_part, pullback.cost
 
     @property
     def built_in(self) -> bool:
@@ -217,6 +244,8 @@ def _boundary(fz: Tensor, ends: set[Edge], since: int) -> tuple[list[Tensor], se
 def check_same_map(now: Tensor | None, fz: Tensor) -> None:
     """Raises if f(z) has changed since the forward pass."""
     if now is None:
+        return
+    if torch.equal(now, fz):  # the usual case
         return
     finite = torch.where(fz.isfinite(), fz, 0.0)  # the rest of a row with a NaN still counts
     scale = finite.abs().amax(dim=1, keepdim=True) if fz.shape[1] else fz

@@ -279,6 +279,9 @@ def _safe_scale(v: Tensor) -> Tensor | None:
     if v.shape[1] == 0:
         return None
     largest = torch.linalg.vector_norm(v, ord=torch.inf, dim=1, keepdim=True)
+    ends = largest.aminmax() if v.shape[0] else None
+    if ends is None or (float(ends.min) > 1e-12 and float(ends.max) < 1e12):  # the usual case
+        return None
     ordinary = ((largest > 1e-12) & (largest < 1e12)) | (largest == 0) | ~largest.isfinite()
     if bool(ordinary.all()):
         return None

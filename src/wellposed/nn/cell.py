@@ -153,6 +153,7 @@ def bind_function(
     state_shape: tuple[int, ...] | None,
     mixed: bool,
     coupled: bool,
+    costs: dict[Any, float],
 ) -> FunctionMap:
     """The map z -> cell(z, x) of a module or function; a module gets low precision in float32.
 
@@ -163,6 +164,7 @@ def bind_function(
         given: Whether the caller gave the start. state_shape: Of the layer.
         mixed: Whether autocast is active.
         coupled: Whether rows may depend on each other.
+        costs: As for `FunctionMap`.
     """
     function = cell
     if isinstance(cell, nn.Module) and not isinstance(cell, torch.jit.ScriptModule):
@@ -170,7 +172,7 @@ def bind_function(
         function, x = _BoundModule(cell), map_tensors(_lifted, x)
     if layout.dtype not in LOW_PRECISION:
         function = with_shape_hint(function, state, given=given, state_shape=state_shape)
-    return FunctionMap(function, layout, (x,), low_precision=mixed)
+    return FunctionMap(function, layout, (x,), low_precision=mixed, costs=costs)
 
 
 class _BoundModule:

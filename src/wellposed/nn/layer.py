@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import torch
@@ -15,16 +15,17 @@ from wellposed._torch import eager, transforms_active, unhooked
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
-from wellposed.implicit.adjoint import AbstractStructuredMap
+from wellposed.implicit.adjoint import AbstractStructuredMap, Linearised
 from wellposed.nn.cell import AbstractCell, bind_function, check_state_shape
-from wellposed.solve._closing import judge
-from wellposed.solve._fixed_point import check_options, require_values
+from wellposed.solve._closing import COUPLED_FAILURE, depends_on_others, judge
+from wellposed.solve._fixed_point import check_options, in_groups, require_values
 from wellposed.solve._samples import Outcome
 from wellposed.solve._whole_batch import WholeBatch
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import Solution, SolveOptions, SolveRecord
 from wellposed.solve.solver import AbstractSolver, Tolerance
+from wellposed.status import Status
 
 #: Tolerance by dtype of the solve when none is given.
 DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -49,26 +50,6 @@ def check_solver_kwargs(owner: str, options: Iterable[str]) -> None:
             raise InvalidType(
                 f"{owner} has no option {name!r}; those of its solves are {', '.join(known)}.{did_you_mean(name, known)}"
             )
-
-
-@dataclass(frozen=True)
-class Linearised:
-    """An equilibrium with its adjoint.
-
-    Attributes:
-        f: The map (an `AbstractStructuredMap`), without a graph.
-        value: (batch, features) z.
-        image: (batch, features) f(z).
-        adjoint: (batch, features) the solution of its adjoint system (for `DenseMap` masked).
-        solution, adjoint_solution: Of the two solves.
-    """
-
-    f: Any
-    value: Tensor
-    image: Tensor
-    adjoint: Tensor
-    solution: Solution
-    adjoint_solution: Solution
 
 
 class EquilibriumLayer(nn.Module):
@@ -150,23 +131,25 @@ class EquilibriumLayer(nn.Module):
         return self._record.failures
 
     @eager
-    def forward(self, x: Any, z0: Any = None) -> Any:
+    def forward(self, x: Any, z0: Any = None, groups: Tensor | None = None) -> Any:
         """z* with a graph.
 
         Args:
             x: The input: a tensor or a structure of tensors, batch first.
             z0: The start; zeros if not given.
+            groups: (rows,) the index of the group of each row, as for `fixed_point`: one
+                equilibrium, status and residual per group, e.g. per graph of a batch of graphs.
         """
         device_type = _first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
         with torch.autocast(device_type, enabled=False):
-            f, start, layout, options = self._bind(x, z0, mixed=mixed)
+            f, start, layout, options = self._bind(x, z0, groups, mixed=mixed)
             if transforms_active():
                 self.last_solution = self.last_adjoint = None  # known only on the levels of the transforms
                 rows = self.gradient.transformed(f, start, options)
             else:
                 rows = self._equilibrium(f, start, layout, options)
-            z = layout.unflatten(rows if options.shape is None else rows.reshape(options.shape))
+            z = layout.unflatten(f.rows(rows) if f.regroups else rows)
         low = layout.dtype in LOW_PRECISION and not mixed
         return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
 
@@ -185,25 +168,26 @@ class EquilibriumLayer(nn.Module):
             else:
                 # without a graph a copy: the caller may change it, and the record must not change
                 rows = gradient.attach(f, outcome, options) if tracked else outcome.value.clone()
-        options.judge(outcome, layout, by=unrolled)
+        self._probe(f, outcome, options)
         finite = outcome.g_norm.isfinite()
+        options.judge(outcome, layout, f, by=unrolled)
         # where f was finite at no point there is no best value: a start of zeros is not an answer
-        return rows if bool(finite.all()) else torch.where(finite.unsqueeze(1), rows, torch.nan)
+        return rows if bool(finite.all()) else torch.where(finite.to(rows.device).unsqueeze(1), rows, torch.nan)
 
     @eager
-    def solve(self, x: Any, z0: Any = None, *, record: bool = False) -> Solution:
+    def solve(self, x: Any, z0: Any = None, groups: Tensor | None = None, *, record: bool = False) -> Solution:
         """The equilibrium without a graph, with its residuals and statuses.
 
         Args:
-            x, z0: As for `forward`.
+            x, z0, groups: As for `forward`.
             record: Keep the residuals of all steps in `Solution.history`.
         """
         require_values("EquilibriumLayer.solve", "Inside them call the layer itself.")
         device_type = _first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
         with torch.no_grad(), torch.autocast(device_type, enabled=False):
-            f, start, layout, options = self._bind(x, z0, mixed=mixed)
-            return options.judge(self._solve(f, start, options, record=record), layout)
+            f, start, layout, options = self._bind(x, z0, groups, mixed=mixed)
+            return options.judge(self._solve(f, start, options, record=record), layout, f)
 
     @eager
     def linearise(self, x: Tensor, v: Tensor, *, z0: Tensor | None = None, u0: Tensor | None = None) -> Linearised:
@@ -224,16 +208,16 @@ class EquilibriumLayer(nn.Module):
             if not isinstance(f, AbstractStructuredMap):
                 raise InvalidType(f"linearise needs a cell with a known adjoint, such as DenseCell; got {self.cell!r}.")
             outcome = self._solve(f, start, options, keep_image=True)
-            solution = options.judge(outcome, layout)
+            solution = options.judge(outcome, layout, f)
             image = f(outcome.value) if outcome.image is None else outcome.image
             u = self.gradient.solve(f.pullback(image), v.to(start.dtype).expand_as(outcome.value), options, u0)
         assert self.last_adjoint is not None
         return Linearised(f, outcome.value, image, u, solution, self.last_adjoint)
 
     def _bind(
-        self, x: Any, z0: Any, *, mixed: bool = False, whole: bool = True
+        self, x: Any, z0: Any, groups: Tensor | None = None, *, mixed: bool = False, whole: bool = True
     ) -> tuple[AbstractMap, Tensor, Layout, SolveOptions]:
-        """The map of rows (or of the `whole` batch, if coupled), start, layout and options."""
+        """The map of rows, of groups or of the `whole` batch; start, layout and options."""
         if isinstance(self.cell, AbstractCell):
             shape = self.cell.state_shape(x)
             # one zero for all entries: the start is only read
@@ -244,15 +228,27 @@ class EquilibriumLayer(nn.Module):
             state = self._zeros(x) if z0 is None else z0
             layout = Layout.of(state, "z0")
             origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape}
+            origin["costs"] = self._record.costs[self.training]
             f = bind_function(self.cell, x, state, layout, mixed=mixed, coupled=self.coupled, **origin)
         start = layout.flatten(state).to(layout.compute_dtype)
         self._record.training = self.training
         tolerance = Tolerance(DEFAULT_RTOL[start.dtype] if self.rtol is None else self.rtol, self.atol)
-        rows = start.shape if whole and layout.batch > 0 and (self.coupled or self.training in self._record.coupled) else None
+        coupled = self.training in self._record.coupled or (self.coupled and groups is None)
+        if groups is not None:
+            f, start = in_groups(f, start, groups)
+        rows = start.shape if whole and layout.batch > 0 and coupled else None
         options = SolveOptions(self.solver, tolerance, self.max_steps, self.on_failure, "EquilibriumLayer", self._record, rows)
         if rows is not None:
             f, start = WholeBatch(f, rows), start.reshape(1, -1)
         return f, start, layout, options
+
+    def _probe(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> None:
+        """After a budget was used up, once: rows that depend on each other may be why."""
+        asked = options.shape is None and outcome.value.shape[0] > 1 and not (f.built_in or outcome.note)
+        if asked and self.training not in self._record.probed and bool((outcome.codes == Status.MAX_STEPS).any()):
+            self._record.probed.add(self.training)
+            with torch.no_grad():
+                outcome.note = COUPLED_FAILURE if depends_on_others(f, outcome.value) else ""
 
     @staticmethod
     def _solve(f: AbstractMap, z: Tensor, options: SolveOptions, *, record: bool = False, keep_image: bool = False) -> Outcome:

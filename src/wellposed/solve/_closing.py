@@ -20,7 +20,7 @@ from torch import Tensor
 
 from wellposed._torch import random_state, watched
 from wellposed.errors import InvalidArgument
-from wellposed.solve._samples import Outcome, differs, relative, scaled_norm
+from wellposed.solve._samples import Outcome, differs, measure, relative
 from wellposed.solve._whole_batch import CountedMap, Together, WholeBatch
 from wellposed.solve.loop import iterate
 from wellposed.solve.map import AbstractMap, RowsCoupled
@@ -45,6 +45,10 @@ UNCONFIRMED = (
     "f of the whole batch, evaluated at the value returned, does not confirm what the samples showed: rows depend on each "
     "other (give coupled=True), an argument of the size of the batch is not one value a sample, or f is random."
 )
+COUPLED_FAILURE = (
+    "Rows of the batch depend on each other, and were solved as if they did not: give coupled=True, so that the batch is one "
+    "sample, or groups to the call for one sample per group. If rows should not depend on each other, correct f."
+)
 COUPLED = (
     "Rows of the batch depend on each other, so the batch was solved as one sample: status and residual are those of the whole "
     "batch. Give coupled=True to solve it in this way from the start; if rows should not depend on each other, correct f."
@@ -67,7 +71,7 @@ class Closing:
 
     def run(self, z: Tensor, first: Tensor | None = None, keep_image: bool = False) -> Outcome:
         """Solves from z as `iterate` does; one evaluation of the budget is left for the end."""
-        z = z.clone()  # a solver may change what it is given
+        z = z if self.trusted else z.clone()  # a solver may change what it is given
         changed = False
         if first is None:
             first, changed = self._evaluate(z)
@@ -98,8 +102,13 @@ class Closing:
     def _close(self, outcome: Outcome, measured: Tensor) -> Outcome:
         """The closing evaluation, at the value that is returned."""
         fz, changed = self._evaluate(outcome.value)
-        r, s = scaled_norm(fz - outcome.value), scaled_norm(fz)
+        norms = measure(fz - outcome.value, fz)
+        r, s = map(torch.from_numpy, norms[:2])
         outcome.steps = outcome.steps + 1
+        if not (changed or self.record or outcome.codes.any()) and (norms[0] <= self.tolerance.target(norms[1])).all():
+            outcome.g_norm, outcome.f_norm = r, s  # the usual case: every sample is confirmed
+            outcome.image = None if outcome.image is None else fz
+            return outcome
         note = self._suspect(outcome, fz) if changed else ""
         if note:
             return _not_converged(outcome, measured, r, s, note)
@@ -122,7 +131,7 @@ class Closing:
             if continued is not None:
                 return continued
         if outcome.image is not None:
-            outcome.image = torch.where(claimed.unsqueeze(1), fz, outcome.image)
+            outcome.image = torch.where(claimed.to(fz.device).unsqueeze(1), fz, outcome.image)
         if self.record:
             rows = measured.nonzero().squeeze(1)
             outcome.history.append((rows, outcome.steps[rows], relative(outcome.g_norm, outcome.f_norm)[rows]))
@@ -154,6 +163,7 @@ class Closing:
             if part.shape[0] == 0:
                 continue
             outcome.steps[part] += 1
+            part = part.to(z.device)
             try:
                 alone = self.f.take(part)(z[part])
             except RowsCoupled:
@@ -172,7 +182,7 @@ class Closing:
         """f of a copy, and whether the state of torch's generator changed meanwhile."""
         given, before = z.clone(), random_state(z.device)
         fz = self.f(given)
-        if not bool(((given == z) | z.isnan()).all()):
+        if not torch.equal(given, z) and not bool(((given == z) | z.isnan()).all()):
             raise InvalidArgument(
                 "f changed its argument in place, through its memory or a buffer that it had returned before; it must return a "
                 "new value and leave z as it is."
@@ -196,16 +206,12 @@ class Closing:
 
         Only as far as evaluations are left to see it.
         """
-        z = outcome.value
-        others = (torch.arange(z.shape[0], device=z.device) != row).unsqueeze(1)
-        scale = z.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(torch.finfo(z.dtype).tiny)
-        signs = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
-        for moved in (z + 0.5 * scale * signs, torch.zeros_like(z)):
+        for moved in _others_moved(outcome.value, row):
             if self._left(outcome) < 1:
                 break
             outcome.steps = outcome.steps + 1
             try:
-                value = self.f(torch.where(others, moved, z))
+                value = self.f(moved)
             except Exception:  # f need not be defined there
                 continue
             if bool(differs(value[row : row + 1], fz[row : row + 1]).any()):
@@ -231,6 +237,23 @@ class Closing:
         outcome.coupled = not outcome.note or outcome.note == UNCONFIRMED  # else f is random, or the solver wrong
         outcome.note = outcome.note or COUPLED
         return outcome.as_batch(z.shape)
+
+
+def _others_moved(z: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """z with all rows but one moved, and with them set to 0."""
+    others = (torch.arange(z.shape[0], device=z.device) != row).unsqueeze(1)
+    scale = z.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(torch.finfo(z.dtype).tiny)
+    signs = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
+    return torch.where(others, z + 0.5 * scale * signs, z), torch.where(others, 0.0, z)
+
+
+def depends_on_others(f: AbstractMap, z: Tensor) -> bool:
+    """Whether the first row of f(z) changes when all other rows are moved: two evaluations."""
+    try:
+        moved = f(_others_moved(z, 0)[0])
+    except Exception:  # f need not be defined there
+        return False
+    return bool(differs(moved[:1], f(z)[:1]).any())
 
 
 def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:
@@ -272,6 +295,6 @@ def _not_converged(outcome: Outcome, rows: Tensor, r: Tensor, s: Tensor, note: s
 
 def _larger(outcome: Outcome, fz: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """The larger of two residuals of a random f."""
-    r, s = scaled_norm(fz - z), scaled_norm(fz)
+    r, s = map(torch.from_numpy, measure(fz - z, fz)[:2])
     larger = ~(relative(r, s) <= relative(outcome.g_norm, outcome.f_norm))
     return torch.where(larger, r, outcome.g_norm), torch.where(larger, s, outcome.f_norm)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import eager, transforms_active, unhooked
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType, WellposedError
+from wellposed.solve._groups import GroupedMap, Groups
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.solution import Solution, SolveOptions
@@ -30,6 +32,7 @@ def fixed_point(
     on_failure: Policy = "warn",
     record: bool = False,
     coupled: bool = False,
+    groups: Tensor | None = None,
 ) -> Solution:
     r"""Solves z = f(z), every sample of the batch by itself.
 
@@ -64,6 +67,10 @@ def fixed_point(
         record: Keep the residuals of all steps in `Solution.history`.
         coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch is solved
             as one sample. All rows then have the same status, and the residual of the whole batch.
+        groups: (rows,) the index 0, 1, 2, ... of the group of each row, sorted: rows of a group
+            depend on each other, as the nodes of one graph in a batch of graphs. Each group is one
+            sample: numbers and statuses of the solution are per group, values per row. Integer
+            tensors of shape (2, edges) in `args` are edges, which follow their nodes.
     """
     solver = Auto() if solver is None else solver
     check_options(f, solver, args)
@@ -76,7 +83,19 @@ def fixed_point(
     with torch.no_grad(), unhooked(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
         rows = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args, low_precision=mixed)
-        return options.judge(options.run(rows, start, record=record, coupled=coupled), layout)
+        if groups is not None:
+            rows, start = in_groups(rows, start, groups, coupled=coupled)
+        return options.judge(options.run(rows, start, record=record, coupled=coupled), layout, rows)
+
+
+def in_groups(f: AbstractMap, start: Tensor, groups: Tensor, *, coupled: bool = False) -> tuple[AbstractMap, Tensor]:
+    """The map and the start with groups of rows as samples."""
+    if coupled:
+        raise InvalidArgument("coupled=True makes the whole batch one sample, and groups makes each group one; give only one.")
+    together = Groups.of(groups, start.shape[0], start.device)
+    if isinstance(f, FunctionMap):
+        f.graphs = True
+    return (GroupedMap(f, together), together.pad(start)) if together.count else (f, start)
 
 
 def check_options(f: Any, solver: Any, args: Any = (), *, name: str = "f") -> None:

@@ -1,32 +1,42 @@
-"""The samples of one run: the active ones, when each is measured, and all results."""
+"""The samples of one run: the active ones, when each is measured, and all results.
+
+Numbers per sample are numpy arrays on the host: after the one transfer of a measurement nothing
+waits for the device, and an operation on a few numbers takes a tenth of the time of torch.
+"""
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from wellposed._tree import Array, differs, host_dtype, measure, relative, scaled_norm, to_device, to_host
+
 #: Steps of a stage after which switching rules judge a sample: early, then ever more rarely.
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
-#: Steps at which every sample is measured.
-FIXED = frozenset({0}) | JUDGED_AT
 #: The part of the predicted steps that is taken before the next measurement: predictions err, and a
 #: step too many costs more than a measurement too early.
 PART = 0.95
-#: The first measurement is not later than this: a nilpotent or very small W is done by then.
-FIRST = 3
-#: A residual is not expected to fall by more than this in a step.
-FASTEST = 10.0
-#: Two evaluations of a row that differ by more roundings of its largest entry are not the same.
-ROUNDINGS = 32.0
+#: The same for the factor of the first step, which errs most.
+FIRST_PART = 0.5
+#: The next measurement is at most this many steps ahead, or a quarter of the steps taken: factors change.
+FURTHEST = 16
+#: A measurement that is far ahead is made at a multiple of this: the samples of a batch share it.
+GRID = 5
+#: A sample that is predicted to need more steps is slow: it is measured at `JUDGED_AT` too.
+FEW_STEPS = 15.0
+#: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
+RUNAWAY_LIMIT = 10.0
 #: Buffers kept for the next solve. A solve uses four; a second solve inside a cell may use as many.
 MOST_KEPT = 8
 #: What an outcome holds per sample, besides values.
 NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")
+
+__all__ = ["Array", "differs", "measure", "relative", "scaled_norm", "to_device", "to_host"]
 
 _local = threading.local()
 
@@ -35,72 +45,100 @@ _local = threading.local()
 class ActiveSamples:
     """Samples that are still being solved: their present point, and the best point of each."""
 
-    index: Tensor  # (rows,) which samples of the whole batch
+    index: Array  # (rows,) which samples of the whole batch
     z: Tensor
     fz: Tensor
-    evaluations: Tensor  # (rows,)
-    first_r: Tensor  # (rows,) |f(z) - z| and |f(z)| at the start of the run
-    first_s: Tensor
-    worst_r: Tensor  # (rows,) the largest |f(z) - z| at which the sample was judged
+    evaluations: Array  # (rows,)
+    first_r: Array  # (rows,) |f(z) - z| and |f(z)| at the start of the run
+    first_s: Array
+    worst_r: Array  # (rows,) the largest |f(z) - z| at which the sample was judged
     best_z: Tensor
-    best_r: Tensor  # (rows,) |f(z) - z| and |f(z)| there
-    best_s: Tensor
+    best_r: Array  # (rows,) |f(z) - z| and |f(z)| there
+    best_s: Array
     best_f: Tensor | None  # f(best_z), if it is kept
+    trail: tuple[Tensor, ...] = ()  # the points before z, if plain steps led from one to the next
 
     @classmethod
     def at_start(cls, z: Tensor, fz: Tensor, keep_image: bool) -> ActiveSamples:
         """All samples of z, with f evaluated once."""
         batch = z.shape[0]
-        once = torch.ones(batch, dtype=torch.int64, device=z.device)
-        unknown = torch.full((batch,), torch.inf, dtype=z.dtype, device=z.device)
-        index, worst = torch.arange(batch, device=z.device), torch.zeros_like(unknown)
-        best_f = fz if keep_image else None
-        return cls(index, z, fz, once, unknown, unknown, worst, z, unknown, unknown, best_f)
+        unknown = np.full(batch, np.inf, dtype=host_dtype(z.dtype))
+        once, worst = np.ones(batch, dtype=np.int64), np.zeros_like(unknown)
+        return cls(np.arange(batch), z, fz, once, unknown, unknown, worst, z, unknown, unknown, fz if keep_image else None)
 
-    def take(self, rows: Tensor) -> ActiveSamples:
+    def take(self, rows: Array) -> ActiveSamples:
         """Some of the rows; a tensor in two fields is copied once."""
-        taken: dict[int, Any] = {id(None): None}
-        parts: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if id(value) not in taken:
-                taken[id(value)] = value.index_select(0, rows)
-            parts[name] = taken[id(value)]
-        return ActiveSamples(**parts)
+        on_device, taken = to_device(rows, self.z.device), {}
+
+        def part(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if id(value) not in taken:
+                    taken[id(value)] = value.index_select(0, on_device)
+                return taken[id(value)]
+            if isinstance(value, tuple):
+                return tuple(map(part, value))
+            return None if value is None else value[rows]
+
+        return ActiveSamples(*map(part, vars(self).values()))
 
     @staticmethod
     def cat(parts: list[ActiveSamples]) -> ActiveSamples:
         """All samples of the parts, in the order of the batch."""
-        columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
-        whole: dict[str, Any] = {name: None if v[0] is None else torch.cat(v) for name, v in columns.items()}
-        samples = ActiveSamples(**whole)
+        if len(parts) == 1:
+            return parts[0]
+        known = min(len(part.trail) for part in parts)
+        parts = [replace(part, trail=part.trail[len(part.trail) - known :]) for part in parts]
+
+        def joined(columns: tuple[Any, ...]) -> Any:
+            if isinstance(columns[0], tuple):
+                return tuple(map(torch.cat, zip(*columns, strict=True)))
+            if isinstance(columns[0], Tensor):
+                return torch.cat(columns)
+            return None if columns[0] is None else np.concatenate(columns)
+
+        samples = ActiveSamples(*map(joined, zip(*(vars(part).values() for part in parts), strict=True)))
         return samples.take(samples.index.argsort())
 
-    def keep_worst(self, r: Tensor, due: Tensor | None) -> None:
-        """Remembers the largest residual at which each sample was judged."""
-        worst = torch.maximum(self.worst_r, r)
-        self.worst_r = worst if due is None else torch.where(due, worst, self.worst_r)
-
-    def keep_first(self, r: Tensor, s: Tensor) -> None:
+    def keep_first(self, r: Array, s: Array) -> None:
         """Remembers the norms at the start of the run, through all its stages."""
-        self.first_s = torch.where(self.first_r.isinf(), s, self.first_s)
-        self.first_r = torch.where(self.first_r.isinf(), r, self.first_r)
+        new = np.isinf(self.first_r)
+        self.first_s, self.first_r = np.where(new, s, self.first_s), np.where(new, r, self.first_r)
 
-    def keep_best(self, r: Tensor, s: Tensor, better: Tensor, idle: Tensor | None) -> None:
+    def keep_best(self, r: Array, s: Array, better: Array, idle: Array | None) -> None:
         """Remembers the present points that are better than any before, except idle rows."""
-        if bool((better if idle is None else better | idle).all()):  # by reference: no copy
+        if (better if idle is None else better | idle).all():  # by reference: no copy
             self.best_z, self.best_r, self.best_s = self.z, r, s
             self.best_f = None if self.best_f is None else self.fz
-            return
-        self.best_z = torch.where(better.unsqueeze(1), self.z, self.best_z)
-        if self.best_f is not None:
-            self.best_f = torch.where(better.unsqueeze(1), self.fz, self.best_f)
-        self.best_r = torch.where(better, r, self.best_r)
-        self.best_s = torch.where(better, s, self.best_s)
+        elif better.any():
+            mask = to_device(better, self.z.device).unsqueeze(1)
+            self.best_z = torch.where(mask, self.z, self.best_z)
+            if self.best_f is not None:
+                self.best_f = torch.where(mask, self.fz, self.best_f)
+            self.best_r, self.best_s = np.where(better, r, self.best_r), np.where(better, s, self.best_s)
+
+    def ran_away(self, r: Array, s: Array, atol: float) -> Array:
+        """(rows,) where |f(z) - z| is small relative to |f(z)| only because that grew.
+
+        The residual of f(z) = z + tanh(x - z) is at most 1, so at z = 1e9 any rtol is met, and at
+        1e16 it rounds to 0. Wherever |f(z)| has grown much, |f(z) - z| itself must have fallen, to
+        half of the largest seen and beyond rounding.
+        """
+        fallen = r + 8 * np.finfo(r.dtype).eps * s <= 0.5 * self.worst_r
+        away: Array = (s > RUNAWAY_LIMIT * self.first_s) & ~fallen
+        return away & (r > atol) if atol > 0 else away
+
+    def gather(self, target: Tensor, chosen: Array, done: Array, present: Tensor, best: Tensor) -> None:
+        """Writes values of chosen rows: the present point if it converged, else the best."""
+        rows = to_device(chosen, present.device)
+        part = present.index_select(0, rows)  # twice as fast as present[rows]
+        if best is not present and not done.all():
+            part = torch.where(to_device(done, present.device).unsqueeze(1), part, best.index_select(0, rows))
+        target.index_copy_(0, to_device(self.index[chosen], present.device), part)
 
 
 @dataclass
 class Outcome:
-    """Results of all samples, filled while samples leave the loop.
+    """Results of all samples, filled while samples leave the loop. Numbers are on the host.
 
     Attributes:
         value: (batch, features).
@@ -130,15 +168,14 @@ class Outcome:
     def like(cls, z: Tensor, keep_image: bool) -> Outcome:
         """An outcome to be filled for the samples of z."""
         batch = z.shape[0]
-        real = [torch.full((batch,), torch.nan, dtype=z.dtype, device=z.device) for _ in range(3)]
-        whole = [torch.zeros(batch, dtype=torch.int64, device=z.device) for _ in range(2)]
+        real, whole = torch.full((3, batch), torch.nan, dtype=z.dtype), torch.zeros((2, batch), dtype=torch.int64)
         value = torch.empty(z.shape, dtype=z.dtype, device=z.device)
         image = torch.empty_like(value) if keep_image else None
         return cls(value, real[0], real[1], whole[0], whole[1], real[2], image)
 
     def as_batch(self, shape: torch.Size) -> Outcome:
         """From one sample that is a whole batch: every row has the status of the batch."""
-        rows = torch.arange(shape[0], device=self.value.device)
+        rows = torch.arange(shape[0])
         history = [(rows, steps.expand(shape[0]), r.expand(shape[0])) for _, steps, r in self.history]
         image = None if self.image is None else self.image.reshape(shape)
         numbers = {name: getattr(self, name).expand(shape[0]).clone() for name in NUMBERS}
@@ -153,79 +190,91 @@ class Outcome:
 class ResidualSchedule:
     """The steps at which the samples of one stage are measured.
 
-    A residual costs three passes over the state, about a fifth of a product of 500 units. Plain
-    steps of a map that is `steady` are therefore taken without one where it could decide nothing.
-    All samples are measured at fixed steps; in between, each at the step that its own residuals
-    predict, so its answer does not depend on its neighbours.
+    A measurement takes three passes over the state, some twenty operations on numbers, and a wait
+    for the device. Plain steps are therefore taken without one where it could decide nothing: each
+    sample is measured at the step that its own residuals predict, so its answer does not depend on
+    its neighbours. Slow samples are measured at `JUDGED_AT` too.
 
     Args:
         rows: How many samples.
-        device: Their device.
-        ahead: Whether steps may be taken without a measurement; if not, all are due at every step.
+        first: The step of the first measurement after the start; 0 if all are due at every step.
+        judged: Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
     """
 
-    def __init__(self, rows: int, device: torch.device, *, ahead: bool) -> None:
-        self._ahead = ahead
-        self._due = torch.zeros(rows if ahead else 0, dtype=torch.int64, device=device)
-        self._before: tuple[Tensor, Tensor] | None = None  # (rows,) step and residual of the last measurement
+    def __init__(self, rows: int, *, first: int, judged: bool) -> None:
+        self._first, self._judged = first, judged
+        self._due = np.zeros(rows, dtype=np.int64)
+        self._slow = np.zeros(rows, dtype=bool)
+        self._before: tuple[Array, Array] | None = None  # (rows,) step and residual of the last measurement
+        self._start = np.zeros(0)  # (rows,) the residuals at the start
 
-    def due(self, count: int) -> Tensor | None:
+    def due(self, count: int) -> Array | None:
         """(rows,) bool: the samples judged after `count` steps; None for all."""
-        return None if not self._ahead or count in FIXED else self._due <= count
+        if not self._first:
+            return None
+        due = self._due <= count
+        due = due | self._slow | self._judged if count in JUDGED_AT else due
+        return None if due.all() else due
 
-    def update(self, count: int, r: Tensor, target: Tensor, due: Tensor | None) -> None:
-        """Sets the next measurement of the samples that were due.
+    @property
+    def slow(self) -> Array | None:
+        """(rows,) the samples that a switching rule may judge; None for all."""
+        return None if self._judged else self._slow
 
-        Args:
-            count: Steps taken.
-            r: (rows,) residuals. target: (rows,) those at which a sample is done.
-            due: From `due(count)`.
-        """
-        if not self._ahead:
+    @property
+    def any_slow(self) -> bool:
+        """Whether a sample is slow, or may be for all that is known."""
+        return self._judged or bool(self._slow.any())
+
+    @np.errstate(all="ignore")
+    def update(self, count: int, r: Array, target: Array, due: Array | None) -> None:
+        """Sets the next measurement of the samples that were `due(count)`, with residuals r."""
+        if not self._first:
             return
-        now = torch.full_like(self._due, count)
-        if self._before is None:
-            # no factor is known yet: measure a near start soon, and maps that end after a few steps
-            first = (torch.log(r / target) / math.log(FASTEST)).nan_to_num(nan=1.0, posinf=1.0).clamp(1, FIRST)
-            self._before, self._due = (now, r), now + first.to(torch.int64)
+        if self._before is None:  # no factor is known yet
+            self._before, self._due, self._start = (np.full_like(self._due, count), r), self._due + self._first, r
+            self._slow[:] = True
             return
         then, before = self._before
-        per_step = torch.log(r / before) / (now - then)  # log of the factor
-        wanted = PART * torch.log(target / r) / per_step
-        # NaN, a factor of 1 or more, or a target already met: measure again at once
-        more = torch.where((per_step < 0) & (wanted > 1), wanted, 1.0).clamp_max(1e6).to(torch.int64)
+        # log of what is missing / log of the factor: NaN or negative for a factor of 1 or more
+        wanted = np.log(target / r) / np.log(r / before) * (count - then)
+        # a residual that is still above the first one may end suddenly: a nilpotent W makes it rise, then 0
+        ahead = (PART if count > 1 else FIRST_PART) * wanted
+        ahead = np.where((ahead >= 1) & (r < self._start), np.minimum(ahead, max(FURTHEST, count // 4)), 1.0)
+        next_one = count + ahead.astype(np.int64)
+        next_one = np.where(ahead < GRID, next_one, next_one // GRID * GRID)
+        slow = ~((wanted >= 0) & (wanted <= FEW_STEPS))
         if due is None:
-            self._before, self._due = (now, r), now + more
+            self._before, self._due, self._slow = (np.full_like(then, count), r), next_one, slow
         else:
-            self._before = torch.where(due, now, then), torch.where(due, r, before)
-            self._due = torch.where(due, now + more, self._due)
+            self._before = np.where(due, count, then), np.where(due, r, before)
+            self._due, self._slow = np.where(due, next_one, self._due), np.where(due, slow, self._slow)
 
-    def next_due(self, count: int, idle: Tensor | None) -> int:
+    def next_due(self, count: int, idle: Array | None) -> int:
         """The first step from `count` on at which a sample is due.
 
         Args:
             count: Steps taken, the last of them not yet measured.
             idle: (rows,) samples that have left already, or None.
         """
-        if not self._ahead:
+        if not self._first:
             return count
-        due = self._due if idle is None else self._due[~idle]
+        due, slow = (self._due, self._slow) if idle is None else (self._due[~idle], self._slow[~idle])
         last = max(count, int(due.min())) if due.shape[0] else count
-        return next((step for step in range(count, last) if step in FIXED), last)
+        return next((step for step in range(count, last) if step in JUDGED_AT), last) if slow.any() or self._judged else last
 
-    def take(self, rows: Tensor) -> None:
+    def take(self, rows: Array) -> None:
         """Keeps only these rows."""
-        if self._ahead:
-            self._due = self._due[rows]
-            self._before = None if self._before is None else (self._before[0][rows], self._before[1][rows])
+        self._due, self._slow = self._due[rows], self._slow[rows]
+        self._before = None if self._before is None else (self._before[0][rows], self._before[1][rows])
+        self._start = self._start[rows] if self._before is not None else self._start
 
 
 def take_buffer(like: Tensor) -> Tensor:
     """A buffer of the shape, dtype and device of `like`, with arbitrary content.
 
-    A fresh tensor of a few megabytes costs a page fault for every 4 KiB on a processor, some per
-    cent of a short solve. Buffers of one solve are kept for the next one of the same thread: a few,
-    of the size asked for last. (Allocators of other devices do this.)
+    Fresh memory costs a page fault for every 4 KiB on a processor, some per cent of a short solve.
+    Buffers are kept for the next solve of the same thread: a few, of the size asked for last.
     """
     kept = _kept()
     for i, buffer in enumerate(kept):
@@ -247,29 +296,3 @@ def _kept() -> list[Tensor]:
         _local.kept = []
     kept: list[Tensor] = _local.kept
     return kept
-
-
-def smallest_norm(dtype: torch.dtype) -> float:
-    """Norms below have lost digits to underflow."""
-    return float(torch.finfo(dtype).tiny) ** 0.5 * 1e3
-
-
-def scaled_norm(v: Tensor) -> Tensor:
-    """(batch,) norms of rows of any size: each is divided by its largest entry first."""
-    largest = torch.linalg.vector_norm(v, torch.inf, dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
-    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
-    return torch.linalg.vector_norm(v / scale.unsqueeze(1), dim=1) * scale
-
-
-def relative(g_norm: Tensor, f_norm: Tensor) -> Tensor:
-    """|f(z) - z| / |f(z)|, 0 where both are 0."""
-    return torch.where(g_norm == 0, torch.zeros_like(g_norm), g_norm / f_norm)
-
-
-def differs(a: Tensor, b: Tensor) -> Tensor:
-    """(batch,) whether rows differ beyond rounding; False where b is not finite."""
-    if b.shape[1] == 0:
-        return torch.zeros(b.shape[0], dtype=torch.bool, device=b.device)
-    scale = torch.where(b.isfinite(), b, 0.0).abs().amax(dim=1, keepdim=True)
-    same = (a - b).abs() <= ROUNDINGS * torch.finfo(b.dtype).eps * scale
-    return ~(same | ~b.isfinite()).all(dim=1)

@@ -46,19 +46,27 @@ class WholeBatch(AbstractMap):
         shape: (batch, features) of its states.
     """
 
+    regroups = True
+
     def __init__(self, f: AbstractMap, shape: torch.Size) -> None:
         self._f, self._shape = f, shape
-        self.steady = f.steady
 
     @property
     def built_in(self) -> bool:
         return self._f.built_in
+
+    @property
+    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]
+        return self._f.cost
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self._f(z.reshape(self._shape)).reshape(1, -1)
 
     def tracked(self, z: Tensor) -> Tensor:
         return self._f.tracked(z.reshape(self._shape)).reshape(1, -1)
+
+    def rows(self, z: Tensor) -> Tensor:
+        return self._f.rows(z.reshape(self._shape))
 
     def inputs(self) -> tuple[Tensor, ...]:
         return self._f.inputs()
@@ -95,7 +103,7 @@ class CountedMap(AbstractMap):
 
     def __init__(self, f: AbstractMap, counts: Tensor, settled: Tensor, rows: Tensor) -> None:
         self.inner, self._counts, self._settled, self._rows = f, counts, settled, rows
-        self.writes_out, self.steady, self.leaves_at_once = f.writes_out, f.steady, f.leaves_at_once
+        self.writes_out, self.leaves_at_once = f.writes_out, f.leaves_at_once
 
     @classmethod
     def of(cls, f: AbstractMap, batch: int, device: torch.device) -> CountedMap:
@@ -115,6 +123,10 @@ class CountedMap(AbstractMap):
     @property
     def built_in(self) -> bool:
         return self.inner.built_in
+
+    @property
+    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]
+        return self.inner.cost
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         self.count(1)

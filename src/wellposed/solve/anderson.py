@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -52,11 +53,11 @@ class Anderson(AbstractSolver):
     def init(self, f: AbstractMap, point: Point) -> dict[str, Any]:
         batch, features = point.z.shape
         history = point.z.new_zeros(batch, self.memory, features)
-        return {
+        state = {
             "dG": history,
             "dF": torch.zeros_like(history),
             "gram": point.z.new_zeros(batch, self.memory, self.memory),
-            "count": 0,
+            "count": 0,  # of differences, those that were overwritten included
             # the last accepted point
             "z": point.z,
             "f": point.fz,
@@ -66,11 +67,25 @@ class Anderson(AbstractSolver):
             "f_last": point.fz,
             # whether the last point was a plain step from an accepted point
             "plain": torch.ones_like(point.r, dtype=torch.bool),
+            "started": False,
         }
+        return self._with_trail(state, point) if point.trail else state
+
+    def _with_trail(self, state: dict[str, Any], point: Point) -> dict[str, Any]:
+        """The differences of the plain steps before the first point."""
+        points = [*point.trail[-self.memory :], point.z, point.fz]
+        g = [after - before for before, after in pairwise(points)]
+        for j, (old, new) in enumerate(pairwise(g)):
+            torch.sub(new, old, out=state["dG"][:, j])
+            state["dF"][:, j] = new
+        state["count"] = len(g) - 1
+        state["gram"] = torch.bmm(state["dG"], state["dG"].transpose(1, 2))
+        state["projection"] = torch.bmm(state["dG"], point.g.unsqueeze(2)).squeeze(2)
+        return state
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
-        rejected = self._remember(state, point) if state["count"] > 0 else None
-        state["count"] += 1
+        rejected = self._remember(state, point) if state["started"] else None
+        state["started"] = True
         z = self._candidate(state, point, rejected)
         fz = f(z)
         if bool(state["plain"].all()):
@@ -88,7 +103,8 @@ class Anderson(AbstractSolver):
 
     def _remember(self, state: dict[str, Any], point: Point) -> Tensor | None:
         """Adds the newest differences; (batch,) the samples that must go back, or None."""
-        j = (state["count"] - 1) % self.memory
+        j = state["count"] % self.memory
+        state["count"] += 1
         dG, gram = state["dG"], state["gram"]
         pair = state["pair"]
         torch.sub(point.g, pair[:, 1], out=dG[:, j])
@@ -135,7 +151,7 @@ class Anderson(AbstractSolver):
     def _coefficients(self, state: dict[str, Any], g: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, memory) gamma of (1), and (batch,) where it is 0: no regular system."""
         gram = state["gram"]
-        if state["count"] == 1:
+        if state["count"] == 0:
             return gram[:, 0], torch.ones_like(state["plain"])
         # An empty place in the memory has square 0: its row and column stay 0, and so does its gamma.
         scale = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(torch.finfo(g.dtype).tiny).rsqrt()

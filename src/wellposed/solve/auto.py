@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from wellposed._torch import PER_NUMBER, PER_OPERATION
 from wellposed.errors import InvalidType
-from wellposed.solve._samples import FIXED, JUDGED_AT
+from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, Array, to_host
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard, Point, Step
 from wellposed.status import Status
 
-#: Below this many remaining plain steps nothing else can pay, and nothing else is measured.
-FEW_STEPS = 10.0
-#: What a step of Anderson acceleration costs, in plain steps of a dense cell, and how many it needs to build up its memory.
-ACCELERATED_COST, WARM_UP = 1.5, 6.0
+#: Operations of a step of Anderson acceleration beyond the evaluation of f.
+OPERATIONS = 40
+#: What a step of Anderson acceleration costs, in plain steps, if the cost of f is not known (a dense cell), and how many
+#: its memory needs to build up: few, since it starts with the last plain steps.
+USUAL_PRICE, WARM_UP = 1.5, 2.0
+#: Up to this price every sample is judged that is not almost done.
+LOW_PRICE, VERY_FEW_STEPS = 1.6, 4.0
 #: Anderson gives up if it is predicted to need more than this many further steps.
 MANY_STEPS = 50.0
 
@@ -59,7 +66,7 @@ class Auto(AbstractSolver):
 
     def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
         return [
-            (self.plain, _LeavePlain()),
+            (self.plain, _LeavePlain(self.accelerated)),
             (self.accelerated, _LeaveAccelerated()),
             (self.plain, _LeaveReturned()),
             (self.newton, None),
@@ -83,62 +90,65 @@ class Auto(AbstractSolver):
 
 
 class _LeavePlain(AbstractSwitchingRule):
-    """From plain iteration to Anderson acceleration.
+    """From plain iteration to Anderson acceleration, which starts with the last plain steps."""
 
-    Norms are compared first, since they are known; residual vectors are kept only while a sample is
-    slow.
-    """
+    uses_trail: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        self._before: tuple[int, Tensor] | None = None  # the last step at which all were measured, and the norms
-        self._g: list[Tensor] = []  # the last residual vectors, while they are needed
+    def __init__(self, accelerated: Anderson) -> None:
+        self._accelerated, self._price, self._few = accelerated, USUAL_PRICE, FEW_STEPS
+        self._before: tuple[Array, Array] | None = None  # (rows,) the last step at which a sample was judged, and its norm
 
-    @property
-    def needs_next_step(self) -> bool:
-        return bool(self._g)
+    def judges_all(self, cost: tuple[float, int] | None) -> bool:
+        if cost is not None:
+            numbers = (4 + 2 * self._accelerated.memory) * cost[1]  # that a step reads or writes
+            self._price = 1.0 + (OPERATIONS * PER_OPERATION + PER_NUMBER * numbers) / max(cost[0], PER_OPERATION)
+        expensive = cost is not None and self._price <= LOW_PRICE
+        self._few = VERY_FEW_STEPS if expensive else FEW_STEPS
+        return expensive  # a measurement and the points kept cost little beside f
 
-    def decide(self, count: int, point: Point) -> Tensor | None:
-        before = self._before
-        if count in FIXED:
-            self._before = (count, point.r)
-        if before is None or (count not in JUDGED_AT and not self._g):
+    @np.errstate(all="ignore")
+    def decide(self, count: int, point: Point) -> Array | None:
+        r, target = to_host(point.r), to_host(point.target)
+        if self._before is None:
+            self._before = np.zeros(r.shape[0]), r
             return None
-        q = (point.r / before[1]) ** (1.0 / (count - before[0]))
-        remaining = _steps_to_target(point, q)
-        slow = remaining > FEW_STEPS
-        if not bool(slow.any()):
-            self._g = []
-            return None
-        if len(self._g) < 2:
-            self._g.append(point.g.clone())
-            return slow & ((q >= 1) | (remaining > point.budget))
-        cut = _extrapolated(self._g[0], self._g[1], point.g) / point.r
-        self._g = []
-        accelerated = ACCELERATED_COST * _steps_to_target(point, q * cut ** (1 / 3)) + WARM_UP
-        return slow & ((q >= 1) | (remaining > point.budget) | (accelerated < remaining))
+        then, before = self._before
+        q = (r / before) ** (1.0 / (count - then))
+        remaining = _steps_to_target(r, target, q)
+        due = True if point.due is None else point.due
+        self._before = np.where(due, count, then), np.where(due, r, before)
+        leave: Array = (~(q < 1) | (remaining > to_host(point.budget))) & due
+        slow = ~(remaining <= self._few) & due
+        if len(point.trail) >= 2 and (slow & ~leave).any():
+            older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
+            cut = to_host(_extrapolated(older, old, point.g)) / r
+            leave |= slow & (self._price * _steps_to_target(r, target, q * cut ** (1 / 3)) + WARM_UP < remaining)
+        return leave
 
     def take(self, rows: Tensor) -> None:
-        self._before = None if self._before is None else (self._before[0], self._before[1][rows])
-        self._g = [g[rows] for g in self._g]
+        self._before = None if self._before is None else _taken(self._before, rows)
 
 
 class _LeaveAccelerated(AbstractSwitchingRule):
     """From Anderson acceleration back to plain iteration."""
 
     def __init__(self) -> None:
-        self._r: list[Tensor] = []  # least residual up to each step
+        self._r: list[Array] = []  # least residual up to each step
 
-    def decide(self, count: int, point: Point) -> Tensor | None:
-        least = torch.minimum(self._r[-1], point.r) if self._r else point.r
+    @np.errstate(all="ignore")
+    def decide(self, count: int, point: Point) -> Array | None:
+        r = to_host(point.r)
+        least = np.minimum(self._r[-1], r) if self._r else r
         self._r.append(least)
         if count < 16 or count not in JUDGED_AT:
             return None
         q = (least / self._r[count // 2]) ** (1.0 / (count - count // 2))
-        remaining = _steps_to_target(point, q)
-        return (remaining > MANY_STEPS) | (remaining > point.budget)
+        remaining = _steps_to_target(r, to_host(point.target), q)
+        leave: Array = (remaining > MANY_STEPS) | (remaining > to_host(point.budget))
+        return leave
 
     def take(self, rows: Tensor) -> None:
-        self._r = [r[rows] for r in self._r]
+        self._r = list(_taken(self._r, rows))
 
 
 class _LeaveReturned(AbstractSwitchingRule):
@@ -149,25 +159,33 @@ class _LeaveReturned(AbstractSwitchingRule):
     """
 
     def __init__(self) -> None:
-        self._r: dict[int, Tensor] = {}  # norms at the steps at which all were measured
+        self._r: dict[int, Array] = {}  # norms at the steps at which all are measured
 
-    def decide(self, count: int, point: Point) -> Tensor | None:
-        if count not in FIXED:
+    @np.errstate(all="ignore")
+    def decide(self, count: int, point: Point) -> Array | None:
+        if count and count not in JUDGED_AT:
             return None
-        self._r[count] = point.r
+        r = to_host(point.r)
+        self._r[count] = r
         if count < 20:
-            return point.r > 10 * self._r[0]
-        q = (point.r / self._r[count // 2]) ** (2.0 / count)
-        return (q >= 1) | (_steps_to_target(point, q) > point.budget)
+            return r > 10 * self._r[0]
+        q = (r / self._r[count // 2]) ** (2.0 / count)
+        leave: Array = ~(q < 1) | (_steps_to_target(r, to_host(point.target), q) > to_host(point.budget))
+        return leave
 
     def take(self, rows: Tensor) -> None:
-        self._r = {count: r[rows] for count, r in self._r.items()}
+        self._r = dict(zip(self._r, _taken(self._r.values(), rows), strict=True))
 
 
-def _steps_to_target(point: Point, q: Tensor) -> Tensor:
+def _taken(numbers: Iterable[Array], rows: Tensor) -> tuple[Any, ...]:
+    chosen = to_host(rows)
+    return tuple(array[chosen] for array in numbers)
+
+
+def _steps_to_target(r: Array, target: Array, q: Array) -> Array:
     """(batch,) predicted steps at the factor q per step; infinite if q >= 1."""
-    steps = torch.log(point.target / point.r) / torch.log(q)
-    return torch.where(q < 1, steps, torch.full_like(steps, torch.inf))
+    steps: Array = np.where(q < 1, np.log(target / r) / np.log(q), np.inf)
+    return steps
 
 
 def _extrapolated(older: Tensor, old: Tensor, new: Tensor) -> Tensor:

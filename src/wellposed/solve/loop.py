@@ -2,36 +2,46 @@
 
 A sample leaves the loop, with its own status and its own count of evaluations, when its residual
 meets the tolerance, is not finite, has grown too much, or its budget is used up; the remaining rows
-are compacted. The loop does not depend on what the map is.
+are compacted. Residuals are measured where one could decide something (`ResidualSchedule`): a
+measurement is one pass over the state and one transfer to the host, and nothing else waits for the
+device. The loop does not depend on what the map is.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wellposed.solve._samples import (
+    JUDGED_AT,
+    NUMBERS,
     ActiveSamples,
+    Array,
     Outcome,
     ResidualSchedule,
     give_buffer,
+    measure,
     relative,
-    smallest_norm,
     take_buffer,
+    to_device,
+    to_host,
 )
 from wellposed.solve._whole_batch import CountedMap
 from wellposed.solve.map import AbstractMap, RowsCoupled
-from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Tolerance, check_step
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Tolerance, check_step, is_built_in
 from wellposed.status import Status
 
 #: A residual this many times the least one seen is divergence: in float32 no digit of the start is left.
 GROWTH_LIMIT = 1e8
-#: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
-RUNAWAY_LIMIT = 10.0
 #: Buffers kept for f to write to; a step needs one.
 ENOUGH_FREE = 2
+#: The first measurement of a solver that `skips`: its first steps may lead away.
+FIRST = 3
+#: Points before the present one that are kept for the next solver.
+TRAIL = 4
 
 
 def iterate(
@@ -64,11 +74,11 @@ def iterate(
     samples = ActiveSamples.at_start(z, f(z) if first is None else first, keep_image)
     part = f
     for stage, rule in solver.stages():
-        passed_on = _Stage(part, samples, stage, rule, tolerance, max_steps, outcome).run(record)
+        passed_on = _Stage(part, samples, stage, rule, tolerance, max_steps, outcome, record).run()
         if not passed_on:
             break
         samples = ActiveSamples.cat(passed_on)
-        part = f.take(samples.index) if samples.index.shape[0] < batch else f
+        part = f.take(to_device(samples.index, z.device)) if samples.index.shape[0] < batch else f
     return outcome
 
 
@@ -84,30 +94,32 @@ class _Stage:
         tolerance: Tolerance,
         max_steps: int,
         outcome: Outcome,
+        record: bool,
     ) -> None:
         self.f, self.samples, self.solver, self.rule = f, samples, solver, rule
-        self.tolerance, self.max_steps, self.outcome = tolerance, max_steps, outcome
-        self.idle: Tensor | None = None  # (rows,) left already, not yet compacted away
+        self.tolerance, self.max_steps, self.outcome, self.record = tolerance, max_steps, outcome, record
+        self.idle: Array | None = None  # (rows,) left already, not yet compacted away
         self.foreign = (samples.z, samples.fz)  # may belong to the caller: their memory must not be reused
         self.most = int(samples.evaluations.max())  # the largest number of evaluations
-        self.small = smallest_norm(samples.z.dtype)
         self.passed_on: list[ActiveSamples] = []
         self.state: Any = None
         self.reuses = f.writes_out and solver.uses_spare
         self.lent: list[Tensor] = []  # buffers of the workspace, full size
         self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, without a reader
-        ahead = f.steady and (solver.is_plain or solver.skips)
-        self.schedule = ResidualSchedule(samples.z.shape[0], samples.z.device, ahead=ahead)
+        self.plain = solver.is_plain and is_built_in(solver)
+        judged = rule is not None and rule.judges_all(f.cost)
+        first = 1 if self.plain else FIRST if solver.skips else 0
+        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged)
 
-    def run(self, record: bool) -> list[ActiveSamples]:
+    def run(self) -> list[ActiveSamples]:
         """Returns the samples for the next stage."""
         differences = take_buffer(self.samples.fz)
         try:
-            self._loop(record, differences)
+            self._loop(differences)
         except RowsCoupled as found:
             # from the points of the samples that have not left, the batch is solved as one sample
             for part in (self.samples, *self.passed_on):
-                self.outcome.value[part.index] = part.z
+                self.outcome.value[to_device(part.index, part.z.device)] = part.z
             found.evaluations, found.value = min(self.most + found.within + 1, self.max_steps), self.outcome.value
             raise
         returned = {out.data_ptr() for out in (self.outcome.value, self.outcome.image) if out is not None}
@@ -116,122 +128,113 @@ class _Stage:
                 give_buffer(buffer)
         return self.passed_on
 
-    def _loop(self, record: bool, differences: Tensor) -> None:
-        count = 0
+    def _loop(self, differences: Tensor) -> None:
+        count, rule = 0, self.rule
         while True:
             samples = self.samples
             g = torch.sub(samples.fz, samples.z, out=differences[: samples.z.shape[0]])
-            r = torch.linalg.vector_norm(g, dim=1)
-            s = torch.linalg.vector_norm(samples.fz, dim=1)
+            r, s, ordinary = measure(g, samples.fz)
             target = self.tolerance.target(s)
-            point = Point(samples.z, samples.fz, g, r, target, samples.evaluations, self.max_steps)
-            if record:
-                point.measure_extremes(s, self.tolerance)
-                active = slice(None) if self.idle is None else ~self.idle
-                residual = relative(r, s)[active]
-                self.outcome.history.append((samples.index[active], samples.evaluations[active], residual))
-            switch = None if self.rule is None else self.rule.decide(count, point)
-            switch = switch if switch is not None and bool(switch.any()) else None
-            # The usual case in as few operations as possible: no sample has come to an end.
             due = self.schedule.due(count) if self.most < self.max_steps else None
-            onward = (r > target.clamp_min(self.small)) & (r < GROWTH_LIMIT * samples.best_r)
-            for others in (self.idle, None if due is None else ~due):
-                onward = onward if others is None else onward | others
+            asked = rule is not None and (not rule.uses_trail or count == 0 or (count in JUDGED_AT and self.schedule.any_slow))
+            if asked or count == 0 or not self.plain:  # a plain step needs no point
+                slow = self.schedule.slow if self.plain else None
+                point: Any = Point.measured(samples, g, r, target, self.max_steps, due=slow)
+            if self.record:
+                self._add_to_history(r, s)
+            switch = rule.decide(count, point) if rule is not None and asked else None
             self.schedule.update(count, r, target, due)
-            if switch is None and self.most < self.max_steps and bool(onward.all()):
-                samples.keep_worst(r, due)
-                if count == 0:
-                    samples.keep_first(r, s)
-                if due is None:
-                    self._keep_best(r, s, r < samples.best_r)
+            if count == 0:
+                samples.keep_first(r, s)
+            calm = ordinary and self.most < self.max_steps and switch is None
+            above = r > target if self.idle is None else (r > target) | self.idle
+            if calm and above.all() and r.max() < GROWTH_LIMIT * samples.best_r.min():
+                self._continue(r, s, due)  # the usual case: no sample has come to an end
+                kept = None
             else:
-                kept = self._sort_out(point, s, switch, due)
-                if kept is not None:
-                    if kept.shape[0] == 0:
-                        return
-                    point = self._compact(kept, point)
-                    samples = self.samples
+                kept = self._judge(r, s, target, due, None if switch is None else np.asarray(switch))
+            if kept is not None:
+                if kept.shape[0] == 0:
+                    return
+                point = self._compact(kept, point)
+                samples = self.samples
             if count == 0:
                 self.state = self.solver.init(self.f, point)
-            point.spare = self._spare()
-            unobserved = not record and (self.rule is None or not self.rule.needs_next_step)
-            if unobserved and self.solver.skips:
-                ahead = self.schedule.next_due(count + 1, self.idle) - count
-                point.skip = max(min(ahead, self.max_steps - self.most) - 1, 0)
-            step = self.solver.step(self.state, self.f, point)
-            check_step(self.solver, step, point, counted=isinstance(self.f, CountedMap))
-            count += 1 + point.skip
-            samples.z, samples.fz = step.z, step.fz
-            self._release(point.z)
-            if isinstance(self.f, CountedMap):
-                samples.evaluations = self.f.after_step()
-                self.most = int(samples.evaluations.max())
+                samples.trail = ()
+            ahead = 1 if self.record else self.schedule.next_due(count + 1, self.idle) - count
+            ahead = min(ahead, self.max_steps - self.most)
+            count += ahead if self.plain or self.solver.skips else 1
+            more: int | Tensor = ahead
+            if self.plain:
+                point = None  # would keep the memory of its tensors
+                self._plain_steps(ahead)
             else:
-                more = step.evaluations
-                samples.evaluations = samples.evaluations + more
-                self.most = self.most + more if isinstance(more, int) else int(samples.evaluations.max())
-            if unobserved and self.solver.is_plain:
-                count += self._plain_steps(self.schedule.next_due(count, self.idle) - count)
+                point.spare, point.skip = self._spare(), ahead - 1 if self.solver.skips else 0
+                step = self.solver.step(self.state, self.f, point)
+                check_step(self.solver, step, point, counted=isinstance(self.f, CountedMap))
+                samples.z, samples.fz, more = step.z, step.fz, step.evaluations
+                self._release(point.z)
+            if isinstance(self.f, CountedMap):
+                samples.evaluations = to_host(self.f.after_step())
+            else:
+                samples.evaluations = samples.evaluations + (more if isinstance(more, int) else to_host(more))
+            self.most = int(samples.evaluations.max())
 
-    def _plain_steps(self, steps: int) -> int:
-        """Takes plain steps without a measurement, within the budget; returns how many."""
-        steps = min(steps, self.max_steps - self.most)
-        if steps <= 0:
-            return 0
-        samples = self.samples
+    def _plain_steps(self, steps: int) -> None:
+        """Takes plain steps without a measurement; keeps the last points for a rule."""
+        samples, rule = self.samples, self.rule
+        keep = rule is not None and rule.uses_trail and self.schedule.any_slow
         for _ in range(steps):
-            old, spare = samples.z, self._spare()
-            samples.z, samples.fz = samples.fz, self.f(samples.fz, out=spare)
-            self._release(old)
-        samples.evaluations = samples.evaluations + steps
-        self.most += steps
-        return steps
+            old = samples.z
+            fz = self.f(samples.fz, out=None if keep else self._spare())  # what is kept cannot be written over
+            samples.z, samples.fz = samples.fz, fz
+            samples.trail = (*samples.trail[1 - TRAIL :], old) if keep else ()
+            if not keep:
+                self._release(old)
 
-    def _sort_out(self, point: Point, s: Tensor, switch: Tensor | None, due: Tensor | None) -> Tensor | None:
+    def _add_to_history(self, r: Array, s: Array) -> None:
+        active = np.ones(r.shape[0], dtype=bool) if self.idle is None else ~self.idle
+        index, evaluations = (torch.from_numpy(n[active]) for n in (self.samples.index, self.samples.evaluations))
+        residual = relative(torch.from_numpy(r[active]), torch.from_numpy(s[active]))
+        self.outcome.history.append((index, evaluations, residual))
+
+    def _continue(self, r: Array, s: Array, due: Array | None) -> None:
+        """Keeps what is known of samples none of which has come to an end."""
+        samples = self.samples
+        worst, better = np.maximum(samples.worst_r, r), r < samples.best_r
+        samples.worst_r = worst if due is None else np.where(due, worst, samples.worst_r)
+        better = better if self.idle is None else better & ~self.idle
+        self._keep_best(r, s, better if due is None else better & due)
+
+    @np.errstate(all="ignore")
+    def _judge(self, r: Array, s: Array, target: Array, due: Array | None, switch: Array | None) -> Array | None:
         """Sets statuses, keeps best points; the rows that continue, if it is time to compact."""
-        samples, r = self.samples, point.r
-        point.measure_extremes(s, self.tolerance)
-        lost = ~(r.isfinite() & s.isfinite())
-        samples.keep_worst(r, due)
-        samples.keep_first(r, s)
-        met = r <= point.target
-        runaway = met & self._ran_away(r, s)
+        samples = self.samples
+        judged = np.ones(r.shape[0], dtype=bool) if due is None else due
+        samples.worst_r = np.where(judged, np.maximum(samples.worst_r, r), samples.worst_r)
+        judged = judged if self.idle is None else judged & ~self.idle
+        lost, met, spent = ~np.isfinite(r + s), r <= target, samples.evaluations >= self.max_steps
+        runaway = met & samples.ran_away(r, s, self.tolerance.atol)
         done = met & ~(lost | runaway)  # inf <= inf is not convergence
         grown = r > GROWTH_LIMIT * samples.best_r
-        better = (r < samples.best_r) & ~runaway
-        better |= samples.best_r.isinf()  # at the first point there is nothing else to return
-        if due is None:
-            self._keep_best(r, s, better)
-        leave = done | lost | grown | (samples.evaluations >= self.max_steps)
-        leave = leave if due is None else leave & due
-        away = leave if switch is None else leave | switch
-        if self.idle is not None:
-            leave, away = leave & ~self.idle, away & ~self.idle
-        self._finish(leave, point, s, torch.where(done, 0, torch.where(lost, 3, torch.where(grown, 2, 1))))
-        passed_on = (away & ~leave).nonzero().squeeze(1)
-        if passed_on.shape[0]:
-            self.passed_on.append(samples.take(passed_on))
-        self.idle = away if self.idle is None else self.idle | away
+        better = (r < samples.best_r) & ~runaway | np.isinf(samples.best_r)  # at first there is nothing else to return
+        leave = (done | lost | grown | spent) & judged
+        gone = leave if switch is None else leave | (switch & judged)
+        # before a solve that has converged no point can be better
+        self._keep_best(r, s, better & judged & ~(leave & done))
+        self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
+        if switch is not None and (gone & ~leave).any():
+            self.passed_on.append(samples.take(np.flatnonzero(gone & ~leave)))
+        self.idle = gone if self.idle is None else self.idle | gone
         idle = int(self.idle.sum())
-        if idle == 0:
-            self.idle = None
-            return None
-        few = 0.0 if self.f.leaves_at_once and not self.f.built_in else self.solver.idle_part * r.shape[0]
+        few = (
+            0.0 if self.f.leaves_at_once and not self.f.built_in else max(self.solver.idle_part, self.f.idle_part) * r.shape[0]
+        )
         # Rows with NaN, or that diverge, leave at once: f should not be evaluated there again.
-        if idle >= few or bool((leave & (lost | grown)).any()):
-            return (~self.idle).nonzero().squeeze(1)
+        if idle and (idle >= few or (leave & (lost | grown)).any()):
+            return np.flatnonzero(~self.idle)
+        self.idle = self.idle if idle else None
         return None
-
-    def _ran_away(self, r: Tensor, s: Tensor) -> Tensor:
-        """(rows,) where |f(z) - z| is small relative to |f(z)| only because that grew.
-
-        The residual of f(z) = z + tanh(x - z) is at most 1, so at z = 1e9 any rtol is met, and at
-        1e16 it rounds to 0. Wherever |f(z)| has grown much, |f(z) - z| itself must have fallen, to
-        half of the largest seen and beyond rounding.
-        """
-        fallen = r + 8 * torch.finfo(r.dtype).eps * s <= 0.5 * self.samples.worst_r
-        away = (s > RUNAWAY_LIMIT * self.samples.first_s) & ~fallen
-        return away & (r > self.tolerance.atol) if self.tolerance.atol > 0 else away
 
     def _spare(self) -> Tensor | None:
         """A buffer for f to write to, if it does."""
@@ -247,54 +250,51 @@ class _Stage:
         if not self.reuses or len(self.free) >= ENOUGH_FREE:
             return
         samples = self.samples
-        needed = (*self.foreign, samples.z, samples.fz, samples.best_z, samples.best_f, *self.free)
+        needed = (*self.foreign, samples.z, samples.fz, samples.best_z, samples.best_f, *samples.trail, *self.free)
         if all(old is not other for other in needed):
             self.free.append(old)
 
-    def _keep_best(self, r: Tensor, s: Tensor, better: Tensor) -> None:
+    def _keep_best(self, r: Array, s: Array, better: Array) -> None:
         before = self.samples.best_z
         self.samples.keep_best(r, s, better, self.idle)
         self._release(before)
 
-    def _finish(self, leave: Tensor, point: Point, s: Tensor, codes: Tensor) -> None:
+    def _finish(self, leave: Array, r: Array, s: Array, codes: Array) -> None:
         """Writes the results of the samples that leave."""
-        samples, out = self.samples, self.outcome
-        chosen = leave.nonzero().squeeze(1)
-        if chosen.shape[0] == 0:
+        if not leave.any():
             return
-        done = codes == Status.CONVERGED
-        whole = chosen.shape[0] == out.value.shape[0] and bool(done.all())
-        if whole and all(point.z is not other for other in self.foreign):  # all at once: nothing to gather
-            out.value = point.z
-            out.image = None if out.image is None else point.fz
+        samples, out = self.samples, self.outcome
+        done = (codes == Status.CONVERGED)[leave]
+        whole = done.all() and done.shape[0] == out.value.shape[0]
+        if whole and all(samples.z is not other for other in self.foreign):  # all at once: nothing to gather
+            out.value = samples.z
+            out.image = None if out.image is None else samples.fz
         else:
-            self._gather(out.value, chosen, done, point.z, samples.best_z)
+            chosen = np.flatnonzero(leave)
+            samples.gather(out.value, chosen, done, samples.z, samples.best_z)
             if out.image is not None and samples.best_f is not None:
-                self._gather(out.image, chosen, done, point.fz, samples.best_f)
-        index, steps = samples.index[chosen], samples.evaluations
-        rate = (point.r / samples.first_r) ** (steps - 1).clamp_min(1).to(point.r.dtype).reciprocal()
-        out.g_norm[index] = torch.where(done, point.r, samples.best_r)[chosen]
-        out.f_norm[index] = torch.where(done, s, samples.best_s)[chosen]
-        out.steps[index], out.codes[index], out.rate[index] = steps[chosen], codes[chosen], rate[chosen]
+                samples.gather(out.image, chosen, done, samples.fz, samples.best_f)
+        index, steps, r_, s_ = samples.index[leave], samples.evaluations[leave], r[leave], s[leave]
+        rate = (r_ / samples.first_r[leave]) ** (1.0 / np.maximum(steps - 1, 1)).astype(r.dtype)
+        if not done.all():
+            r_, s_ = np.where(done, r_, samples.best_r[leave]), np.where(done, s_, samples.best_s[leave])
+        for column, values in zip(NUMBERS, (r_, s_, steps, codes[leave], rate), strict=True):
+            getattr(out, column).numpy()[index] = values
 
-    def _gather(self, target: Tensor, chosen: Tensor, done: Tensor, present: Tensor, best: Tensor) -> None:
-        """Writes values of chosen rows: the present point if it converged, else the best."""
-        part = present.index_select(0, chosen)  # twice as fast as present[chosen]
-        converged = done[chosen]
-        if best is not present and not bool(converged.all()):
-            part = torch.where(converged.unsqueeze(1), part, best.index_select(0, chosen))
-        target.index_copy_(0, self.samples.index[chosen], part)
-
-    def _compact(self, kept: Tensor, point: Point) -> Point:
+    def _compact(self, kept: Array, point: Point) -> Point:
         """Removes all other rows, everywhere."""
+        rows = to_device(kept, self.samples.z.device)
         self.samples = samples = self.samples.take(kept)
-        self.f = self.f.take(kept)
-        self.state = self.solver.take(self.state, kept)
+        self.f = self.f.take(rows)
+        self.state = self.solver.take(self.state, rows)
         if self.rule is not None:
-            self.rule.take(kept)
+            self.rule.take(rows)
         self.schedule.take(kept)
         self.idle = None
         self.free = list(self.lent)  # the remaining rows were copied, so all buffers are free
         self.most = int(samples.evaluations.max())
-        g, r, target = point.g.index_select(0, kept), point.r[kept], point.target[kept]
-        return Point(samples.z, samples.fz, g, r, target, samples.evaluations, self.max_steps)
+        if self.plain:
+            return point  # a plain step needs nothing of it
+        g, r, target = point.g.index_select(0, rows), point.r[rows], point.target[rows]
+        evaluations = to_device(samples.evaluations, rows.device)
+        return Point(samples.z, samples.fz, g, r, target, evaluations, self.max_steps, trail=samples.trail)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
+from wellposed._torch import counted
+from wellposed._tree import LOW_PRECISION, Layout, edges_between, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
 from wellposed.solve._samples import differs
@@ -29,12 +29,14 @@ class AbstractMap(abc.ABC):
 
     #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
     writes_out: bool = False
-    #: Whether f cannot turn finite numbers into NaN or infinity, except by growth over many steps:
-    #: then the loop need not measure every step.
-    steady: bool = False
     #: Whether a finished sample takes part in no further evaluation, since every one is counted, unless
     #: the map is built in. If not, it stays until taking it out pays: see `AbstractSolver.idle_part`.
     leaves_at_once: bool = True
+    regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.
+    #: The cost of an evaluation per row (`wellposed._torch.counted`) and its features; None if not known.
+    cost: tuple[float, int] | None = None
+    #: The least part of the rows whose removal pays for `take`, where that costs more than copies.
+    idle_part: float = 0.0
 
     @property
     def built_in(self) -> bool:
@@ -65,6 +67,10 @@ class AbstractMap(abc.ABC):
         """df/dz at the rows of z, one block per row; by autograd unless overridden."""
         return Jacobian(self.tracked, z)
 
+    def rows(self, z: Tensor) -> Tensor:
+        """(rows, features) of the caller, if the rows of z are not those already."""
+        return z
+
     def forget(self) -> None:  # noqa: B027  # most maps keep nothing
         """Releases the last states, before the map is kept for a backward pass."""
 
@@ -73,8 +79,7 @@ class RowsCoupled(Exception):
     """Rows that stood still changed because others moved: the map is not row-wise.
 
     Attributes:
-        value: (batch, features) the points of the samples.
-        evaluations: Evaluations of f so far. The loop fills in both.
+        value: (batch, features) the points. evaluations: Those of f so far. Filled in by the loop.
         within: Those before it in the same step, if the solver filled it in.
     """
 
@@ -86,8 +91,7 @@ class RowsCoupled(Exception):
 class StandingRows(AbstractMap):
     """Some rows of a map that is evaluated for its whole batch; the other rows stand still.
 
-    f of a row that stands still changes only if it depends on other rows: then `RowsCoupled` is
-    raised.
+    If f of a row that stands still changes, it depends on other rows: `RowsCoupled` is raised.
 
     Args:
         whole: The map.
@@ -139,31 +143,45 @@ class FunctionMap(AbstractMap):
 
     Rows can be taken in two ways. If `f` is row-wise and gets its per-sample data through `args`,
     then `f` of some rows *is* some rows of `f`, and a finished sample leaves the computation. If
-    `f` has captured per-sample data, it can only be evaluated for the whole batch; finished samples
-    then stand still in it. The first way is tried; the second is used once f raises an error for
-    some of the rows.
+    not, it can only be evaluated for the whole batch; finished samples then stand still in it. The
+    first way is tried; the second is used once f raises an error for some of the rows.
 
     Args:
         f: `f(state, *args) -> state`.
         layout: The layout of the state.
         args: Structures of tensors; those whose first dimension is the batch follow their samples.
-        low_precision: Whether f may return float16 or bfloat16 for a state of higher precision, as
-            under autocast.
+        low_precision: Whether f may return float16 or bfloat16 for float32, as under autocast.
+        costs: Where the counted cost is kept for later solves, by shapes and dtype.
     """
 
     def __init__(
-        self, f: Callable[..., Any], layout: Layout, args: tuple[Any, ...] = (), *, low_precision: bool = False
+        self,
+        f: Callable[..., Any],
+        layout: Layout,
+        args: tuple[Any, ...] = (),
+        *,
+        low_precision: bool = False,
+        costs: dict[Any, float] | None = None,
     ) -> None:
         self._f, self._layout, self._args = f, layout, args
         self._low_allowed = low_precision or layout.dtype in LOW_PRECISION
-        self._low = False  # f accepts only the low-precision dtype of the state
-        self._checked = False
+        self._low, self._checked = False, False  # _low: f accepts only the low-precision dtype of the state
         self._seen: tuple[Tensor, Tensor] | None = None  # the last (z, f(z)): where rows would stand still
         self.whole_only = False  # f of some rows is not some rows of f
+        self.graphs = False  # rows are nodes: arguments of shape (2, edges) are edges, and follow their nodes
+        self._costs, self._key = {} if costs is None else costs, (layout.shapes, layout.dtype)
+
+    @property
+    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]
+        cost = self._costs.get(self._key)
+        return None if cost is None else (cost, sum(self._layout.sizes))
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         version = None if z.is_inference() else z._version
-        value = self.tracked(z)
+        if self.cost is None:
+            value, self._costs[self._key] = counted(self.tracked, z)
+        else:
+            value = self.tracked(z)
         if version is not None and z._version != version:
             raise InvalidArgument("f changed its argument in place; it must return a new value and leave z unchanged.")
         self._seen = (z, value)
@@ -196,8 +214,8 @@ class FunctionMap(AbstractMap):
         return self._like(self._layout, map_tensors(lambda leaf: next(remaining), self._args), self._checked)
 
     def _like(self, layout: Layout, args: tuple[Any, ...], checked: bool) -> FunctionMap:
-        other = FunctionMap(self._f, layout, args, low_precision=self._low_allowed)
-        other._low, other._checked = self._low, checked
+        other = FunctionMap(self._f, layout, args, low_precision=self._low_allowed, costs=self._costs)
+        other._low, other._checked, other.graphs = self._low, checked, self.graphs
         return other
 
     def _call(self, z: Tensor) -> Any:
@@ -217,7 +235,8 @@ class FunctionMap(AbstractMap):
             return self._call(z)
 
     def take(self, rows: Tensor) -> AbstractMap:
-        if torch.equal(rows, torch.arange(self._layout.batch, device=rows.device)):
+        batch = self._layout.batch
+        if rows.shape[0] == batch and torch.equal(rows, torch.arange(batch, device=rows.device)):
             return self
         return self.part(rows)
 
@@ -232,9 +251,12 @@ class FunctionMap(AbstractMap):
         batch = self._layout.batch
 
         def take(leaf: Tensor) -> Tensor:
-            return leaf[rows] if leaf.dim() > 0 and leaf.shape[0] == batch else leaf
+            if self.graphs and leaf.shape[:-1] == (2,) and leaf.dtype == torch.int64:
+                return edges_between(leaf, rows, batch)
+            return leaf.index_select(0, rows) if leaf.dim() > 0 and leaf.shape[0] == batch else leaf
 
-        return self._like(replace(self._layout, batch=rows.shape[0]), map_tensors(take, self._args), True)
+        args = tuple(take(part) if isinstance(part, Tensor) else map_tensors(take, part) for part in self._args)
+        return self._like(self._layout.with_batch(rows.shape[0]), args, True)
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
         jacobian = Jacobian(self.tracked, z)

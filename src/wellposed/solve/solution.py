@@ -111,16 +111,11 @@ def as_solution(outcome: Outcome, layout: Layout) -> Solution:
         history = outcome.g_norm.new_full((int(outcome.steps.max()), outcome.steps.shape[0]), torch.nan)
         for samples, evaluations, residual in outcome.history:
             history[evaluations - 1, samples] = residual
-    return Solution(
-        layout.unflatten(outcome.value),
-        relative(outcome.g_norm, outcome.f_norm),
-        outcome.g_norm,
-        outcome.steps,
-        StatusArray(outcome.codes),
-        outcome.rate,
-        history,
-        outcome.note,
-    )
+    numbers = [relative(outcome.g_norm, outcome.f_norm), outcome.g_norm, outcome.steps, outcome.codes, outcome.rate]
+    if layout.device.type != "cpu":
+        numbers = [column.to(layout.device) for column in numbers]
+    residual, absolute, steps, codes, rate = numbers
+    return Solution(layout.unflatten(outcome.value), residual, absolute, steps, StatusArray(codes), rate, history, outcome.note)
 
 
 @dataclass
@@ -133,6 +128,8 @@ class SolveRecord:
         coupled: The training modes in which rows were found to depend on each other: batch
             statistics couple rows in one of them only. training: The mode of the last forward
             solve.
+        probed: The training modes in which a solve that used up its budget was examined.
+        costs: `AbstractMap.cost` of the cell by training mode, shapes and dtype, once counted.
     """
 
     solution: Solution | None = None
@@ -140,6 +137,8 @@ class SolveRecord:
     failures: Counter[str] = field(default_factory=Counter)
     coupled: set[bool] = field(default_factory=set)
     training: bool = False
+    probed: set[bool] = field(default_factory=set)
+    costs: dict[bool, dict[Any, float]] = field(default_factory=lambda: {True: {}, False: {}})
 
 
 class Advising(Protocol):
@@ -198,10 +197,11 @@ class SolveOptions:
         closing = Closing(f, self.solver, self.tolerance, self.max_steps, record=record, trusted=trusted)
         return closing.run(z, first, keep_image)
 
-    def judge(self, outcome: Outcome, layout: Layout, by: Advising | None = None) -> Solution:
-        """The solution of an outcome; applies the policy, with `by` as for `apply_policy`."""
+    def judge(self, outcome: Outcome, layout: Layout, f: AbstractMap, by: Advising | None = None) -> Solution:
+        """The solution of an outcome of f; applies the policy, with `by` as for `apply_policy`."""
         if self.shape is not None and outcome.value.shape[0] != self.shape[0]:
             outcome = outcome.as_batch(self.shape)
+        outcome = replace(outcome, value=f.rows(outcome.value)) if f.regroups else outcome
         solution = as_solution(outcome, layout)
         if self.record is not None:
             self.record.solution = solution

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve._samples import scaled_norm, smallest_norm
+from wellposed.solve._samples import ActiveSamples, Array, to_device
 from wellposed.status import Status
 
 if TYPE_CHECKING:
     from wellposed.solve.map import AbstractMap
+
+
+#: Numbers per sample.
+Numbers = TypeVar("Numbers", Tensor, Array)
 
 
 def is_built_in(*objects: object) -> bool:
@@ -33,10 +37,10 @@ class Tolerance:
     rtol: float
     atol: float
 
-    def target(self, f_norm: Tensor) -> Tensor:
-        """(batch,) the |f(z) - z| at which a sample is done."""
+    def target(self, f_norm: Numbers) -> Numbers:
+        """(batch,) the |f(z) - z| at which a sample is done; a tensor, or an array of the host."""
         target = f_norm * self.rtol
-        return target.clamp_min_(self.atol) if self.atol > 0 else target
+        return target.clip(min=self.atol) if self.atol > 0 else target
 
 
 @dataclass
@@ -53,6 +57,8 @@ class Point:
         max_steps: How many it may take part in; every sample here has at least one left.
         spare: A buffer of the shape of z that may be overwritten, or None.
         skip: Steps to take, for a solver that `skips`, before the one that is returned.
+        trail: The points before z, if plain steps led from each to the next; may be empty.
+        due: (batch,) on the host: the samples that a switching rule may judge now; None for all.
     """
 
     z: Tensor
@@ -64,20 +70,21 @@ class Point:
     max_steps: int
     spare: Tensor | None = None
     skip: int = 0
+    trail: tuple[Tensor, ...] = ()
+    due: Array | None = None
 
     @property
     def budget(self) -> Tensor:
         """(batch,) evaluations each sample may still use."""
         return self.max_steps - self.evaluations
 
-    def measure_extremes(self, f_norm: Tensor, tolerance: Tolerance) -> None:
-        """Measures again, scaled, norms whose squares leave the dtype: 1e-25 is not 0."""
-        small = f_norm < smallest_norm(f_norm.dtype)
-        odd = (small | ~(f_norm.isfinite() & self.r.isfinite())).nonzero().squeeze(1)
-        if odd.shape[0]:
-            self.r[odd] = scaled_norm(self.g[odd])
-            f_norm[odd] = scaled_norm(self.fz[odd])
-            self.target[odd] = tolerance.target(f_norm[odd])
+    @classmethod
+    def measured(cls, samples: ActiveSamples, g: Tensor, r: Array, target: Array, max_steps: int, **more: Any) -> Point:
+        """The present point of all samples, given |g| and the |g| at which each is done."""
+        device = g.device
+        evaluations = to_device(samples.evaluations, device)
+        r_, target_ = to_device(r, device), to_device(target, device)
+        return cls(samples.z, samples.fz, g, r_, target_, evaluations, max_steps, trail=samples.trail, **more)
 
 
 @dataclass
@@ -166,16 +173,23 @@ class AbstractSolver(abc.ABC):
 class AbstractSwitchingRule(abc.ABC):
     """Decides, per sample, when the next solver of `AbstractSolver.stages` takes over."""
 
-    @property
-    def needs_next_step(self) -> bool:
-        """Whether the very next step must be measured."""
-        return False
+    #: Whether it judges samples at `JUDGED_AT` only, by their last points (`Point.trail`). If not, it is
+    #: asked at every step that is measured.
+    uses_trail: ClassVar[bool] = False
+
+    def judges_all(self, cost: tuple[float, int] | None) -> bool:
+        """Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
+
+        Asked before a stage, with `AbstractMap.cost`.
+        """
+        return True
 
     @abc.abstractmethod
-    def decide(self, count: int, point: Point) -> Tensor | None:
+    def decide(self, count: int, point: Point) -> Tensor | Array | None:
         """(batch,) bool, or None for none, after `count` steps of the stage.
 
-        Must judge each sample by the points of that sample alone.
+        Must judge each sample by the points of that sample alone, and only where it is
+        `Point.due`; other samples are not passed on.
         """
 
     @abc.abstractmethod

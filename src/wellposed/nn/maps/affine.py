@@ -53,7 +53,6 @@ class OperatorMap(AbstractStructuredMap, _WithOperator):
     def __init__(self, operator: AbstractOperator, c: Tensor, activation: AbstractActivation) -> None:
         self.operator, self._c, self._s = operator, c, activation
         self.writes_out = operator.writes_out
-        self.steady = True  # affine, then 1-Lipschitz
         self._c_plain = c.detach()
 
     @property
@@ -167,8 +166,6 @@ class _SplitAdjoint(_WithOperator):
 
     A step size tuned by the forward solve serves the adjoint, with the same factorization.
     """
-
-    steady = True
 
     def __init__(self, pullback: _Pullback, rhs: Tensor, v: Tensor) -> None:
         self._pullback, self._rhs, self._v = pullback, rhs, v

@@ -1,0 +1,201 @@
+"""A user's own module: us, torchdeq 0.1.0 and a hand-written loop; and `Auto` against the solvers it chooses from.
+
+    make bench-peers, then: .venv-peers/bin/python benchmarks/own_cell.py [--rounds N] [--only WORD] [--suite peers|auto]
+
+Forward and exact backward to a relative residual of 1e-4, float32, 2 threads, one process. Contenders run turn by turn; a ratio
+is the median over rounds of the ratio within a round. Writes results/own_cell.json and results/own_cell.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cells
+import wellposed as wp
+
+RESULTS = Path(__file__).parent / "results"
+RTOL, MAX_STEPS = 1e-4, 200
+Row = dict[str, Any]
+#: Returns the equilibrium, with a graph.
+Solve = Callable[[Tensor], Tensor]
+
+
+def norms(z: Tensor) -> Tensor:
+    return z.flatten(1).norm(dim=1)
+
+
+def loop(f: Solve, z: Tensor) -> Tensor:
+    """Plain steps until every sample is done."""
+    for _ in range(MAX_STEPS):
+        z, before = f(z), z
+        if bool((norms(z - before) / norms(z)).max() <= RTOL):
+            break
+    return z
+
+
+def by_hand(cell: Any, shape: tuple[int, ...]) -> Solve:
+    """The loop that one writes first: a residual at every step, backward by a hook."""
+
+    def solve(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = loop(lambda z: cell(z, x), torch.zeros(x.shape[0], *shape))
+        tracked = cell(z, x)
+        z0 = z.detach().requires_grad_()
+        f0 = cell(z0, x)
+        tracked.register_hook(lambda v: loop(lambda u: torch.autograd.grad(f0, z0, u, retain_graph=True)[0] + v, v))
+        return tracked
+
+    return solve
+
+
+def by_torchdeq(name: str) -> Callable[[Any, tuple[int, ...]], Solve]:
+    from torchdeq import get_deq
+
+    tolerances = {"f_tol": RTOL, "b_tol": RTOL, "f_stop_mode": "rel", "b_stop_mode": "rel"}
+    limits = {"f_max_iter": MAX_STEPS, "b_max_iter": MAX_STEPS}
+
+    def prepare(cell: Any, shape: tuple[int, ...]) -> Solve:
+        deq = get_deq(ift=True, f_solver=name, b_solver=name, **tolerances, **limits).train()
+        return lambda x: deq(lambda z: cell(z, x), torch.zeros(x.shape[0], *shape))[0][-1]
+
+    return prepare
+
+
+def ours(solver: wp.solve.AbstractSolver | None = None) -> Callable[[Any, tuple[int, ...]], Solve]:
+    def prepare(cell: Any, shape: tuple[int, ...]) -> Solve:
+        gradient = wp.ImplicitGradient(solver)
+        layer = wp.EquilibriumLayer(cell, solver, gradient, rtol=RTOL, max_steps=MAX_STEPS, state_shape=shape)
+        layer.on_failure = "ignore"
+        return layer
+
+    return prepare
+
+
+class Contender:
+    """Forward and backward of one solver, with the seconds of both."""
+
+    def __init__(self, solve: Solve, cell: Any, x: Tensor, v: Tensor) -> None:
+        self.solve, self.cell, self.x, self.v = solve, cell, x, v
+        self.seconds: list[tuple[float, float]] = []
+
+    def run(self) -> None:
+        self.cell.zero_grad()
+        start = time.perf_counter()
+        z = self.solve(self.x)
+        middle = time.perf_counter()
+        (z * self.v).sum().backward()
+        self.seconds.append((middle - start, time.perf_counter() - middle))
+        self.residual = float((norms(self.cell(z, self.x) - z) / norms(z)).max().detach())
+        self.gradient = torch.cat([p.grad.flatten() for p in self.cell.parameters() if p.grad is not None])
+
+    def ratios(self, base: Contender, part: slice = slice(None)) -> list[float]:
+        """Of the rounds, the first of which is not counted."""
+        pairs = zip(self.seconds[1:], base.seconds[1:], strict=True)
+        return [sum(mine[part]) / sum(other[part]) for mine, other in pairs]
+
+
+def measure(name: str, prepared: dict[str, Callable[[Any, tuple[int, ...]], Solve]], budget: float) -> dict[str, Contender]:
+    """All contenders on one map, turn by turn, for about `budget` seconds."""
+    cell, x, shape = cells.make(name)
+    v = torch.randn(x.shape[0], *shape)
+    contenders = {key: Contender(prepare(cell, shape), cell, x, v) for key, prepare in prepared.items()}
+    began = time.perf_counter()
+    rounds = 0
+    while rounds < 4 or (time.perf_counter() - began < budget and rounds < 400):
+        for contender in contenders.values():
+            contender.run()
+        rounds += 1
+    return contenders
+
+
+def evaluations(solve: Any) -> str:
+    return f"{int(solve.last_solution.num_steps.max())} / {int(solve.last_adjoint.num_steps.max())}"
+
+
+def median(values: list[float]) -> float:
+    return round(statistics.median(values), 3)
+
+
+def peers(name: str, budget: float) -> Row:
+    """Us against the better of two solvers of torchdeq, and against the loop."""
+    others = {"torchdeq plain": by_torchdeq("fixed_point_iter"), "torchdeq Anderson": by_torchdeq("anderson")}
+    found = measure(name, {"ours": ours(), "loop": by_hand, **others}, budget)
+    mine, exact = found["ours"], found["loop"].gradient
+    for key, contender in found.items():  # all solve the same problem, to about the same accuracy
+        error = float((contender.gradient - exact).norm() / exact.norm())
+        if contender.residual > 3 * RTOL or error > 1e-2:
+            print(f"  {name}: {key} has residual {contender.residual:.1e}, gradient differs by {error:.1e}")
+    row = {"cell": name, "evaluations": evaluations(mine.solve)}
+    row |= {f"/ {key}": median(mine.ratios(found[key])) for key in others}
+    return row | {"/ best torchdeq": max(row[f"/ {key}"] for key in others), "/ loop": median(mine.ratios(found["loop"]))}
+
+
+def auto(name: str, budget: float) -> Row:
+    """`Auto` against the best of its parts that converges, forward and backward separately."""
+    parts = {"Picard()": wp.Picard(), "Anderson()": wp.Anderson(), "NewtonKrylov()": wp.NewtonKrylov()}
+    found = measure(name, {"Auto()": ours(), **{key: ours(solver) for key, solver in parts.items()}}, budget)
+    row: Row = {"map": name, "Auto()": evaluations(found["Auto()"].solve)}
+    for direction, part in (("forward", slice(0, 1)), ("backward", slice(1, 2))):
+        ratios = {}
+        for key in parts:
+            record = found[key].solve.last_solution if direction == "forward" else found[key].solve.last_adjoint
+            if bool(record.converged.all()) and bool(found[key].solve.last_solution.converged.all()):
+                ratios[key] = median(found["Auto()"].ratios(found[key], part))
+        best = max(ratios, key=lambda key: ratios[key])
+        row |= {f"{direction}: best": best, direction: ratios[best]}
+    return row
+
+
+SUITES: dict[str, tuple[Callable[[str, float], Row], list[str]]] = {
+    "peers": (peers, list(cells.TABLE)),
+    "auto": (auto, [*cells.TABLE, *cells.FURTHER]),
+}
+
+
+def table(rows: list[Row]) -> list[str]:
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return lines + [
+        "| " + " | ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row.values()) + " |"
+        for row in rows
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each map")
+    parser.add_argument("--only", default="", help="maps whose name contains this")
+    parser.add_argument("--suite", choices=sorted(SUITES), action="append")
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    warnings.simplefilter("ignore", wp.errors.WellposedWarning)
+    found: dict[str, list[Row]] = {}
+    for suite in options.suite or SUITES:
+        measure_row, names = SUITES[suite]
+        found[suite] = []
+        for name in names:
+            if options.only in name:
+                found[suite].append(measure_row(name, options.seconds))
+                print("\n".join(table(found[suite])[-1:] if len(found[suite]) > 1 else table(found[suite])), flush=True)
+    if options.only or options.suite:
+        return
+    setting = {"torch": torch.__version__, "threads": 2, "rtol": RTOL, "seconds": options.seconds}
+    (RESULTS / "own_cell.json").write_text(json.dumps({"setting": setting, **found}, indent=1) + "\n")
+    text = ["# A user's own module", "", " ".join(__doc__.split("\n\n")[2].split()), ""]
+    for suite, rows in found.items():
+        text += [f"## {suite.capitalize()}", "", *table(rows), ""]
+    (RESULTS / "own_cell.md").write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()
