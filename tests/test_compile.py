@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,3 +157,35 @@ def test_one_graph_for_all_is_refused_by_torch():
     compiled = torch.compile(model("dense"), backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_an_exported_layer_is_one_graph(cell):
+    layer = model(cell).layer
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    module = wp.export(layer, x, rtol=1e-4)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for ours, theirs in zip(compiled(x), module(x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("where", ["around the model", "inside the layer"])
+def test_compiled_code_is_not_slower(where):
+    """Ratio of the median times of interleaved repeats, forward and backward; 1.25 leaves room for other processes."""
+    times: dict[str, list[float]] = {"plain": [], "compiled": []}
+    nets = {name: model("module") for name in times}
+    runs: dict[str, Callable[[Tensor], Tensor]] = dict(nets)
+    if where == "inside the layer":
+        nets["compiled"].layer.cell = torch.compile(nets["compiled"].layer.cell)
+    else:
+        runs["compiled"] = torch.compile(nets["compiled"])
+    x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+    for repeat in range(40):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run(x).square().sum().backward()
+            if repeat >= 10:
+                times[name].append(time.perf_counter() - start)
+    assert statistics.median(times["compiled"]) <= 1.25 * statistics.median(times["plain"])

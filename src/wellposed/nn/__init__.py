@@ -1,6 +1,8 @@
 """Building blocks: cells, activations, parametrizations, networks, and the layer that holds them
 together."""
 
+from wellposed.nn._constrain import constrain
+from wellposed.nn._export import export
 from wellposed.nn.activations import (
     AbstractActivation,
     Identity,
@@ -59,6 +61,8 @@ __all__ = [
     "Tanh",
     "TransformerCell",
     "TransformerDEQ",
+    "constrain",
+    "export",
     "jacobian_penalty",
     "train_learned",
     "unrolled",
