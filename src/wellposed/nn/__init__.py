@@ -3,6 +3,7 @@ together."""
 
 from wellposed.nn._constrain import constrain
 from wellposed.nn._export import export
+from wellposed.nn._trajectory import correction_loss, trajectory
 from wellposed.nn.activations import (
     AbstractActivation,
     Identity,
@@ -62,9 +63,11 @@ __all__ = [
     "TransformerCell",
     "TransformerDEQ",
     "constrain",
+    "correction_loss",
     "export",
     "jacobian_penalty",
     "train_learned",
+    "trajectory",
     "unrolled",
     "weight_tied",
 ]
