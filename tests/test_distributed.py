@@ -1,10 +1,11 @@
-"""Two processes with DistributedDataParallel give the gradients of one."""
+"""Two processes with DistributedDataParallel, or with FSDP2, give the gradients of one."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,24 @@ def added(rank: int) -> dict[str, Tensor | None]:
     return {name: parameter.grad for name, parameter in net.items()}
 
 
+def sharded(kind: str, x: Tensor, y: Tensor) -> list[dict[str, Tensor]]:
+    """Gradients of two training steps of a model whose parameters are spread over the processes."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = model(kind)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (WORLD,))
+    for part in (net[1], net):  # the layer by itself, and the rest
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    seen = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(net, x, y).backward()
+        seen.append({name: p.grad.full_tensor().clone() for name, p in net.named_parameters()})
+        optimizer.step()
+    return seen
+
+
 def work(rank: int, folder: str) -> None:
     warnings.simplefilter("error", wp.errors.WellposedWarning)
     torch.set_num_threads(1)
@@ -77,8 +96,9 @@ def work(rank: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
     x, y = data()
     mine = slice(rank * 4, rank * 4 + 4)
-    seen = {}
+    seen: dict[str, Any] = {}
     for kind in ("dense", "module"):
+        seen[f"sharded {kind}"] = sharded(kind, x[mine], y[mine])
         net = nn.parallel.DistributedDataParallel(model(kind))
         seen[kind] = steps(net, x[mine], y[mine])
         del net  # freed after its process group it would join gloo's threads while it holds the lock that they wait for
@@ -97,8 +117,8 @@ def test_two_processes_give_the_gradients_of_one(tmp_path):
         assert part["added"]["both"].tolist() == [2.0, 11.0] and part["added"]["second"].tolist() == [3.0, 4.0]
     for kind in ("dense", "module"):
         whole = steps(model(kind), *data())
-        for part in parts:
-            for ours, theirs in zip(part[kind], whole, strict=True):
+        for gradients in (part[name] for part in parts for name in (kind, f"sharded {kind}")):
+            for ours, theirs in zip(gradients, whole, strict=True):
                 assert ours.keys() == theirs.keys() and any(bool(g.any()) for g in theirs.values())
                 for name, gradient in ours.items():
                     torch.testing.assert_close(gradient, theirs[name], rtol=1e-9, atol=1e-11)

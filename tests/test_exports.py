@@ -21,7 +21,7 @@ PACKAGES = ["wellposed"] + [
 ]
 #: Most public names of a package; a new one needs a reason, or takes the place of another.
 MOST = {
-    "wellposed": 62,
+    "wellposed": 64,
     "wellposed.data": 2,
     "wellposed.descent": 6,
     "wellposed.landscape": 12,
@@ -31,7 +31,7 @@ MOST = {
     "wellposed.testing": 8,
 }
 #: Most public names of all packages together.
-MOST_TOGETHER = 160
+MOST_TOGETHER = 164
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -29,10 +29,10 @@ from wellposed.errors import (  # noqa: F401
     WellposedError,
     WellposedWarning,
 )
-from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient
+from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient, attach_gradient
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
 from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
-from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ, export
 from wellposed.solve import (
     Anderson,
     Auto,
@@ -45,6 +45,7 @@ from wellposed.solve import (
     Solution,
     TunedStep,
     fixed_point,
+    root,
 )
 from wellposed.status import Status
 
@@ -93,12 +94,15 @@ __all__ = [
     "UnrolledGradient",
     "Verdict",
     "WellposedError",
+    "attach_gradient",
     "certify",
     "descend",
+    "export",
     "fixed_point",
     "flow",
     "generalization_bound",
     "least_eigenvalue",
+    "root",
     "suggest",
     "tangent_kernel",
 ]

@@ -2,8 +2,10 @@
 
 A state is a tensor, or any structure of tensors that `torch.utils._pytree` knows: tuples, lists,
 dicts, named tuples, registered dataclasses, outputs of Hugging Face models. The batch is first.
-Solvers see only the matrix of its rows, (batch, features); `Layout` converts in both directions.
-Norms of rows are numpy arrays on the host.
+Solvers see only the matrix of its rows, (batch, features); `Layout` converts in both directions. A
+complex state has its real and imaginary parts as real features: norms stay the same, and so do
+gradients, since autograd gives a complex tensor the cotangent dL/d(real) + i dL/d(imaginary). Norms
+of rows are numpy arrays on the host.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ Array = np.ndarray[Any, Any]
 ROUNDINGS = 32.0
 #: Dtypes that cannot resolve a tolerance; they are computed in float32.
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+#: Complex dtypes and those of their parts.
+REAL_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -68,7 +72,7 @@ class Layout:
     Attributes:
         structure: The structure, as pytree describes it.
         shapes: Shape of each leaf without the batch.
-        sizes: Number of features of each leaf.
+        sizes: Number of real features of each leaf.
         batch: Number of samples.
         dtype: Dtype of the state that the caller gave.
         device: Its device.
@@ -90,9 +94,9 @@ class Layout:
                 raise InvalidType(
                     f"{name} must be a tensor, or a tuple, list or dict of tensors; found a {type(leaf).__name__} in it."
                 )
-            if not leaf.dtype.is_floating_point:
+            if not (leaf.dtype.is_floating_point or leaf.dtype in REAL_PARTS):
                 raise InvalidType(
-                    f"{name} must be real floating point; got {leaf.dtype}. Convert it, e.g. with .to(torch.float32)."
+                    f"{name} must be floating point, real or complex; got {leaf.dtype}. Convert it, e.g. by .to(torch.float32)."
                 )
             if leaf.dim() == 0:
                 raise InvalidArgument(
@@ -109,7 +113,7 @@ class Layout:
                     f"{first.device} and {leaf.shape[0]}, {leaf.dtype}, {leaf.device}."
                 )
         shapes = tuple(leaf.shape[1:] for leaf in tensors)
-        sizes = tuple(math.prod(shape) for shape in shapes)
+        sizes = tuple(math.prod(shape) * (2 if first.is_complex() else 1) for shape in shapes)
         return cls(structure, shapes, sizes, first.shape[0], first.dtype, first.device)
 
     def with_batch(self, batch: int) -> Layout:
@@ -119,18 +123,20 @@ class Layout:
     @cached_property
     def _is_matrix(self) -> bool:
         """Whether the state is a matrix already."""
-        return self.structure.is_leaf() and len(self.shapes[0]) == 1
+        return self.structure.is_leaf() and len(self.shapes[0]) == 1 and not self.dtype.is_complex
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """float32 for float16 and bfloat16, which cannot resolve a tolerance; otherwise `dtype`."""
+        """That of the rows: float32 for low precision, that of its parts for a complex one."""
         return _compute_dtype(self.dtype)
 
     def flatten(self, state: Any) -> Tensor:
         """(batch, features). A single tensor is viewed, not copied, where its strides allow."""
-        if isinstance(state, Tensor) and state.dim() == 2:
+        if isinstance(state, Tensor) and state.dim() == 2 and not self.dtype.is_complex:
             return state
         parts = [state] if isinstance(state, Tensor) else leaves(state)
+        if self.dtype.is_complex:
+            parts = [torch.view_as_real(leaf.resolve_conj()) for leaf in parts]
         rows = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
@@ -139,13 +145,16 @@ class Layout:
         if self._is_matrix:
             return rows
         parts: Sequence[Tensor] = (rows,) if len(self.shapes) == 1 else rows.split(self.sizes, dim=1)
+        if self.dtype.is_complex:
+            parts = [torch.view_as_complex(part.reshape(part.shape[0], part.shape[1] // 2, 2).contiguous()) for part in parts]
         shaped = [part.reshape(part.shape[0], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return shaped[0] if self.structure.is_leaf() else self.structure.unflatten(shaped)
 
     def check(self, state: Any, batch: int) -> str | None:
         """None if `state` fits with `batch` samples; otherwise what was expected and seen."""
         if isinstance(state, Tensor) and self.structure.is_leaf() and state.shape == (batch, *self.shapes[0]):
-            return None  # the usual case, at every evaluation of f
+            if state.is_complex() == self.dtype.is_complex:
+                return None  # the usual case, at every evaluation of f
         try:
             parts = self.structure.flatten_up_to(state)
         except ValueError:
@@ -154,7 +163,8 @@ class Layout:
         # flatten_up_to accepts a dict in another order, which `flatten` would mix up
         in_order = len(parts) == len(sizes) and all(map(operator.is_, parts, leaves(state)))
         if in_order and all(isinstance(part, Tensor) and part.shape == size for part, size in zip(parts, sizes, strict=True)):
-            return None
+            found = next((part.dtype for part in parts if part.is_complex() != self.dtype.is_complex), None)
+            return None if found is None else f"expected entries of {self.dtype}, got {found}"
         expected = describe(self.structure.unflatten([torch.empty(size, device="meta") for size in sizes]))
         return f"expected {expected}, got {describe(state)}"
 
@@ -164,13 +174,13 @@ def check_features(owner: str, x: Any, features: int, dtype: torch.dtype) -> Non
     if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != features:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InvalidArgument(f"{owner} expects x of shape (batch, {features}); got {seen}.")
-    if _compute_dtype(x.dtype) != _compute_dtype(dtype):
+    if x.is_complex() or _compute_dtype(x.dtype) != _compute_dtype(dtype):
         raise InvalidType(f"{owner} has {dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({dtype}).")
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for float16 and bfloat16; otherwise the dtype itself."""
-    return torch.float32 if dtype in LOW_PRECISION else dtype
+    """float32 for float16 and bfloat16, the dtype of the parts for a complex one, or itself."""
+    return torch.float32 if dtype in LOW_PRECISION else REAL_PARTS.get(dtype, dtype)
 
 
 def host_dtype(dtype: torch.dtype) -> Any:

@@ -168,7 +168,11 @@ def test_message_of_a_single_evaluation_measures_no_factor() -> None:
         ({"max_steps": 10.0}, InvalidArgument, r"max_steps must be .*got 10\.0"),
         ({"max_steps": True}, InvalidArgument, r"max_steps must be .*got True"),
         ({"z0": [1.0]}, InvalidType, r"z0 must be a tensor, or a tuple, list or dict of tensors; found a float"),
-        ({"z0": torch.ones(2, 1, dtype=torch.int64)}, InvalidType, r"z0 must be real floating point; got torch\.int64"),
+        (
+            {"z0": torch.ones(2, 1, dtype=torch.int64)},
+            InvalidType,
+            r"z0 must be floating point, real or complex; got torch\.int64",
+        ),
         ({"z0": torch.tensor(1.0)}, InvalidArgument, r"z0 must be batch first"),
         ({"z0": (ONE, torch.ones(3, 1).double())}, InvalidArgument, r"All tensors of z0 must share batch size"),
     ],

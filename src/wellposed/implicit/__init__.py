@@ -1,7 +1,15 @@
 """Differentiating: how a cotangent passes through an equilibrium."""
 
+from wellposed.implicit._attached import attach_gradient
 from wellposed.implicit.exact import ImplicitGradient
 from wellposed.implicit.gradient import AbstractGradient
 from wellposed.implicit.inexact import JacobianFree, PhantomGradient, UnrolledGradient
 
-__all__ = ["AbstractGradient", "ImplicitGradient", "JacobianFree", "PhantomGradient", "UnrolledGradient"]
+__all__ = [
+    "AbstractGradient",
+    "ImplicitGradient",
+    "JacobianFree",
+    "PhantomGradient",
+    "UnrolledGradient",
+    "attach_gradient",
+]

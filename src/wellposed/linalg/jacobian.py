@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from wellposed._torch import uncompiled
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -95,7 +97,8 @@ class Jacobian(AbstractJacobian):
     through f each. `mv` differentiates the linear function u -> J^T u with respect to u, so that a
     product costs one backward pass too and f is not evaluated again (forward mode would evaluate f
     at each product). At a kink (relu at 0) both use the element of the generalized Jacobian that
-    autograd picks.
+    autograd picks. Code made by `torch.compile` is recorded as plain Python: its own graph may serve
+    for one product only, and has no second derivative, which `mv` needs.
 
     Args:
         f: Row-wise function of (batch, features).
@@ -108,7 +111,7 @@ class Jacobian(AbstractJacobian):
         super().__init__(point.detach())
         with torch.enable_grad():
             self._z = self.point.clone().requires_grad_()
-            self._fz = f(self._z)
+            self._fz = uncompiled(lambda: f(self._z))
         self._transposed: tuple[Tensor, Tensor] | None = None
 
     @property

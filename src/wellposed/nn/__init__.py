@@ -1,6 +1,9 @@
 """Building blocks: cells, activations, parametrizations, networks, and the layer that holds them
 together."""
 
+from wellposed.nn._constrain import constrain
+from wellposed.nn._export import export
+from wellposed.nn._trajectory import correction_loss, trajectory
 from wellposed.nn.activations import (
     AbstractActivation,
     Identity,
@@ -54,8 +57,12 @@ __all__ = [
     "Tanh",
     "TransformerCell",
     "TransformerDEQ",
+    "constrain",
+    "correction_loss",
+    "export",
     "jacobian_penalty",
     "train_learned",
+    "trajectory",
     "unrolled",
     "weight_tied",
 ]

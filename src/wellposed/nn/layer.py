@@ -277,10 +277,10 @@ class EquilibriumLayer(nn.Module):
         if tensor.dim() == 0:
             raise InvalidArgument("x must be batch first, but has no dimension. For one sample give shape (1, features).")
         shape = tensor.shape if self._state_shape is None else (tensor.shape[0], *self._state_shape)
-        floating = [leaf.dtype for leaf in leaves(x) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point]
+        floating = [t.dtype for t in leaves(x) if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())]
         if not floating:
             raise InvalidType(
-                f"x must be real floating point; got {tensor.dtype}, in which z cannot start. Convert it, e.g. with "
+                f"x must be floating point, real or complex; got {tensor.dtype}, in which z cannot start. Convert it, e.g. by "
                 ".to(torch.float32), or give z0 if the cell needs this x."
             )
         return torch.zeros(shape, dtype=floating[0], device=tensor.device)

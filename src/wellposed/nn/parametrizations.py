@@ -72,7 +72,7 @@ class Spectral(_RadialProjection):
         scale = torch.where(largest > 0, largest, torch.ones_like(largest))
         A = A / scale  # so that no square overflows or vanishes
         norm = self.norm(A)
-        m, eps, stored = V.shape[0], torch.finfo(A.dtype).eps, torch.finfo(V.dtype)
+        m, eps, stored = max(V.shape), torch.finfo(A.dtype).eps, torch.finfo(V.dtype)
         known = norm.detach().clamp(min=0.5)  # it is at least 1, that of the largest entry, unless V = 0
         entries = stored.eps * (torch.linalg.vector_norm(A.detach()) / known + m * stored.tiny / self.bound)
         allowance = (m + 8) * eps + entries

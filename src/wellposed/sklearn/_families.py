@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from wellposed.convex import OptEq
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
-from wellposed.nn import AbstractContraction, DenseCell, EquilibriumLayer, MonotoneDEQ, Spectral
+from wellposed.nn import AbstractCell, AbstractContraction, DenseCell, EquilibriumLayer, MonotoneDEQ, Spectral
 from wellposed.nn.families import FAMILIES, may_be_ill_posed, theory_of
+from wellposed.nn.own import import_class, instantiate, is_cell, state_shape
 from wellposed.solve import PeacemanRachford
 
 
@@ -66,8 +67,9 @@ def build(
     """The network of an estimator.
 
     Args:
-        family: A name of `NETWORKS`; a class or function of (in_features, width, *, generator,
-            dtype); or a module, of which a copy is trained.
+        family: A name of `NETWORKS`; an import path, a class or a function, called with those of
+            in_features, width, generator and dtype that it takes; or a module, of which a copy is
+            trained. A cell f(z, x) becomes its equilibrium layer.
         shape: (in_features, width).
         outputs: Numbers a sample; None for one, as a vector (n,), which theory networks return.
         options: Further keywords of the family.
@@ -107,19 +109,30 @@ def _base(
             raise InvalidArgument(
                 f"The family is a module for {expected} features, and X has {shape[0]}; give a name or a class instead."
             )
-        return copy.deepcopy(family).to(dtype)
+        return _layer_of(copy.deepcopy(family).to(dtype), shape, dtype)
     if isinstance(family, str):
-        if family not in NETWORKS:
+        if family not in NETWORKS and "." not in family:
             raise InvalidArgument(
-                f"Unknown family {family!r}; known are {', '.join(NETWORKS)}.{did_you_mean(family, NETWORKS)}"
+                f"Unknown family {family!r}; known are {', '.join(NETWORKS)}, and import paths such as 'my_package.MyCell'."
+                f"{did_you_mean(family, NETWORKS)}"
             )
-        family = NETWORKS[family]
+        family = NETWORKS[family] if family in NETWORKS else import_class(family)
     if not callable(family):
         raise InvalidType(f"family must be a name such as 'gaussian', a class, a function or a module; got {family!r}.")
-    made = family(*shape, generator=generator, dtype=dtype, **options)
-    if not isinstance(made, nn.Module):
-        raise InvalidType(f"family must make a torch.nn.Module; it made {type(made).__name__}.")
-    return made
+    offered = {"in_features": shape[0], "width": shape[1], "generator": generator, "dtype": dtype}
+    with torch.random.fork_rng(devices=[]):  # a class without `generator` draws from the global one
+        torch.manual_seed(generator.initial_seed())
+        made = instantiate(family, options, offered, where="family_options", shape=shape)
+    return _layer_of(made.to(dtype), shape, dtype)
+
+
+def _layer_of(module: nn.Module, shape: tuple[int, int], dtype: torch.dtype) -> nn.Module:
+    """The module, or the equilibrium layer of a cell f(z, x)."""
+    if not is_cell(module):
+        return module
+    if isinstance(module, AbstractCell):
+        return EquilibriumLayer(module)
+    return EquilibriumLayer(module, state_shape=state_shape(module, shape[:1], shape[1], dtype))
 
 
 def _features(module: nn.Module, X: Tensor) -> Tensor:

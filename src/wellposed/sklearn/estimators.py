@@ -108,8 +108,9 @@ class EquilibriumRegressor(RegressorMixin, AbstractEstimator):
 
     Args:
         family: "gaussian", "skip", "implicit_only", "monotone", "dense" or "opteq"; a class or
-            function of (in_features, width, *, generator, dtype) such as `wp.DeepOptEq`; or a
-            module such as an `EquilibriumLayer`, of which a copy is trained.
+            function, which is called with those of in_features, width, generator and dtype that it
+            takes, or its import path; or a module such as an `EquilibriumLayer`, of which a copy is
+            trained. A cell f(z, x) becomes its equilibrium layer.
         width: Size of z; not used for a module.
         family_options: Further keywords of the family, e.g. `{"margin": 0.5}`.
         learning_rate, weight_decay: Of Adam.

@@ -1,6 +1,7 @@
 """Solving z = f(z), every sample by itself. Read `_fixed_point.py`, then `loop.py`."""
 
 from wellposed.solve._fixed_point import fixed_point
+from wellposed.solve._root import root
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.auto import Auto
 from wellposed.solve.broyden import Broyden
@@ -36,4 +37,5 @@ __all__ = [
     "Step",
     "TunedStep",
     "fixed_point",
+    "root",
 ]

@@ -52,8 +52,8 @@ def fixed_point(
         f: `f(z, *args)` of the same structure and shapes as z, row-wise: sample i of the result
             depends on sample i alone, unless `coupled`.
         z0: The start: a tensor, or a structure of tensors (tuple, list, dict, registered
-            dataclass), batch first, real floating point. float16 and bfloat16 are solved in
-            float32.
+            dataclass), batch first, real or complex floating point. float16 and bfloat16 are solved
+            in float32.
         solver: `Auto()` if not given.
         args: Further arguments of f. Tensors (or structures of tensors) whose first dimension is
             the batch follow their samples. Per-sample data that f captures instead works too, but

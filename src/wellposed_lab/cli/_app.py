@@ -21,6 +21,7 @@ from rich.text import Text
 from wellposed.errors import IllPosed, NotConverged, RunError, WellposedError
 
 __all__ = [
+    "ALLOW_CODE",
     "ExitCode",
     "PrintableConsole",
     "app",
@@ -35,6 +36,8 @@ __all__ = [
     "result_console",
 ]
 
+#: Help of the option of that name.
+ALLOW_CODE = "Import the class that model.class of the run or configuration names: this runs its code."
 #: Text is never squeezed into fewer columns, however narrow the terminal.
 LEAST = 30
 

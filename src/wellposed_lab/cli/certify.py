@@ -13,6 +13,7 @@ from wellposed.certify._dispatch import certify as certificate_of
 from wellposed.certify._dispatch import has_certificate
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import (
+    ALLOW_CODE,
     ExitCode,
     app,
     guarded,
@@ -23,6 +24,7 @@ from wellposed_lab.cli._app import (
     result_console,
 )
 from wellposed_lab.runs.config import read
+from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.setup import Problem, prepare
 from wellposed_lab.runs.training import load_run
@@ -54,9 +56,10 @@ def certify(
     ] = None,
     at: Annotated[str, typer.Option("--at", help="last or best: which checkpoint of a run.")] = "last",
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE)] = False,
 ) -> None:
     """Check what is proved about a network at its present parameters."""
-    with message_console().status("certifying"):
+    with message_console().status("certifying"), code_allowed(allow_code):
         problem, where = _problem(source, list(changes or []), at)
         certificate = _certificate(problem, theorem)
     if as_json:

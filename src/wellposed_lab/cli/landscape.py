@@ -19,8 +19,9 @@ from wellposed._progress import progress_display
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
-from wellposed_lab.cli._app import ExitCode, app, guarded, message_console, print_message, print_table
+from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, message_console, print_message, print_table
 from wellposed_lab.runs.models import AbstractLoss
+from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.processes import threads_for
 from wellposed_lab.runs.run import refuse_foreign
 from wellposed_lab.runs.setup import Problem
@@ -72,6 +73,7 @@ def landscape(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE)] = False,
 ) -> None:
     """Draw the loss around the parameters of a run; mark points without one equilibrium."""
     if at not in ("last", "best"):
@@ -79,7 +81,8 @@ def landscape(
     if direction not in DIRECTIONS:
         hint = did_you_mean(direction, DIRECTIONS)
         raise InvalidArgument(f"--direction must be filter, random or hessian; got {direction!r}.{hint}")
-    config, problem, checkpoint = load_run(run, at=at)
+    with code_allowed(allow_code):
+        config, problem, checkpoint = load_run(run, at=at)
     X, y = _samples(problem, samples)
     model, loss = problem.model, _mean(problem.loss)
     torch.set_num_threads(threads_for(model, X))

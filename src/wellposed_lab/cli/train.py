@@ -16,11 +16,12 @@ from wellposed._progress import ProgressDisplay, progress_display
 from wellposed.certify import Certificate
 from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument
-from wellposed_lab.cli._app import ExitCode, app, guarded, print_message, print_plain, print_table
+from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, print_message, print_plain, print_table
 from wellposed_lab.runs.config import RunConfig, read, resolve
 from wellposed_lab.runs.config_sections import extended
 from wellposed_lab.runs.loop import learning_rate
 from wellposed_lab.runs.models import MODELS
+from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.records import halving, hidden_ratio, last_recorded, moves, plain_flow, read_metrics
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import resolve_auto
@@ -80,6 +81,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Make the HTML page at the end.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE)] = False,
 ) -> None:
     """Train a network in a run directory, with evaluations, checkpoints and certificates."""
     settings, folder = _settings(config, list(changes or []), folder, resume)
@@ -89,7 +91,9 @@ def train(
     epochs = settings.run.epochs
     with progress_display("training", epochs, show=not quiet, line=LINE, bar=BAR, ends=False) as display:
         try:
-            trained = train_run(settings, folder, resume=resume is not None, listener=EpochProgress(display))
+            # a new run is of a configuration that its user has chosen to train; a run directory may be a stranger's
+            with code_allowed(allow_code or resume is None):
+                trained = train_run(settings, folder, resume=resume is not None, listener=EpochProgress(display))
         except KeyboardInterrupt:  # before the first step: from then on a checkpoint is saved
             _explain_early_end(folder)
             raise typer.Exit(ExitCode.INTERRUPTED) from None

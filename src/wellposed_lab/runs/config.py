@@ -190,7 +190,8 @@ def _invalid_key(error: ValidationError, where: str) -> str:
     if first["type"] == "extra_forbidden":
         known = list(RunConfig.model_fields)
         if len(place) > 1:
-            known = list(type(getattr(RunConfig(), place[0])).model_fields)
+            fields = type(getattr(RunConfig(), place[0])).model_fields
+            known = [field.alias or name for name, field in fields.items()]
         within = f"'{place[0]}' of {where}" if len(place) > 1 else where
         hint = did_you_mean(place[-1], known) or _whole(place[-1])
         text = f"Unknown key {'.'.join(place)!r}: {within} has {', '.join(known)}.{hint}"

@@ -21,13 +21,20 @@ LONGEST_TEXT = 1000
 #: Keys that decide only how long a run is and what is kept of it.
 FREE = {"keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
 #: Keys that earlier runs do not have. With these values they change nothing, so checkpoints of those runs stay usable.
-ADDED: dict[str, dict[str, Any]] = {"data": dict.fromkeys(("target", "columns", "standardize", "sha256"))}
+ADDED: dict[str, dict[str, Any]] = {
+    "data": dict.fromkeys(("target", "columns", "standardize", "sha256")),
+    "model": dict.fromkeys(("class", "arguments")),
+}
 
 
 class _Section(BaseModel):
     """Unknown keys are errors, and no value is converted (`true` is not a number)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, str_max_length=LONGEST_TEXT)
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """By the names of the file: `class` is not a name of Python."""
+        return super().model_dump(**{"by_alias": True, **options})
 
 
 class DataSection(_Section):
@@ -100,6 +107,12 @@ class ModelSection(_Section):
     rtol: float | None = Field(default=None, gt=0, lt=1, description="tolerance of the equilibrium")
     max_steps: int | None = Field(default=None, ge=1, le=COUNT, description="evaluations that an equilibrium may take")
     on_failure: Literal["raise", "warn", "ignore"] = Field(default="warn", description="when an equilibrium is not found")
+    class_: str | None = Field(
+        default=None,
+        alias="class",
+        description="a module of your own by its import path, my_package.MyCell, in place of name; its code is run",
+    )
+    arguments: dict[str, Any] | None = Field(default=None, description="class: keywords of its constructor")
 
 
 class OptimizerSection(_Section):

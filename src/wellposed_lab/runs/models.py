@@ -1,8 +1,7 @@
-"""Networks and losses by name, for configurations."""
+"""Networks by name, for configurations; the losses are in `losses.py`."""
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier, MonotoneConvCell, Spectral
 from wellposed.nn.families import FAMILIES
 from wellposed.solve import PeacemanRachford, TunedStep
+from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
+from wellposed_lab.runs.own_class import own_network
 
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import ModelSection
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["MODELS", "AbstractLoss", "CrossEntropy", "ModelKind", "Segmentation", "Squared", "build", "kind_of"]
 
 #: Keys of the section `model` that every network takes.
-COMMON = ("name", "width", "rtol", "max_steps", "on_failure")
+COMMON = ("name", "width", "rtol", "max_steps", "on_failure", "class", "arguments")
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,17 @@ MODELS: dict[str, ModelKind] = {
 }
 
 
+def _no_class(d: _Design) -> nn.Module:
+    raise InvalidArgument("A model.name that begins with own_ needs model.class, the import path of a module.")
+
+
+#: Networks of `model.class`, by task.
+OWN: dict[str, ModelKind] = {
+    f"own_{task}": ModelKind(task, (), _no_class, "a class of your own", images=task == "segmentation")
+    for task in ("regression", "classification", "segmentation")
+}
+
+
 def build(
     section: ModelSection, shape: tuple[int, ...], classes: int, *, generator: torch.Generator, dtype: torch.dtype
 ) -> nn.Module:
@@ -183,116 +195,35 @@ def build(
         dtype: Of the parameters.
     """
     kind = kind_of(section.name)
+    solver_kwargs = {"rtol": section.rtol, "max_steps": section.max_steps, "on_failure": section.on_failure}
+    solver_kwargs = {key: value for key, value in solver_kwargs.items() if value is not None}
+    if section.class_ is not None:
+        return own_network(
+            section.class_,
+            section.arguments or {},
+            shape,
+            classes,
+            section.width,
+            seed=generator.initial_seed(),
+            generator=generator,
+            dtype=dtype,
+            solver_kwargs=solver_kwargs,
+        )
+    if section.arguments is not None:
+        raise InvalidArgument("model.arguments are those of model.class, which is not given.")
     given = {key: value for key, value in section.model_dump().items() if value is not None and key not in COMMON}
     for key in given:
         if key not in kind.options:
             own = ", ".join(kind.options) or "no further keys"
             raise InvalidArgument(f"model.{key} is not for {section.name!r}, which has {own}.{did_you_mean(key, kind.options)}")
     factory_kwargs = {"generator": generator, "dtype": dtype, "device": None}
-    solver_kwargs = {"rtol": section.rtol, "max_steps": section.max_steps, "on_failure": section.on_failure}
-    solver_kwargs = {key: value for key, value in solver_kwargs.items() if value is not None}
     return kind.make(_Design(shape, classes, section.width, given, factory_kwargs, solver_kwargs))
 
 
 def kind_of(name: str) -> ModelKind:
     """The kind of network of a name; an unknown name is refused with the nearest known one."""
+    if name in OWN:
+        return OWN[name]
     if name not in MODELS:
         raise InvalidArgument(f"Unknown model.name {name!r}; known are {', '.join(MODELS)}.{did_you_mean(name, MODELS)}")
     return MODELS[name]
-
-
-class AbstractLoss(abc.ABC):
-    """A mean over counted items, samples or pixels; sums, so that batches and processes add up."""
-
-    @abc.abstractmethod
-    def total(self, output: Tensor, y: Tensor) -> Tensor:
-        """The sum of the loss over the counted items, with a graph."""
-
-    def count(self, y: Tensor) -> int:
-        """The number of counted items."""
-        return y.shape[0]
-
-    @abc.abstractmethod
-    def tally(self, output: Tensor, y: Tensor) -> Tensor:
-        """(k,) float64 sums from which `measures` are computed, without a graph."""
-
-    @abc.abstractmethod
-    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
-        """Names and values, from a sum of tallies."""
-
-
-class Squared(AbstractLoss):
-    """|y_hat - y|^2/2; the accuracy counts equal signs, if the targets are -1 and +1."""
-
-    def __init__(self, *, signs: bool) -> None:
-        self.signs = signs
-
-    def total(self, output: Tensor, y: Tensor) -> Tensor:
-        if output.shape != y.shape:
-            raise InvalidArgument(
-                f"The squared loss needs predictions of the shape of the targets, {tuple(y.shape)}; got {tuple(output.shape)}. "
-                "A network with several outputs takes loss.name=cross_entropy."
-            )
-        return 0.5 * (output - y).square().sum()
-
-    def tally(self, output: Tensor, y: Tensor) -> Tensor:
-        return ((output * y) > 0).sum().double().reshape(1)
-
-    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
-        return {"accuracy": float(tally[0]) / count} if self.signs else {}
-
-
-class CrossEntropy(AbstractLoss):
-    """-log softmax of the true class."""
-
-    def total(self, output: Tensor, y: Tensor) -> Tensor:
-        _check_logits(output, y)
-        return nn.functional.cross_entropy(output, y, reduction="sum")
-
-    def tally(self, output: Tensor, y: Tensor) -> Tensor:
-        return (output.argmax(dim=1) == y).sum().double().reshape(1)
-
-    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
-        return {"accuracy": float(tally[0]) / count}
-
-
-class Segmentation(AbstractLoss):
-    """Cross-entropy of every pixel that counts; accuracy of pixels, mean intersection over union.
-
-    The mean is over the classes in the truth or the predictions of counted pixels.
-
-    Args:
-        classes: Number of logits.
-        ignore_index: The label that does not count.
-    """
-
-    def __init__(self, classes: int, *, ignore_index: int) -> None:
-        self.classes, self.ignore_index = classes, ignore_index
-
-    def total(self, output: Tensor, y: Tensor) -> Tensor:
-        _check_logits(output, y)
-        return nn.functional.cross_entropy(output, y, ignore_index=self.ignore_index, reduction="sum")
-
-    def count(self, y: Tensor) -> int:
-        return int((y != self.ignore_index).sum())
-
-    def tally(self, output: Tensor, y: Tensor) -> Tensor:
-        counted = y != self.ignore_index
-        pairs = y[counted] * self.classes + output.argmax(dim=1)[counted]
-        return torch.bincount(pairs, minlength=self.classes**2).double()
-
-    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
-        confusion = tally.reshape(self.classes, self.classes)
-        both = confusion.diagonal()
-        either = confusion.sum(dim=0) + confusion.sum(dim=1) - both
-        present = either > 0
-        miou = float((both[present] / either[present]).mean()) if bool(present.any()) else 0.0
-        return {"accuracy": float(both.sum()) / max(count, 1), "miou": miou}
-
-
-def _check_logits(output: Tensor, y: Tensor) -> None:
-    if output.dim() != y.dim() + 1 or output.shape[0] != y.shape[0] or output.shape[2:] != y.shape[1:]:
-        raise InvalidArgument(
-            f"Cross-entropy needs logits of shape (n, classes, ...) for targets of shape {tuple(y.shape)}; got "
-            f"{tuple(output.shape)}."
-        )

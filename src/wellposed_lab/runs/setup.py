@@ -17,7 +17,7 @@ from wellposed.data._load import is_path
 from wellposed.data.own import checksum, own_path
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.kernel._memory import available_memory, readable
-from wellposed_lab.runs.models import MODELS, AbstractLoss, CrossEntropy, Segmentation, Squared, build, kind_of
+from wellposed_lab.runs.models import MODELS, OWN, AbstractLoss, CrossEntropy, Segmentation, Squared, build, kind_of
 
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import DataSection, RunConfig
@@ -85,8 +85,11 @@ def resolve_auto(config: RunConfig) -> RunConfig:
     classes to choose from have none. A network of images has 32 channels if no width is given.
     """
     data, model, loss = _of_file(config.data) if is_path(config.data.name) else config.data, config.model, config.loss
+    if model.class_ is not None and model.name not in ("auto", *OWN):
+        raise InvalidArgument(f"model.name={model.name!r} and model.class={model.class_!r} are two networks; omit one of them.")
     if model.name == "auto":
-        model = model.model_copy(update={"name": NETWORKS[_task(config)]})
+        task = _task(config)
+        model = model.model_copy(update={"name": NETWORKS[task] if model.class_ is None else f"own_{task}"})
     kind = kind_of(model.name)
     task = kind.task
     if kind.images and "width" not in model.model_fields_set:

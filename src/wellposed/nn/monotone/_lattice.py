@@ -98,7 +98,7 @@ def symbol(kernel: Tensor, size: tuple[int, int], phases: int = 1, *, strided: b
         (frequencies, out or p^2 out, p^2 in) complex, differentiable in the kernel; frequencies
         along the width, halved, are the slow index.
     """
-    out, into, kh, kw = kernel.shape
+    out, into, kh, kw = map(int, kernel.shape)  # torch.jit.trace has tensors there
     h, w = size
     left = _exponentials(h, h, kh, phases, strided, kernel.dtype, kernel.device)
     right = _exponentials(w, w // 2 + 1, kw, phases, strided, kernel.dtype, kernel.device)

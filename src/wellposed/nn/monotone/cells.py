@@ -98,7 +98,7 @@ class _ImageCell(AbstractCell):
     def bind(self, x: Tensor) -> OperatorMap:
         lift = x.dtype in LOW_PRECISION or self.U[0].dtype in LOW_PRECISION
         x = x.float() if lift else x
-        operator = self.weights.operator(x.shape[2], x.shape[3], self._cache, lift=lift)
+        operator = self.weights.operator(int(x.shape[2]), int(x.shape[3]), self._cache, lift=lift)  # tensors in torch.jit.trace
         return OperatorMap(operator, self.injection(x), self.activation)
 
     def features(self, x: Tensor) -> int:
@@ -110,7 +110,7 @@ class _ImageCell(AbstractCell):
         dtype = self.U[0].dtype
         if _solved_in(x.dtype) != _solved_in(dtype):
             raise InvalidType(f"{name} has {dtype} parameters and got x of {x.dtype}; convert one, e.g. x.to({dtype}).")
-        return sum(lattice.features for lattice in self.weights.lattices(x.shape[2], x.shape[3]))
+        return sum(lattice.features for lattice in self.weights.lattices(int(x.shape[2]), int(x.shape[3])))
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         return self.bind(x).tracked(z.flatten(1)).reshape(z.shape)
