@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "BatchNorm",
+    "DispatchMode",
     "Edge",
     "concrete",
     "eager",
@@ -132,7 +133,16 @@ def watched(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, bool]:
     return value, draws.seen
 
 
-class _Draws(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees operations, without the import of the compiler, which takes as long as
+    torch."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Draws(DispatchMode):
     """Notes whether an operation of this thread depends on the seed; some microseconds for each."""
 
     def __init__(self) -> None:

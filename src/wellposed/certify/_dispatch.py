@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from wellposed.certify._recorded import contradictions
 from wellposed.certify.certificate import Certificate, Verdict
 from wellposed.certify.measurement import check_data, measure
+from wellposed.certify.own_layer import certify_layers, has_layers
 from wellposed.certify.radius_certificate import radius, radius_at
 from wellposed.certify.theorems import PAPERS, TRIED
 from wellposed.certify.well_posedness import contraction, has_one_equilibrium, monotone, perron_frobenius, well_posed
@@ -30,7 +31,9 @@ WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
 }
 
 
-def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any) -> Certificate:
+def certify(
+    model: nn.Module, X: Any = None, y: Tensor | None = None, *, theorem: str | OwnTheorem = "auto", **options: Any
+) -> Certificate:
     r"""Checks a theorem on a model and data, at the present parameters.
 
         >>> import torch, wellposed as wp
@@ -43,13 +46,14 @@ def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem
     Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and
     nothing is changed.
 
-    Other models with one equilibrium layer (dense with a non-decreasing 1-Lipschitz activation, a
-    monotone convolution, or an OptEq network inside) have a certificate of existence and
-    uniqueness: "auto", "contraction" or "monotone".
+    Any module with equilibrium layers has a certificate of existence and uniqueness:
+    `certify(model)` for every input, `certify(layer, x)` for each sample, near the z that is found,
+    with a bound of its error: a `LocalCertificate`. What cannot be proved is UNDECIDED, with the
+    reason. See docs/howto/own_layer.md.
 
     Args:
-        model: A theory network, or another model as above; any module if `theorem` is a callable.
-        X: (n, d) inputs.
+        model: A theory network, or any module.
+        X: (n, d) inputs; what the module takes, if there is no y.
         y: (n,) targets; only theorems about training read them.
         theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
             "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed" for
@@ -70,6 +74,10 @@ def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem
         raise InvalidArgument(f"Unknown theorem {theorem!r}; known are {', '.join(known)}.{hint}")
     function = CONVERGENCE.get(theorem)
     _check_options(theorem, options, tuple(inspect.signature(function).parameters)[3:] if function else ())
+    if y is None:
+        return _without_targets(model, X, theorem)
+    if theorem not in CONVERGENCE and not has_certificate(model) and has_layers(model):
+        return certify_layers(model, X, "auto" if theorem == "well_posed" else theorem)
     if theorem == "well_posed" or (theory_of(model) is None and has_one_equilibrium(model)):
         return well_posed(model, X, "auto" if theorem == "well_posed" else theorem)
     check_data(model, X, y)
@@ -78,6 +86,17 @@ def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem
     if theorem == "auto":
         return _auto(model, X, y)
     return WELL_POSED[theorem](model) if is_theory_network(model) else well_posed(model, X, theorem)
+
+
+def _without_targets(model: nn.Module, X: Any, theorem: str) -> Certificate:
+    """Existence and uniqueness, of any module."""
+    if theorem in CONVERGENCE:
+        raise InvalidArgument(f"theorem={theorem!r} is about training, so it needs targets: certify(model, X, y).")
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"certify needs a torch.nn.Module; got {type(model).__name__}.")
+    if X is None and theorem in WELL_POSED and is_theory_network(model):
+        return WELL_POSED[theorem](model)
+    return certify_layers(model, X, "auto" if theorem == "well_posed" else theorem)
 
 
 def has_certificate(model: nn.Module) -> bool:
@@ -99,7 +118,7 @@ def check_theorem(theorem: object, model: nn.Module | None = None, X: Any = None
         certify(model, X[:2], y[:2], theorem=theorem)
 
 
-def certificate_by(theorem: OwnTheorem, model: Any, X: Tensor, y: Tensor, options: Mapping[str, Any]) -> Certificate:
+def certificate_by(theorem: OwnTheorem, model: Any, X: Any, y: Tensor | None, options: Mapping[str, Any]) -> Certificate:
     """What the callable returns, checked to be a certificate that agrees with itself.
 
     Args:
@@ -130,7 +149,7 @@ class CallablePackage(types.ModuleType):
     pickles by name."""
 
     def __call__(
-        self, model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any
+        self, model: nn.Module, X: Any = None, y: Tensor | None = None, *, theorem: str | OwnTheorem = "auto", **options: Any
     ) -> Certificate:
         return certify(model, X, y, theorem=theorem, **options)
 
