@@ -16,9 +16,10 @@ from torch.utils.flop_counter import flop_registry
 
 __all__ = [
     "BatchNorm",
+    "DispatchMode",
+    "Edge",
     "PER_NUMBER",
     "PER_OPERATION",
-    "Edge",
     "concrete",
     "counted",
     "eager",
@@ -136,7 +137,16 @@ def watched(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, bool]:
     return value, draws.seen
 
 
-class _Draws(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees operations, without the import of the compiler, which takes as long as
+    torch."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Draws(DispatchMode):
     """Notes whether an operation of this thread depends on the seed; some microseconds for each."""
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ from wellposed.certify._gate import check_data
 from wellposed.certify._recorded import contradictions
 from wellposed.certify.certificate import Certificate, Verdict
 from wellposed.certify.measurement import measure
+from wellposed.certify.own_layer import certify_layers, has_layers
 from wellposed.certify.radius_certificate import radius, radius_at
 from wellposed.certify.theorems import PAPERS, TRIED
 from wellposed.certify.well_posedness import contraction, has_one_equilibrium, monotone, perron_frobenius, well_posed
@@ -31,36 +32,39 @@ WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
 }
 
 
-def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any) -> Certificate:
+def certify(
+    model: nn.Module, X: Any = None, y: Tensor | None = None, *, theorem: str | OwnTheorem = "auto", **options: Any
+) -> Certificate:
     r"""Checks a theorem on a model and data, at the present parameters.
 
-        >>> import torch, wellposed as wp
-        >>> model = wp.GaussianDEQ(20, 100, dtype=torch.float64)
-        >>> X, y = torch.randn(5, 20, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-        >>> certificate = wp.certify(model, X, y, theorem="radius")
-        >>> certificate.verdict in (wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED)
-        True
+            >>> import torch, wellposed as wp
+            >>> model = wp.GaussianDEQ(20, 100, dtype=torch.float64)
+            >>> X, y = torch.randn(5, 20, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+            >>> certificate = wp.certify(model, X, y, theorem="radius")
+            >>> certificate.verdict in (wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED)
+            True
 
-    Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and
-    nothing is changed.
+        Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and
+        nothing is changed.
 
-    Other models with one equilibrium layer (dense with a non-decreasing 1-Lipschitz activation, a
-    monotone convolution, or an OptEq network inside) have a certificate of existence and
-    uniqueness: "auto", "contraction" or "monotone".
+        Any module with equilibrium layers has a certificate of existence and uniqueness:
+        `certify(model)` for every input, `certify(layer, x)` for each sample, near the z that is found,
+        with a bound of its error: a `LocalCertificate`. What cannot be proved is UNDECIDED, with the
+        reason. See docs/howto/own_layer.md.
 
-    Args:
-        model: A theory network, or another model as above; any module if `theorem` is a callable.
-        X: (n, d) inputs, of the dtype of the model.
-        y: (n,) targets; only theorems about training read them.
-        theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
-            "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed" for
-            the one of them that fits the model; "auto" tries all that fit and returns the strongest
-            that holds, with the others in `Certificate.others`. In order: the flow, descent with
-            layer-wise steps, the theorem of the paper. If none holds, the radius certificate for
-            the flow says why (an OptEq network then has its certificate of uniqueness). A theorem
-            of your own is a callable (model, X, y) -> Certificate; see docs/howto/theorem.md.
-        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for
-            "auto". A callable gets them as keyword arguments.
+        Args:
+    from wellposed.certify.measurement import measure
+    from wellposed.certify.own_layer import certify_layers, has_layers
+            y: (n,) targets; only theorems about training read them.
+            theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
+                "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed" for
+                the one of them that fits the model; "auto" tries all that fit and returns the strongest
+                that holds, with the others in `Certificate.others`. In order: the flow, descent with
+                layer-wise steps, the theorem of the paper. If none holds, the radius certificate for
+                the flow says why (an OptEq network then has its certificate of uniqueness). A theorem
+                of your own is a callable (model, X, y) -> Certificate; see docs/howto/theorem.md.
+            options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for
+                "auto". A callable gets them as keyword arguments.
     """
     check_theorem(theorem)
     if not isinstance(theorem, str):
@@ -71,6 +75,10 @@ def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem
         raise InvalidArgument(f"Unknown theorem {theorem!r}; known are {', '.join(known)}.{hint}")
     function = CONVERGENCE.get(theorem)
     _check_options(theorem, options, tuple(inspect.signature(function).parameters)[3:] if function else ())
+    if y is None:
+        return _without_targets(model, X, theorem)
+    if theorem not in CONVERGENCE and not has_certificate(model) and has_layers(model):
+        return certify_layers(model, X, "auto" if theorem == "well_posed" else theorem)
     if theorem == "well_posed" or (theory_of(model) is None and has_one_equilibrium(model)):
         return well_posed(model, X, "auto" if theorem == "well_posed" else theorem)
     check_data(model, X, y)
@@ -79,6 +87,17 @@ def certify(model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem
     if theorem == "auto":
         return _auto(model, X, y)
     return WELL_POSED[theorem](model) if is_theory_network(model) else well_posed(model, X, theorem)
+
+
+def _without_targets(model: nn.Module, X: Any, theorem: str) -> Certificate:
+    """Existence and uniqueness, of any module."""
+    if theorem in CONVERGENCE:
+        raise InvalidArgument(f"theorem={theorem!r} is about training, so it needs targets: certify(model, X, y).")
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"certify needs a torch.nn.Module; got {type(model).__name__}.")
+    if X is None and theorem in WELL_POSED and is_theory_network(model):
+        return WELL_POSED[theorem](model)
+    return certify_layers(model, X, "auto" if theorem == "well_posed" else theorem)
 
 
 def has_certificate(model: nn.Module) -> bool:
@@ -100,7 +119,7 @@ def check_theorem(theorem: object, model: nn.Module | None = None, X: Any = None
         certify(model, X[:2], y[:2], theorem=theorem)
 
 
-def certificate_by(theorem: OwnTheorem, model: Any, X: Tensor, y: Tensor, options: Mapping[str, Any]) -> Certificate:
+def certificate_by(theorem: OwnTheorem, model: Any, X: Any, y: Tensor | None, options: Mapping[str, Any]) -> Certificate:
     """What the callable returns, checked to be a certificate that agrees with itself.
 
     Args:
@@ -131,7 +150,7 @@ class CallablePackage(types.ModuleType):
     pickles by name."""
 
     def __call__(
-        self, model: nn.Module, X: Tensor, y: Tensor, *, theorem: str | OwnTheorem = "auto", **options: Any
+        self, model: nn.Module, X: Any = None, y: Tensor | None = None, *, theorem: str | OwnTheorem = "auto", **options: Any
     ) -> Certificate:
         return certify(model, X, y, theorem=theorem, **options)
 

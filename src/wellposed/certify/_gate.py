@@ -232,8 +232,8 @@ def _overridden(kind: type, declared: tuple[str, ...] = ()) -> list[str]:
     it and its bases compute; to define an abstract one is what it is for."""
     outside = [base for base in kind.__mro__ if not _of_library(base) and base.__module__ not in ("builtins", "abc")]
     library = next((base for base in kind.__mro__ if _of_library(base)), None)
-    if not outside or library in (None, nn.Module):
-        return []  # of the library, or unrelated to it
+    if not outside or library in (None, nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict):
+        return []  # of the library, unrelated to it, or a container of what its class computes
     if inspect.isabstract(library) and not issubclass(library, nn.Module):
         return []  # an activation that declares its own bounds
     found, allowed = [], {*_FREE, "sensitivity"}

@@ -168,7 +168,7 @@ def bind_function(
     """
     function = cell
     if isinstance(cell, nn.Module) and not isinstance(cell, torch.jit.ScriptModule):
-        _check_norms(cell, coupled=coupled)
+        check_norms(cell, coupled=coupled)
         function, x = _BoundModule(cell), map_tensors(_lifted, x)
     if layout.dtype not in LOW_PRECISION:
         function = with_shape_hint(function, state, given=given, state_shape=state_shape)
@@ -214,7 +214,7 @@ def check_state_shape(cell: Any, shape: Any) -> None:
         raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
 
 
-def _check_norms(cell: nn.Module, *, coupled: bool) -> None:
+def check_norms(cell: nn.Module, *, coupled: bool) -> None:
     for name, module in cell.named_modules():
         if not isinstance(module, BatchNorm):
             continue

@@ -1,0 +1,189 @@
+"""A layer as certificates see it: the equilibria that it finds, and its cell as a tape."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed._torch import uncompiled
+from wellposed._tree import leaves, map_tensors
+from wellposed.certify._gate import DECLARED, changed, not_finite
+from wellposed.certify._recording import record
+from wellposed.certify._tape import Refused, Tape
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.nn import EquilibriumLayer
+from wellposed.nn.cell import AbstractCell, check_norms
+from wellposed.nn.families import is_theory_network
+from wellposed.solve.solution import SolveRecord
+from wellposed.solve.solver import Tolerance
+
+#: Of solves from other starts: Newton's method continues where they end.
+_ROUGH, _FEW = Tolerance(1e-6, 0.0), 60
+#: Sides of images that are tried where no input is given.
+_SIDES = (8, 16, 32)
+
+
+class Followed:
+    """A layer and an input; nothing of the layer changes.
+
+    Args:
+        layer: The layer.
+        owner: The model that holds it, whose parameters the cell may use.
+        x: Its input, batch first.
+    """
+
+    def __init__(self, layer: EquilibriumLayer, owner: nn.Module, x: Any) -> None:
+        self.layer, self.owner, self.x = layer, owner, x
+        tensors = [leaf for leaf in leaves(x) if isinstance(leaf, Tensor) and leaf.dim()]
+        if not tensors:
+            raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
+        self.batch = tensors[0].shape[0]
+        self.coupled = bool(layer.coupled)
+        self.computed: dict[str, None] = {}
+        self._tapes: dict[int | None, Tape] = {}
+
+    def objection(self) -> str:
+        """Why nothing can be proved about this object; empty if there is no reason yet."""
+        return objection(self.layer, self.owner)
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """(batch, n) the equilibria that the layer finds, and f there; the batch is 1 if rows are
+        coupled."""
+        with self._apart(), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            f, start, _, options = self.layer._bind(self.x, None)
+            outcome = self.layer._solve(f, start, options)
+            self.coupled = self.coupled or outcome.coupled
+            image = f(outcome.value.clone())
+            shape = (1, -1) if self.coupled else image.shape
+            return outcome.value.reshape(shape).clone(), image.reshape(shape).clone()
+
+    def solve_from(self, starts: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """As `solve`, roughly, from each of the starts, which are (batch, n)."""
+        x, start = self.x, torch.stack(starts)
+        with self._apart(), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if self.coupled:
+                return [self._rough(x, each) for each in start]
+            times = len(starts)
+            many = map_tensors(lambda t: t.repeat(times, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t, x)
+            z, image = self._rough(many, start.flatten(0, 1))
+            return list(zip(z.view_as(start), image.view_as(start), strict=True))
+
+    def _rough(self, x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
+        f, zero, _, options = self.layer._bind(x, None)
+        rough = replace(options, tolerance=_ROUGH, max_steps=min(options.max_steps, _FEW))
+        z = self.layer._solve(f, start.reshape(zero.shape).to(zero), rough).value
+        return z.reshape(start.shape).clone(), f(z.clone()).reshape(start.shape).clone()
+
+    def _per_sample(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 0 and tensor.shape[0] == self.batch
+
+    def tape(self, index: int | None = None) -> Tape:
+        """The steps of the cell for one sample, or for the batch if rows are coupled.
+
+        Raises:
+            Refused: With the reason.
+        """
+        index = None if self.coupled else index
+        if index in self._tapes:
+            return self._tapes.pop(index)  # each is asked for twice at most
+        x = self.x
+        if index is not None:
+            x = map_tensors(lambda t: t[index : index + 1] if self._per_sample(t) else t, x)
+        x = map_tensors(lambda t: t.detach().cpu(), x)
+        with self._apart(), torch.no_grad():
+            tape = _recorded(self.layer, self.owner, x)
+        self.computed |= dict.fromkeys(tape.computed)
+        if index == 0:
+            self._tapes[index] = tape
+        return tape
+
+    def rows_depend(self) -> bool:
+        """Whether the first row of f changes if another row is put below it."""
+        if self.coupled:
+            return False
+        x = map_tensors(lambda t: t[:1] if self._per_sample(t) else t, self.x)
+        twice = map_tensors(lambda t: t[:1].repeat(2, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t, self.x)
+        with self._apart(), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            start = self.layer._bind(twice, None)[1]
+            z = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
+            alone = self.layer._bind(x, None)[0](z[:1].clone())[0].clone()
+            below = self.layer._bind(twice, None)[0](z.clone())[0]
+        size = float(alone.abs().max()) if alone.numel() else 0.0
+        return bool((alone - below).abs().max() > math.sqrt(torch.finfo(z.dtype).eps) * (1 + size)) if alone.numel() else False
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Keeps the record of the layer as it is."""
+        kept = self.layer._record
+        self.layer._record = SolveRecord(coupled=set(kept.coupled))
+        try:
+            yield
+        finally:
+            self.layer._record = kept
+
+
+def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any) -> Tape:
+    if any(tensor.device.type != "cpu" for tensor in (*owner.parameters(), *owner.buffers())):
+        raise Refused("Its parameters are not on the CPU, where the proof computes. Move a copy there.")
+    cell = layer.cell
+
+    def call(state: Tensor) -> Any:
+        if isinstance(cell, AbstractCell):
+            return cell(state.reshape(cell.state_shape(x)), x).reshape(1, -1)
+        f, start, _, _ = layer._bind(x, None)
+        return f.tracked(state.reshape(start.shape)).reshape(1, -1)
+
+    try:
+        start = layer._bind(x, None)[1]
+        z = torch.zeros((1, start.numel()), dtype=start.dtype)
+        return uncompiled(lambda: record(call, z, x, owner))
+    except Refused:
+        raise
+    except Exception as error:  # whatever the code of a cell raises under a transform
+        first = str(error).strip().splitlines()
+        raise Refused(f"It could not be followed: {type(error).__name__}: {first[0] if first else ''}") from error
+
+
+def objection(layer: EquilibriumLayer, owner: nn.Module) -> str:
+    """Why nothing can be proved about this layer, whatever its input; empty if there is no
+    reason."""
+    if isinstance(layer.cell, nn.Module) and not isinstance(layer.cell, AbstractCell):
+        try:
+            check_norms(layer.cell, coupled=layer.coupled)
+        except InvalidArgument as error:
+            return str(error)
+    declared = DECLARED if is_theory_network(owner) else ()
+    return changed(owner, declared=declared) or not_finite(owner)
+
+
+def guessed_input(layer: EquilibriumLayer, owner: nn.Module) -> Any:
+    """An input of zeros that fits, of one sample, from the shapes of the parameters; None if none
+    was found."""
+    tensors = [tensor for tensor in owner.parameters() if tensor.is_floating_point()]
+    dtype = tensors[0].dtype if tensors else torch.get_default_dtype()
+    sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape[:2])
+    state = layer._state_shape
+    shapes: list[tuple[int, ...]] = [] if state is None else [tuple(state)]
+    shapes += [(size,) for size in sizes]
+    sides = _SIDES if state is None or len(state) < 2 else (state[-1],)
+    shapes += [(size, side, side) for side in sides for size in sizes]
+    shapes += [(size, side) for side in sides for size in sizes]
+    shapes += [(8,), (1, 8, 8)]
+    for shape in dict.fromkeys(shapes):
+        x = torch.zeros((1, *shape), dtype=dtype)
+        followed = Followed(layer, owner, x)
+        with contextlib.suppress(Exception), followed._apart(), torch.no_grad():  # that it does not fit
+            f, start, _, _ = layer._bind(x, None)
+            if f.tracked(start).shape == start.shape:
+                return x
+    return None

@@ -1,0 +1,294 @@
+"""Operations of torch as steps of a tape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.certify._functions import PLAIN, Function
+from wellposed.certify._tape import Step
+
+#: Operations that read a number or take a decision.
+READS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
+#: Operations whose result depends on the shape of a tensor alone.
+BLANK = {
+    *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
+    *("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "scalar_tensor", "empty_strided", "new_empty_strided"),
+}
+#: Linear operations of one tensor that only move entries, or repeat or leave out some.
+_MOVES = (
+    *("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t", "slice", "select", "unsqueeze"),
+    *("squeeze", "clone", "detach", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
+    *("pixel_shuffle", "pixel_unshuffle", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
+    *("replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "narrow", "diag_embed"),
+)
+#: Linear operations of one tensor that add up entries with positive coefficients.
+_SUMS = ("sum", "mean", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "upsample_bilinear2d", "cumsum", "im2col", "col2im")
+#: Several linear results.
+_SPLITS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
+_ORDER = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
+
+LOWER: dict[str, Callable[..., Any]] = {}
+
+
+def lowers(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        LOWER.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def depends(parents: Sequence[Step]) -> dict[str, Any]:
+    return {
+        "parents": tuple(parents),
+        "of_z": any(parent.of_z for parent in parents),
+        "of_x": any(parent.of_x for parent in parents),
+    }
+
+
+def linear(
+    tape: Any,
+    parents: Sequence[Step],
+    apply: Callable[..., Tensor],
+    shape: torch.Size,
+    *,
+    terms: int = 0,
+    absolute: Callable[..., Tensor] | None = None,
+    name: str = "",
+) -> Step:
+    """A linear step of all parents together."""
+    step = Step("linear", shape, apply=apply, absolute=absolute or apply, terms=terms, name=name, **depends(parents))
+    result: Step = tape.add(step)
+    return result
+
+
+def bilinear(
+    tape: Any, a: Step, b: Step, apply: Callable[[Tensor, Tensor], Tensor], shape: torch.Size, terms: int, name: str
+) -> Step:
+    """A step that is linear in each of two parents, with coefficients 0 and 1."""
+    result: Step = tape.add(Step("bilinear", shape, apply=apply, terms=terms, name=name, **depends((a, b))))
+    return result
+
+
+def function(tape: Any, a: Step, function: Function, name: str) -> Step:
+    result: Step = tape.add(Step("function", a.shape, function=function, name=name, **depends((a,))))
+    return result
+
+
+def scaled(tape: Any, a: Step, factor: float) -> Step:
+    if factor == 1:
+        return a
+    exact = math.frexp(abs(factor))[0] == 0.5
+    return linear(
+        tape,
+        (a,),
+        lambda t: t * factor,
+        a.shape,
+        terms=0 if exact else 1,
+        absolute=lambda t: t * abs(factor),
+        name=f"scale {factor!r}",
+    )
+
+
+def _operand(tape: Any, a: Any) -> Step:
+    """A number as a constant."""
+    if isinstance(a, Step):
+        return a
+    step: Step = tape.add(Step("constant", torch.Size(), value=torch.tensor(float(a), dtype=torch.float64)))
+    return step
+
+
+def plus(tape: Any, a: Any, b: Any, alpha: float = 1.0) -> Step:
+    """a + alpha b."""
+    a, b = _operand(tape, a), _operand(tape, b)
+    if alpha not in (1, -1):
+        b, alpha = scaled(tape, b, alpha), 1
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    return linear(
+        tape, (a, b), lambda s, t: s + t if alpha == 1 else s - t, shape, terms=1, absolute=lambda s, t: s + t, name="add"
+    )
+
+
+def times(tape: Any, a: Any, b: Any) -> Step:
+    """a b, entry by entry."""
+    for one, other in ((a, b), (b, a)):
+        if not isinstance(other, Step):
+            return scaled(tape, one, float(other))
+    return bilinear(tape, a, b, torch.mul, torch.broadcast_shapes(a.shape, b.shape), 1, "mul")
+
+
+@lowers(*_MOVES)
+def _move(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) -> Step | None:
+    if any(isinstance(item, Step) for item in rest):
+        return None
+    return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, name="move")
+
+
+@lowers(*_SUMS)
+def _sum(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) -> Step | None:
+    if named.get("dtype") is not None:
+        return None
+    terms = a.shape.numel() // max(1, min(out.numel(), a.shape.numel())) + 16
+    if "cumsum" in str(func) or "col" in str(func):
+        terms = a.shape.numel() + 16
+    return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, terms=terms, name="sum")
+
+
+@lowers(*_SPLITS)
+def _split(tape: Any, func: Any, out: Any, a: Step, *rest: Any, **named: Any) -> list[Step]:
+    return [
+        linear(tape, (a,), lambda t, i=i: func(t, *rest, **named)[i], part.shape, name="move") for i, part in enumerate(out)
+    ]
+
+
+@lowers("cat", "stack")
+def _cat(tape: Any, func: Any, out: Tensor, parts: Sequence[Step], dim: int = 0) -> Step:
+    return linear(tape, parts, lambda *tensors: func(list(tensors), dim), out.shape, name="cat")
+
+
+@lowers("constant_pad_nd")
+def _pad(tape: Any, func: Any, out: Tensor, a: Step, pad: Any, value: float = 0) -> Step | None:
+    return None if value else linear(tape, (a,), lambda t: func(t, pad, 0), out.shape, name="move")
+
+
+@lowers("_to_copy")
+def _cast(tape: Any, func: Any, out: Tensor, a: Step, *, dtype: Any = None, **named: Any) -> Step | None:
+    lost = dtype is not None and dtype not in (torch.float32, torch.float64)
+    return None if lost else linear(tape, (a,), lambda t: t.clone(), out.shape, name="move")
+
+
+@lowers("slice_scatter", "select_scatter")
+def _scatter(tape: Any, func: Any, out: Tensor, a: Step, b: Step, *rest: Any, **named: Any) -> Step:
+    return linear(tape, (a, b), lambda s, t: func(s, t, *rest, **named), out.shape, name="cat")
+
+
+@lowers("copy")
+def _copy(tape: Any, func: Any, out: Tensor, a: Step, b: Step, *rest: Any) -> Step:
+    return linear(tape, (b,), lambda t: t.expand(out.shape).clone(), out.shape, name="move")
+
+
+@lowers("index_select", "index")
+def _index(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any) -> Step | None:
+    flat = [item for part in rest for item in (part if isinstance(part, (list, tuple)) else [part])]
+    if any(isinstance(item, Step) and (item.kind != "constant" or item.value is None) for item in flat):
+        return None
+    given = [
+        [item.value if isinstance(item, Step) else item for item in part]
+        if isinstance(part, (list, tuple))
+        else part.value
+        if isinstance(part, Step)
+        else part
+        for part in rest
+    ]
+    return linear(tape, (a,), lambda t: func(t, *given), out.shape, name="move")
+
+
+@lowers("where")
+def _where(tape: Any, func: Any, out: Tensor, condition: Step, a: Any, b: Any) -> Step | None:
+    if condition.kind != "constant" or condition.value is None:
+        return None
+    mask = condition.value
+    parents = (_operand(tape, a), _operand(tape, b))
+    return linear(tape, parents, lambda s, t: torch.where(mask, s, t), out.shape, name="cat")
+
+
+@lowers("masked_fill")
+def _masked_fill(tape: Any, func: Any, out: Tensor, a: Step, mask: Step, value: Any) -> Step | None:
+    if mask.kind != "constant" or isinstance(value, Step) or not math.isfinite(value):
+        return None
+    return _where(tape, func, out, mask, value, a)
+
+
+@lowers("add")
+def _add(tape: Any, func: Any, out: Tensor, a: Any, b: Any, *, alpha: float = 1) -> Step:
+    return plus(tape, a, b, alpha)
+
+
+@lowers("sub", "subtract")
+def _sub(tape: Any, func: Any, out: Tensor, a: Any, b: Any, *, alpha: float = 1) -> Step:
+    return plus(tape, a, b, -alpha)
+
+
+@lowers("rsub")
+def _rsub(tape: Any, func: Any, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Step:
+    return plus(tape, b, a, -alpha)
+
+
+@lowers("neg")
+def _neg(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+    return scaled(tape, a, -1.0)
+
+
+@lowers("mul")
+def _mul(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Step:
+    return times(tape, a, b)
+
+
+@lowers("div")
+def _div(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Step:
+    if isinstance(b, Step):
+        return times(tape, a, function(tape, b, PLAIN["reciprocal"], "reciprocal"))
+    return linear(tape, (a,), lambda t: t / b, a.shape, terms=1, absolute=lambda t: t / abs(b), name=f"scale {1 / b!r}")
+
+
+@lowers("square")
+def _square(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+    return times(tape, a, a)
+
+
+@lowers("pow")
+def _pow(tape: Any, func: Any, out: Tensor, a: Any, exponent: Any) -> Step | None:
+    if not isinstance(a, Step) or exponent not in (2, 3, 0.5, -0.5, -1, 1):
+        return None
+    if exponent in (0.5, -0.5, -1):
+        name = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent]
+        return function(tape, a, PLAIN[name], name)
+    result = a
+    for _ in range(int(exponent) - 1):
+        result = times(tape, result, a)
+    return result
+
+
+@lowers("lerp")
+def _lerp(tape: Any, func: Any, out: Tensor, a: Step, b: Step, weight: Any) -> Step:
+    return plus(tape, a, times(tape, plus(tape, b, a, -1.0), weight))
+
+
+@lowers("addcmul")
+def _addcmul(tape: Any, func: Any, out: Tensor, a: Step, b: Step, c: Step, *, value: float = 1) -> Step:
+    return plus(tape, a, times(tape, b, c), value)
+
+
+@lowers("mm", "bmm", "mv", "dot")
+def _mm(tape: Any, func: Any, out: Tensor, a: Step, b: Step) -> Step:
+    return bilinear(tape, a, b, torch.matmul, out.shape, a.shape[-1], "mm")
+
+
+@lowers("addmm", "baddbmm", "addmv")
+def _addmm(tape: Any, func: Any, out: Tensor, c: Step, a: Step, b: Step, *, beta: float = 1, alpha: float = 1) -> Step:
+    product = scaled(tape, _mm(tape, func, out, a, b), float(alpha))
+    return product if beta == 0 else plus(tape, product, scaled(tape, c, float(beta)))
+
+
+@lowers("convolution")
+def _convolution(tape: Any, func: Any, out: Tensor, a: Step, weight: Step, bias: Step | None, *options: Any) -> Step:
+    transposed, groups = options[3], options[5]
+    each = weight.shape[0] // groups if transposed else weight.shape[1]
+    terms = each * weight.shape[2:].numel()
+
+    def apply(t: Tensor, w: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten.convolution(t, w, None, *options)
+        return result
+
+    name = "convolution transposed" if transposed else f"convolution {groups}"
+    product = bilinear(tape, a, weight, apply, out.shape, terms, name)
+    if bias is None:
+        return product
+    dims = (1, -1, *(1,) * (len(out.shape) - 2))
+    shaped = linear(tape, (bias,), lambda t: t.reshape(dims), torch.Size((1, bias.shape[0], *dims[2:])), name="move")
+    return plus(tape, product, shaped)
