@@ -46,7 +46,7 @@ class Followed:
             raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
         self.batch = tensors[0].shape[0]
         self.coupled = bool(layer.coupled)
-        self.computed: dict[str, None] = {}
+        self.computed: list[str] = []
         self._tapes: dict[int | None, Tape] = {}
 
     def objection(self) -> str:
@@ -101,7 +101,7 @@ class Followed:
         x = map_tensors(lambda t: t.detach().cpu(), x)
         with self._apart(), torch.no_grad():
             tape = _recorded(self.layer, self.owner, x)
-        self.computed |= dict.fromkeys(tape.computed)
+        self.computed += [name for name in tape.computed if name not in self.computed]
         if index == 0:
             self._tapes[index] = tape
         return tape
