@@ -168,7 +168,7 @@ def counted(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, float]:
     """f(z), and its cost per row: operations are counted, not timed, so that it is reproducible."""
     with _Cost() as cost:
         value = uncompiled(lambda: f(z))
-    return value, PER_OPERATION * cost.operations + cost.work / z.shape[0]
+    return value, PER_OPERATION * cost.operations + cost.work / max(z.shape[0], 1)
 
 
 class _Cost(TorchDispatchMode):

@@ -166,7 +166,7 @@ def test_a_column_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_no_file_can_have_is_one_sentence(name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"data\.name=.*cannot be"):
         load(name)
-    with pytest.raises(InvalidArgument, match=r"data\.name=.*cannot be"):
+    with pytest.raises(InvalidArgument, match=r"data\.name=.*cannot be|data\.name of .* unicode"):
         prepare(resolve({"data": {"name": name}}))
 
 

@@ -57,14 +57,15 @@ def certify(
     from wellposed.certify.own_layer import certify_layers, has_layers
             y: (n,) targets; only theorems about training read them.
             theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
-                "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed" for
-                the one of them that fits the model; "auto" tries all that fit and returns the strongest
-                that holds, with the others in `Certificate.others`. In order: the flow, descent with
-                layer-wise steps, the theorem of the paper. If none holds, the radius certificate for
-                the flow says why (an OptEq network then has its certificate of uniqueness). A theorem
-                of your own is a callable (model, X, y) -> Certificate; see docs/howto/theorem.md.
-            options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none for
-                "auto". A callable gets them as keyword arguments.
+                "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed"
+                for the one of them that fits the model; "auto" tries all that fit and returns the
+                strongest that holds, with the others in `Certificate.others`. In order: the flow,
+                descent with layer-wise steps, the theorem of the paper. If none holds, the radius
+                certificate for the flow says why (an OptEq network then has its certificate of
+                uniqueness). A theorem of your own is a callable (model, X, y) -> Certificate; see
+                docs/howto/theorem.md.
+            options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none
+                for "auto". A callable gets them as keyword arguments.
     """
     check_theorem(theorem)
     if not isinstance(theorem, str):

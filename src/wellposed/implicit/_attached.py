@@ -80,7 +80,7 @@ def attach_gradient(
         bound = FunctionMap(f, layout, args, low_precision=mixed)
         options = SolveOptions(Auto(), Tolerance(rtol, atol), max_steps, on_failure, "attach_gradient")
         outcome = judge(bound, rows, options.tolerance, 1)
-        options.judge(outcome, layout, by=_NotAnEquilibrium())
+        options.judge(outcome, layout, bound, by=_NotAnEquilibrium())
         if torch.is_grad_enabled():
             exact = Tolerance(ADJOINT_RTOL[rows.dtype], 0.0)
             rows = gradient.attach(bound, outcome, SolveOptions(Auto(), exact, max_steps, on_failure, "attach_gradient"))

@@ -97,8 +97,8 @@ class Jacobian(AbstractJacobian):
     through f each. `mv` differentiates the linear function u -> J^T u with respect to u, so that a
     product costs one backward pass too and f is not evaluated again (forward mode would evaluate f
     at each product). At a kink (relu at 0) both use the element of the generalized Jacobian that
-    autograd picks. Code made by `torch.compile` is recorded as plain Python: its own graph may serve
-    for one product only, and has no second derivative, which `mv` needs.
+    autograd picks. Code made by `torch.compile` is recorded as plain Python: its own graph may
+    serve for one product only, and has no second derivative, which `mv` needs.
 
     Args:
         f: Row-wise function of (batch, features).

@@ -88,7 +88,7 @@ def root(
         outcome = options.run(rows, start, record=record, coupled=coupled)
         converged = bool((outcome.codes == Status.CONVERGED).any())
         flat = _flatness(FunctionMap(F, layout, args, low_precision=mixed), outcome.value) if converged else ""
-    solution = options.judge(outcome, layout)
+    solution = options.judge(outcome, layout, rows)
     if flat and on_failure != "ignore":
         warnings.warn(f"root: {flat}", WellposedWarning, stacklevel=user_level())
     return replace(solution, note=solution.note or flat)
