@@ -33,6 +33,8 @@ from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, 
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
 from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
 from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.prove import Proof
+from wellposed.prove import package as prove
 from wellposed.solve import (
     Anderson,
     Auto,
@@ -85,6 +87,7 @@ __all__ = [
     "PeacemanRachford",
     "PhantomGradient",
     "Picard",
+    "Proof",
     "SkipDEQ",
     "Solution",
     "Status",
@@ -99,6 +102,7 @@ __all__ = [
     "flow",
     "generalization_bound",
     "least_eigenvalue",
+    "prove",
     "suggest",
     "tangent_kernel",
 ]

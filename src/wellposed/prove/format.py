@@ -38,6 +38,7 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
     num_steps         K: how many steps of descent the proof follows
     delta, loss       delta_K, and |r|^2/2 at the computed point K
     radius, rate      of the tail (below); null if undecided
+    distance          >= |theta_j - theta_0| for all exact iterates j >= K; null if undecided
     seconds           time that it took
     assumptions       list of sentences
     hashes            {"X": ..., "y": ..., "start.W": ..., ...}: SHA-256, in hexadecimal, of the bytes of
@@ -117,3 +118,147 @@ The gradient G of step k, in R, U, w, v, is made of them as
 
 with norm |G|^2 = k^2 |G_R|^2 + l^2 |G_U|^2 + |G_w|^2 + |G_v|^2 over the trained parts.
 """
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from wellposed._io import check_outputs, write_whole
+from wellposed._reading import read_bytes, read_object
+from wellposed.certify import Verdict
+from wellposed.errors import InvalidArgument, MissingPackage, RunError, how_to_install
+from wellposed.prove._problem import Exact, Parameters, Problem
+from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
+
+if TYPE_CHECKING:
+    from wellposed.prove.proof import Proof
+
+NAME, VERSION = "wellposed-proof", 1
+JSON, TENSORS = "proof.json", "proof.safetensors"
+#: Largest sizes in bytes that are read.
+_MOST_JSON, _MOST_TENSORS = 1 << 28, 1 << 34
+_PARTS = ("R", "U", "w", "v")
+
+
+def save(proof: Proof, folder: Path) -> Path:
+    """Writes both files, each atomically; the JSON last."""
+    problem = proof._problem
+    if problem is None:
+        raise InvalidArgument("This proof has no data, so it cannot be saved; save the one that `prove` returned.")
+    import wellposed
+
+    tensors = {"X": problem.X, "y": problem.y} | {f"start.{name}": value for name, value in problem.start.items()}
+    hashes = {name: sha256(value) for name, value in tensors.items()}
+    for step, kept in proof._checkpoints.items():
+        tensors |= {f"checkpoint.{step}.{name}": value for name, value in kept.items()}
+    record = {
+        "format": NAME,
+        "version": VERSION,
+        "program": wellposed.__version__,
+        "verdict": "proved" if proof.verdict is Verdict.CERTIFIED else "undecided",
+        "reason": proof.reason,
+        "family": proof.family,
+        "activation": {"name": problem.slopes.name, "shift": problem.slopes.shift},
+        "sizes": proof.sizes,
+        "scales": problem.scales,
+        "step_size": proof.step_size,
+        "num_steps": proof.num_steps,
+        "delta": proof.delta,
+        "loss": proof.loss,
+        "radius": proof.radius,
+        "rate": proof.rate,
+        "distance": proof.distance,
+        "seconds": proof.seconds,
+        "assumptions": list(proof.assumptions),
+        "hashes": hashes,
+        "steps": proof.steps,
+        "tail": proof.tail,
+        "checkpoints": sorted(proof._checkpoints),
+        "attempts": proof.attempts,
+    }
+    content = _safetensors().save({name: value.contiguous().clone() for name, value in tensors.items()})
+    check_outputs(folder, [JSON, TENSORS])
+    write_whole(folder / TENSORS, content, begun=False)
+    write_whole(folder / JSON, json.dumps(record, indent=1, allow_nan=False).encode(), begun=False)
+    return folder
+
+
+def load(folder: Path) -> Proof:
+    """A proof as it was stored; nothing in it is checked beyond its form."""
+    from wellposed.prove.proof import Proof
+
+    record = read_object(folder / JSON, limit=_MOST_JSON, error=RunError)
+    content = read_bytes(folder / TENSORS, limit=_MOST_TENSORS, error=RunError)
+    if record is None or content is None:
+        raise RunError(f"{folder} has no stored proof: it needs {JSON} and {TENSORS}; write them with proof.save(folder).")
+    if record.get("format") != NAME or record.get("version") != VERSION:
+        raise RunError(f"{folder / JSON} is not a proof of version {VERSION}: format {record.get('format')!r}.")
+    try:
+        tensors: dict[str, Tensor] = _safetensors().load(content)
+        problem, at, checkpoints = _parsed(record, tensors)
+        return Proof(
+            verdict=Verdict.CERTIFIED if record["verdict"] == "proved" else Verdict.UNDECIDED,
+            activation=record["activation"]["name"],
+            assumptions=tuple(record["assumptions"]),
+            _problem=problem,
+            _at=at,
+            _checkpoints=checkpoints,
+            **{
+                name: record[name]
+                for name in (
+                    "reason step_size num_steps delta loss radius rate distance seconds family sizes steps tail attempts".split()
+                )
+            },
+        )
+    except Exception as error:  # of whatever kind: the file is not what it says
+        raise RunError(f"{folder} has a proof that cannot be read ({type(error).__name__}: {error}).") from error
+
+
+def _parsed(
+    record: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[Problem, Parameters, dict[int, dict[str, Tensor]]]:
+    start = {name.removeprefix("start."): value for name, value in tensors.items() if name.startswith("start.")}
+    slopes = slopes_named(**record["activation"])
+    rectified = record["family"] != "gaussian"
+    problem = Problem(record["family"], slopes, dict(record["scales"]), rectified, tensors["X"], tensors["y"], start)
+    checkpoints: dict[int, dict[str, Tensor]] = {step: {} for step in record["checkpoints"]}
+    for name, value in tensors.items():
+        if name.startswith("checkpoint."):
+            _, step, key = name.split(".", 2)
+            checkpoints[int(step)][key] = value
+    found = checkpoints[0] | {
+        key: value for key, value in checkpoints[record["num_steps"]].items() if key.partition(".")[0] in _PARTS
+    }
+    parts = {}
+    for part in _PARTS:
+        if part in found:
+            low = checkpoints[record["num_steps"] if part in problem.trained else 0].get(f"{part}.low")
+            parts[part] = Exact(found[part], torch.zeros_like(found[part]) if low is None else low.double())
+    return problem, Parameters(**parts), checkpoints
+
+
+def slopes_named(name: str, shift: float) -> AbstractSlopes:
+    """The activation that a stored proof names."""
+    if name == "softplus":
+        return SoftplusSlopes(centred=shift != 0)
+    return {"relu": ReLUSlopes, "tanh": TanhSlopes}[name]()
+
+
+def sha256(tensor: Tensor) -> str:
+    """Of the bytes of a tensor, row by row, little endian."""
+    array = tensor.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()).hexdigest()
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise MissingPackage(f"Storing proofs needs safetensors: {how_to_install('runs')}.") from error
+    return safetensors.torch

@@ -1,0 +1,191 @@
+r"""Which slopes may change in a ball about a computed point, and what that does to the Jacobian.
+
+A pair (sample i, unit u) may switch if its pre-activation can be 0 in the ball. At the centre it is
+given the slope 1/2, so that every slope in the ball differs from it by at most 1/2. Let p be the
+adjoints at the centre with these slopes D, and pi one with slopes E that are 0 or 1, or a secant's,
+at other parameters R', w' of the ball: pi = E (w' + R'^T pi). Then
+
+    pi - p = (I - D R'^T)^-1 [D (dw + dR^T p) + (E - D) a'],     a' = w' + R'^T pi,              (1)
+
+which is a smooth part, of norm at most tau rho sqrt(1 + k^2 |p|^2), and sum_u phi_u lambda'_u over the
+pairs that may switch, |phi_u| <= |a'_u|/2. lambda_u = (I - D R^T)^-1 e_u is solved for; that of R' differs
+from it by at most tau k rho |lambda_u|. And a'_u is bounded by (1) again:
+
+    |phi_u| <= (|a_u| + rho read_i + k rho y_i + (|R e_u| + k rho) s_i + sum_v |phi_v| |(R^T lambda_v)_u|)/2   (2)
+
+over the v of the same sample; read_i = sqrt(1 + k^2 |p_i|^2), y_i = sum |phi_v| |lambda_v|, and s_i the smooth
+part. (2) has the form phi <= b + C phi with b > 0 and C >= 0, so every phi' > 0 with b + C phi' <=
+phi' bounds it (then C has a spectral radius below 1).
+
+If c = relu(U x), its units may switch too, and change q = D' (p + v) by |phi_u| <= |(p + v)_u|/2 in
+one entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellposed.prove._contraction import Contraction
+from wellposed.prove._jacobian import Ball, Jacobian
+from wellposed.prove._point import Point
+from wellposed.prove._problem import Problem
+from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
+
+_ITERATIONS = 300
+#: More pairs than these are not tried.
+MOST_SWITCHES = 4000
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs that may switch: (n, m) masks, of z and of c."""
+
+    of_z: Tensor
+    of_c: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return int(self.of_z.sum()) + (0 if self.of_c is None else int(self.of_c.sum()))
+
+    def same(self, other: Pairs | None) -> bool:
+        """Whether the pairs are the same."""
+        if other is None or bool((self.of_z != other.of_z).any()):
+            return False
+        return self.of_c is None or other.of_c is None or not bool((self.of_c != other.of_c).any())
+
+
+def pairs_in(problem: Problem, point: Point, ball: Ball) -> Pairs:
+    """The pairs whose pre-activation can be 0 in the ball."""
+    k, rho = problem.k, ball.radius
+    xi = torch.hypot(k * point.z_norm, problem.l * problem.x_norms).unsqueeze(1)
+    reach = point.v_error + rho * xi * (1 + (point.row_R + k * rho) * ball.tau) * SLACK
+    of_c = None
+    if problem.rectified and problem.l:
+        of_c = point.Y.abs() <= ((point.y_error + problem.l * rho * problem.x_norms) * SLACK).unsqueeze(1)
+    return Pairs(point.V.abs() <= reach, of_c)
+
+
+class Centre:
+    """The point with slopes 1/2 at some pairs: adjoints, and the directions lambda_u of the
+    switches.
+
+    Switches of z come first, then those of c. All vectors are the computed ones; their errors are
+    in `p_error`, `q_error` and `lambda_error`.
+
+    Attributes:
+        P, Q: (n, m) p and q = D' (p + v). A: (n, m) w + R^T p.
+        sample, unit: (E,) of each switch. of_z: (E,) whether it is one of z.
+        left_A, left_U: (E, m) a switch changes k p_i (x) z_i by phi k left_A (x) z_i and l q_i (x) x_i by phi l
+            left_U (x) x_i.
+        coupling: (E, E) C of (2) without its factor 1/2; only between switches of one sample.
+    """
+
+    def __init__(self, problem: Problem, point: Point, contraction: Contraction, pairs: Pairs) -> None:
+        at, R = point.at, point.at.R.high
+        m, tau = R.shape[0], contraction.tau
+        w, low = at.w.high, norm_up(at.R.low)
+        R_frobenius = norm_up(R)
+        D = torch.where(pairs.of_z, 0.5, point.D)
+        P = point.P
+        for _ in range(_ITERATIONS):
+            following = D * (w + P @ R)
+            change = float(torch.linalg.vector_norm(following - P))
+            P = following
+            if not change > 1e-14 * float(torch.linalg.vector_norm(P)):
+                break
+        A = w + P @ R
+        p = rows_up(P)
+        rounding = (gamma(m) * (R_frobenius * p + norm_up(w)) + low * p + norm_up(at.w.low)) * SLACK
+        # the defect D (..) - P is bounded as a whole: it is not D times a vector
+        factor = (1 + contraction.R_norm * tau) * SLACK
+        self.p_error = (rows_up(D * A - P) + 2 * UNIT * p + rounding) * factor
+        self.A, self.a_error = A, (rounding + contraction.R_norm * self.p_error) * SLACK
+        self.P, self.p_norm = P, p + self.p_error
+        self.Q, self.q_error = P, self.p_error
+        if point.D_c is not None:
+            D_c = torch.where(pairs.of_c, 0.5, point.D_c) if pairs.of_c is not None else point.D_c
+            read = P if at.v is None else P + at.v.high
+            self.Q = D_c * read
+            self.q_error = self.p_error + (0.0 if at.v is None else norm_up(at.v.low)) + 4 * UNIT * rows_up(read)
+        self._solve(point, contraction, pairs, D, R_frobenius, low, factor)
+        if point.D_c is not None and pairs.of_c is not None:
+            self._add_switches_of_c(pairs.of_c, D_c, read)
+
+    def _solve(
+        self, point: Point, contraction: Contraction, pairs: Pairs, D: Tensor, R_frobenius: float, low: float, factor: float
+    ) -> None:
+        """lambda_u = e_u + D R^T lambda_u for every switch of z."""
+        R, m = point.at.R.high, D.shape[1]
+        sample, unit = pairs.of_z.nonzero(as_tuple=True)
+        E = len(sample)
+        start = torch.zeros(E, m, dtype=torch.float64)
+        start[torch.arange(E), unit] = 1.0
+        slopes, lam = D[sample], start
+        for _ in range(_ITERATIONS if E else 0):
+            following = torch.addcmul(start, slopes, lam @ R)
+            change = float(torch.linalg.vector_norm(following - lam))
+            lam = following
+            if not change > 1e-13 * float(torch.linalg.vector_norm(lam)):
+                break
+        RL = lam @ R
+        size = rows_up(lam)
+        rounding = (gamma(m) * R_frobenius + low) * size * SLACK
+        self.lambda_error = (rows_up(start + slopes * RL - lam) + 4 * UNIT * (size + 1) + rounding) * factor
+        self.sample, self.unit, self.of_z = sample, unit, torch.ones(E, dtype=torch.bool)
+        self.left_A = self.left_U = lam
+        same = sample.unsqueeze(1) == sample
+        error = (rounding + contraction.R_norm * self.lambda_error).unsqueeze(0)
+        # entry (u, v): (R^T lambda_v)_u
+        self.coupling = torch.where(same, RL[:, unit].T.abs() + error, 0.0) * SLACK
+        self.strength = (self.A[sample, unit].abs() + self.a_error[sample]) * SLACK
+
+    def _add_switches_of_c(self, of_c: Tensor, D_c: Tensor, read: Tensor) -> None:
+        """Switches of c: (2) is |phi_u| <= (|(p + v)_u| + |dp_u| + |dv_u|)/2."""
+        sample, unit = of_c.nonzero(as_tuple=True)
+        E, old = len(sample), len(self.sample)
+        lam, m = self.left_A, of_c.shape[1]
+        units = torch.zeros(E, m, dtype=torch.float64)
+        units[torch.arange(E), unit] = 1.0
+        same = sample.unsqueeze(1) == self.sample
+        coupling = torch.zeros(old + E, old + E, dtype=torch.float64)
+        coupling[:old, :old] = self.coupling
+        coupling[old:, :old] = torch.where(same, lam[:, unit].T.abs() + self.lambda_error, 0.0) * SLACK
+        self.coupling = coupling
+        self.left_U = torch.cat([lam * D_c[self.sample], units])
+        self.left_A = torch.cat([lam, torch.zeros(E, m, dtype=torch.float64)])
+        self.lambda_error = torch.cat([self.lambda_error, torch.zeros(E, dtype=torch.float64)])
+        self.strength = torch.cat([self.strength, (read[sample, unit].abs() + self.q_error[sample]) * SLACK])
+        self.of_z = torch.cat([self.of_z, torch.zeros(E, dtype=torch.bool)])
+        self.sample, self.unit = torch.cat([self.sample, sample]), torch.cat([self.unit, unit])
+
+    def sizes(self, problem: Problem, point: Point, ball: Ball) -> tuple[Tensor, Tensor, Tensor] | None:
+        """phi (E,) of (2), and for each sample the smooth part of (1) and y; None if switches
+        amplify each other."""
+        k, rho, tau, n = problem.k, ball.radius, ball.tau, problem.n
+        read = torch.hypot(torch.full_like(self.p_norm, problem.trains_w), k * self.p_norm)
+        smooth = tau * rho * read * SLACK
+        lam = (rows_up(self.left_A) + self.lambda_error) * self.of_z
+        i = self.sample
+        column = norm_up_columns(point.at.R.high)[self.unit] + norm_up(point.at.R.low)
+        phi = self.strength / 2 + 1e-300
+        for _ in range(_ITERATIONS):
+            y = torch.zeros(n, dtype=torch.float64).index_add(0, i, phi * lam) * SLACK
+            s = smooth + tau * k * rho * y
+            of_z = rho * read[i] + k * rho * y[i] + (column + k * rho) * s[i]
+            of_c = s[i] + (rho if problem.trains_v else 0.0)
+            following = (self.strength + torch.where(self.of_z, of_z, of_c) + self.coupling @ phi) / 2 * SLACK + 1e-300
+            if bool((following <= phi).all()):
+                return phi, s, y
+            phi = following * (1 + 1e-12)
+            if not float(phi.max()) < 1e6:
+                break
+        return None
+
+
+def norm_up_columns(A: Tensor) -> Tensor:
+    """Upper bounds of the norms of the columns."""
+    return rows_up(A.T)
