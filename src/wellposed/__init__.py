@@ -33,7 +33,7 @@ from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, 
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
 from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
 from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
-from wellposed.prove import Proof
+from wellposed.prove import Proof, Verification, verify
 from wellposed.prove import package as prove
 from wellposed.solve import (
     Anderson,
@@ -95,6 +95,7 @@ __all__ = [
     "TunedStep",
     "UnrolledGradient",
     "Verdict",
+    "Verification",
     "WellposedError",
     "certify",
     "descend",
@@ -105,6 +106,7 @@ __all__ = [
     "prove",
     "suggest",
     "tangent_kernel",
+    "verify",
 ]
 
 

@@ -8,8 +8,9 @@ from typing import cast
 
 from wellposed.prove._prove import CallablePackage, prove
 from wellposed.prove.proof import Proof
+from wellposed.prove.verification import Verification, verify
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "Verification", "prove", "verify"]
 
 __doc__ = f"{__doc__}\n{prove.__doc__}"
 sys.modules[__name__].__class__ = CallablePackage

@@ -42,11 +42,12 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
     seconds           time that it took
     assumptions       list of sentences
     hashes            {"X": ..., "y": ..., "start.W": ..., ...}: SHA-256, in hexadecimal, of the bytes of
-                      each tensor (float64, little endian, row by row)
+                      each tensor of proof.safetensors (little endian, row by row)
     steps             one list per column, see below
     tail              null if undecided, else one number per name, see below
     checkpoints       list of the steps k that have a checkpoint; 0 and K are among them
     attempts          list of {"step", "loss", "reason"}: where the tail was tried and did not hold
+    seal              SHA-256 of this document without its seal, as JSON with sorted keys and without spaces
 
 `steps`: lists of length K; entry k is about the step from point k to point k + 1. `delta` has K + 1
 entries, and its first is 0.
@@ -60,13 +61,18 @@ entries, and its first is 0.
                       the one made, in exact arithmetic, of the stored Z, P, Q, C, r (see checkpoints)
     error             eps_k >= |exact step from the computed point k - computed point k + 1|
     mask_ratio        least (|pre-activation| - its error)/(its largest change on the ball), over samples
-                      and units; above 1; null for smooth activations and for delta = 0
+                      and units; above 1; null for smooth activations and for delta = 0. The change is
+                      at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega - k delta)) for unit u, row R_u
+                      of R and xi_i = (k z_i, l x_i); and l delta |x_i| in c = relu(..)
     least             least |pre-activation|; null for smooth activations
 
 The inequalities between them, in exact arithmetic, for all k < K:
 
     delta_{k+1} >= (1 + eta M_k) delta_k + eps_k,     eps_k >= eta e_k,     eta L_k^2 <= 2,
     omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1.
+
+A bound is not much looser than what it follows from, so that a number changed alone contradicts the
+others: delta_{k+1}, and in the tail c, s1, slope and 1 - rate, to 1e-6; kappa to 5 %.
 
 By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| <= delta_k.
 
@@ -107,7 +113,8 @@ and |r_{K+j}| <= rate^j e.
     start.NAME                               parameters and buffers of the network, in its own letters and shapes
     checkpoint.k.R, checkpoint.k.R.low       (m, m) computed point k = high + low; also U (m, d), w (m,), v (m,). A part
                                              that is not trained is in checkpoint 0 only. `low` is float32
-                                             (its values are exact) and is absent if it is 0
+                                             (its values are exact; in checkpoint 0, whose point is the
+                                             start itself, rounded) and is absent if it is 0
     checkpoint.k.Z, .P                       (n, m) computed equilibria and adjoints p = D (w + R^T p), D the slopes
     checkpoint.k.Q, .C                       (n, m) only if c = relu(..): q = D' (p + v) with D' the slopes of c, and c
     checkpoint.k.r                           (n,) computed residuals
@@ -135,6 +142,7 @@ from wellposed.certify import Verdict
 from wellposed.errors import InvalidArgument, MissingPackage, RunError, how_to_install
 from wellposed.prove._problem import Exact, Parameters, Problem
 from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
+from wellposed.prove.seal import seal
 
 if TYPE_CHECKING:
     from wellposed.prove.proof import Proof
@@ -154,7 +162,6 @@ def save(proof: Proof, folder: Path) -> Path:
     import wellposed
 
     tensors = {"X": problem.X, "y": problem.y} | {f"start.{name}": value for name, value in problem.start.items()}
-    hashes = {name: sha256(value) for name, value in tensors.items()}
     for step, kept in proof._checkpoints.items():
         tensors |= {f"checkpoint.{step}.{name}": value for name, value in kept.items()}
     record = {
@@ -176,12 +183,13 @@ def save(proof: Proof, folder: Path) -> Path:
         "distance": proof.distance,
         "seconds": proof.seconds,
         "assumptions": list(proof.assumptions),
-        "hashes": hashes,
+        "hashes": {name: sha256(value) for name, value in tensors.items()},
         "steps": proof.steps,
         "tail": proof.tail,
         "checkpoints": sorted(proof._checkpoints),
         "attempts": proof.attempts,
     }
+    record["seal"] = seal(record)
     content = _safetensors().save({name: value.contiguous().clone() for name, value in tensors.items()})
     check_outputs(folder, [JSON, TENSORS])
     write_whole(folder / TENSORS, content, begun=False)
@@ -220,9 +228,7 @@ def load(folder: Path) -> Proof:
         raise RunError(f"{folder} has a proof that cannot be read ({type(error).__name__}: {error}).") from error
 
 
-def _parsed(
-    record: dict[str, Any], tensors: dict[str, Tensor]
-) -> tuple[Problem, Parameters, dict[int, dict[str, Tensor]]]:
+def _parsed(record: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Problem, Parameters, dict[int, dict[str, Tensor]]]:
     start = {name.removeprefix("start."): value for name, value in tensors.items() if name.startswith("start.")}
     slopes = slopes_named(**record["activation"])
     rectified = record["family"] != "gaussian"
