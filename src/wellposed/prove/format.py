@@ -32,16 +32,12 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
     activation        {"name": "relu" | "tanh" | "softplus", "shift": c}: softplus is
                       log(1 + e^v) - c, c the float64 number log(2) if it is centred, else 0;
                       shift is 0 for relu and tanh
-    sizes             {"n": samples, "m": width, "d": inputs}
-    scales            see above
-    step_size         eta
-    num_steps         K: how many steps of descent the proof follows
-    delta, loss       delta_K, and |r|^2/2 at the computed point K
-    radius, rate      of the tail (below); null if undecided
+    sizes             {"n": samples, "m": width, "d": inputs} scales            see above step_size
+    eta num_steps         K: how many steps of descent the proof follows delta, loss       delta_K,
+    and |r|^2/2 at the computed point K radius, rate      of the tail (below); null if undecided
     distance          >= |theta_j - theta_0| for all exact iterates j >= K; null if undecided
-    seconds           time that it took
-    assumptions       list of sentences
-    hashes            {"X": ..., "y": ..., "start.W": ..., ...}: SHA-256, in hexadecimal, of the bytes of
+    seconds           time that it took assumptions       list of sentences hashes            {"X":
+    ..., "y": ..., "start.W": ..., ...}: SHA-256, in hexadecimal, of the bytes of
                       each tensor (float64, little endian, row by row)
     steps             one list per column, see below
     tail              null if undecided, else one number per name, see below
@@ -51,32 +47,34 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
 `steps`: lists of length K; entry k is about the step from point k to point k + 1. `delta` has K + 1
 entries, and its first is 0.
 
-    delta             delta_k: the exact iterate is within this distance of the computed one
-    loss              |r|^2/2 at the computed point k
-    expansion         M_k >= |sum_i r_i Hess f_i| on the ball of radius delta_k about the computed point
-    jacobian          L_k >= |J| on this ball
-    omega             >= the largest eigenvalue of (R + R^T)/2 at the computed point
-    gradient_error    e_k >= |J^T r - G|, where J^T r is the exact gradient at the computed point and G
-                      the one made, in exact arithmetic, of the stored Z, P, Q, C, r (see checkpoints)
+    delta             delta_k: the exact iterate is within this distance of the computed one loss
+    |r|^2/2 at the computed point k expansion         M_k >= |sum_i r_i Hess f_i| on the ball of
+    radius delta_k about the computed point jacobian          L_k >= |J| on this ball omega
+    >= the largest eigenvalue of (R + R^T)/2 at the computed point gradient_error    e_k >= |J^T r -
+    G|, where J^T r is the exact gradient at the computed point and G
+                      the one made, in exact arithmetic, of the stored Z, P, Q, C, r (see
+                      checkpoints)
     error             eps_k >= |exact step from the computed point k - computed point k + 1|
-    mask_ratio        least (|pre-activation| - its error)/(its largest change on the ball), over samples
+    mask_ratio        least (|pre-activation| - its error)/(its largest change on the ball), over
+    samples
                       and units; above 1; null for smooth activations and for delta = 0
     least             least |pre-activation|; null for smooth activations
+    residual          >= |r| at the exact iterate k
 
 The inequalities between them, in exact arithmetic, for all k < K:
 
     delta_{k+1} >= (1 + eta M_k) delta_k + eps_k,     eps_k >= eta e_k,     eta L_k^2 <= 2,
     omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1.
 
-By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| <= delta_k.
+By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| <=
+delta_k.
 
 `tail` (activation relu): at the computed point K, in the ball of radius `radius` + delta_K.
 
-    residual          e >= |r| at the exact iterate K
-    s, L              bounds of the singular values of N, for all pairs (J, secant S), N = (S + J)/2
-    f                 >= |F|, F = (S - J)/2
-    e0                >= |N F^T| + |F F^T|
-    kappa             > 0, and <= (A1 x^2 + A2 - f^2 - eta h E - eta E^2/2)/(x + f) for all x in [s, L], with
+    residual          e >= |r| at the exact iterate K s, L              bounds of the singular
+    values of N, for all pairs (J, secant S), N = (S + J)/2 f                 >= |F|, F = (S - J)/2
+    e0                >= |N F^T| + |F F^T| kappa             > 0, and <= (A1 x^2 + A2 - f^2 - eta h
+    E - eta E^2/2)/(x + f) for all x in [s, L], with
                       t = eta L^2, A1 = 1 - t/2 - eta s^2/2, A2 = t s^2/2, E = f x + e0,
                       h^2 = (s^2 + L^2)(x^2 - s^2) + s^4
     switches          how many pairs (sample, unit) may change their slope in the ball
@@ -86,33 +84,35 @@ By Theorem A of the documentation (page 'What is proved, when') then |theta_k - 
 
 `tail` (smooth activations): |J - J'| <= Lambda |theta - theta'| in the ball.
 
-    residual          e as above
-    s0, L             <= sigma_min(J) at the computed point K; >= |J| in the ball
-    Lambda            the Lipschitz constant
-    c                 c x <= min over y in [x, L] of A1(x) y + A2(x)/y for all 0 < x <= s0, A1 and A2 as above
+    residual          e as above s0, L             <= sigma_min(J) at the computed point K; >= |J|
+    in the ball Lambda            the Lipschitz constant c                 c x <= min over y in [x,
+    L] of A1(x) y + A2(x)/y for all 0 < x <= s0, A1 and A2 as above
                       with s = x
-    slope             kappa at the edge of the ball: <= c s1 - eta Lambda L e/2, s1 = s0 - Lambda (delta_K + radius)
-    s1                > 0, see `slope`
-    omega             as in `steps`, at point K
+    slope             kappa at the edge of the ball: <= c s1 - eta Lambda L e/2, s1 = s0 - Lambda
+    (delta_K + radius) s1                > 0, see `slope` omega             as in `steps`, at point
+    K
 
     radius (c (s0 - Lambda delta_K - Lambda radius/2) - eta Lambda L e/2) >= e,   slope > 0,
     eta L c s0 <= 1,     rate >= 1 - eta slope s1.
 
-Conclusion in both cases: the exact iterates K, K + 1, ... stay within `radius` of the exact iterate K,
-and |r_{K+j}| <= rate^j e.
+Conclusion in both cases: the exact iterates K, K + 1, ... stay within `radius` of the exact iterate
+K, and |r_{K+j}| <= rate^j e.
 
 **proof.safetensors**
 
-    X (n, d), y (n,)                         the data
-    start.NAME                               parameters and buffers of the network, in its own letters and shapes
-    checkpoint.k.R, checkpoint.k.R.low       (m, m) computed point k = high + low; also U (m, d), w (m,), v (m,). A part
-                                             that is not trained is in checkpoint 0 only. `low` is float32
-                                             (its values are exact) and is absent if it is 0
-    checkpoint.k.Z, .P                       (n, m) computed equilibria and adjoints p = D (w + R^T p), D the slopes
-    checkpoint.k.Q, .C                       (n, m) only if c = relu(..): q = D' (p + v) with D' the slopes of c, and c
-    checkpoint.k.r                           (n,) computed residuals
+    X (n, d), y (n,)                         the data start.NAME
+    parameters and buffers of the network, in its own letters and shapes checkpoint.k.R,
+    checkpoint.k.R.low       (m, m) computed point k = high + low; also U (m, d), w (m,), v (m,). A
+    part
+                                             that is not trained is in checkpoint 0 only. `low` is
+                                             float32 (its values are exact) and is absent if it is 0
+    checkpoint.k.Z, .P                       (n, m) computed equilibria and adjoints p = D (w + R^T
+    p), D the slopes checkpoint.k.Q, .C                       (n, m) only if c = relu(..): q = D' (p
+    + v) with D' the slopes of c, and c checkpoint.k.r                           (n,) computed
+    residuals checkpoint.k.Z.low, and P, Q, C, r       low parts in float64: what was computed is
+    the sum; absent if 0
 
-The gradient G of step k, in R, U, w, v, is made of them as
+The gradient G of step k, in R, U, w, v, is made of the sums high + low as
 
     (sum_i r_i p_i z_i^T,   sum_i r_i q_i x_i^T,   sum_i r_i z_i,   sum_i r_i c_i),      q = p if Q is absent,
 
@@ -123,6 +123,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,11 @@ JSON, TENSORS = "proof.json", "proof.safetensors"
 #: Largest sizes in bytes that are read.
 _MOST_JSON, _MOST_TENSORS = 1 << 28, 1 << 34
 _PARTS = ("R", "U", "w", "v")
+#: Of a proof and of its record.
+_FIELDS = (
+    *("reason", "step_size", "num_steps", "delta", "loss", "radius", "rate", "distance", "seconds", "family", "sizes"),
+    *("steps", "tail", "attempts"),
+)
 
 
 def save(proof: Proof, folder: Path) -> Path:
@@ -151,8 +157,6 @@ def save(proof: Proof, folder: Path) -> Path:
     problem = proof._problem
     if problem is None:
         raise InvalidArgument("This proof has no data, so it cannot be saved; save the one that `prove` returned.")
-    import wellposed
-
     tensors = {"X": problem.X, "y": problem.y} | {f"start.{name}": value for name, value in problem.start.items()}
     hashes = {name: sha256(value) for name, value in tensors.items()}
     for step, kept in proof._checkpoints.items():
@@ -160,7 +164,7 @@ def save(proof: Proof, folder: Path) -> Path:
     record = {
         "format": NAME,
         "version": VERSION,
-        "program": wellposed.__version__,
+        "program": metadata.version("wellposed"),
         "verdict": "proved" if proof.verdict is Verdict.CERTIFIED else "undecided",
         "reason": proof.reason,
         "family": proof.family,
@@ -209,20 +213,13 @@ def load(folder: Path) -> Proof:
             _problem=problem,
             _at=at,
             _checkpoints=checkpoints,
-            **{
-                name: record[name]
-                for name in (
-                    "reason step_size num_steps delta loss radius rate distance seconds family sizes steps tail attempts".split()
-                )
-            },
+            **{name: record[name] for name in _FIELDS},
         )
     except Exception as error:  # of whatever kind: the file is not what it says
         raise RunError(f"{folder} has a proof that cannot be read ({type(error).__name__}: {error}).") from error
 
 
-def _parsed(
-    record: dict[str, Any], tensors: dict[str, Tensor]
-) -> tuple[Problem, Parameters, dict[int, dict[str, Tensor]]]:
+def _parsed(record: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Problem, Parameters, dict[int, dict[str, Tensor]]]:
     start = {name.removeprefix("start."): value for name, value in tensors.items() if name.startswith("start.")}
     slopes = slopes_named(**record["activation"])
     rectified = record["family"] != "gaussian"

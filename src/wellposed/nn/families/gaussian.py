@@ -17,7 +17,8 @@ from wellposed.nn.tangent import TangentFeatures, gram, outer
 
 
 class GaussianDEQ(AbstractContraction):
-    r"""z = relu(W z + U x), y = a . z [ling2022, eq. (1)-(2)]; or with another activation than relu.
+    r"""z = relu(W z + U x), y = a . z [ling2022, eq. (1)-(2)]; or with another activation than
+    relu.
 
     Starts from W_ij ~ N(0, 2 s/m), U_ij ~ N(0, 2/d), a_i ~ N(0, 1/m) with s = `weight_variance`
     (Assumption 1, which asks for s < 1/8 and inputs of norm sqrt(d)); |W| is then about 2 sqrt(2
