@@ -43,7 +43,7 @@ _ITERATIONS = 300
 #: Switches that become larger than this amplify each other; adjoints are of the order of 1.
 _MOST_SIZE = 1e2
 #: More pairs than these, or than this part of all pairs, are not tried.
-MOST_SWITCHES, MOST_PART = 4000, 0.15
+MOST_SWITCHES, MOST_PART = 2500, 0.15
 
 
 @dataclass(frozen=True)

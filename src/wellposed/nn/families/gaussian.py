@@ -64,7 +64,7 @@ class GaussianDEQ(AbstractContraction):
         self.weight_variance = weight_variance
         if activation is not None and not isinstance(activation, AbstractActivation):
             raise InvalidType(f"activation of GaussianDEQ must be one such as wp.nn.Tanh(); got {activation!r}.")
-        self.activation = ReLU() if activation is None else activation
+        self.activation = activation or self.activation
         draw: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         self.W = nn.Parameter(torch.randn(width, width, **draw) * math.sqrt(2 * weight_variance / width))
         self.U = nn.Parameter(torch.randn(width, in_features, **draw) * math.sqrt(2 / in_features))
