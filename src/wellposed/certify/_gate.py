@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ
+from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ, ReLU
 from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network
 from wellposed.nn.families._network import is_ours
 
@@ -112,9 +112,19 @@ def check_tensors(who: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         raise InvalidType(f"{who}: {name} is {seen}; a dense tensor of real floating point is needed. {cure}.")
 
 
-def check_model(who: str, model: nn.Module) -> None:
+def check_model(who: str, model: nn.Module, *, relu: bool = False) -> None:
     """`check_tensors` of the parameters and buffers; whether they are finite is for
-    `check_finite`."""
+    `check_finite`.
+
+    Args:
+        who, model: The function that was called, for the message, and its model.
+        relu: Whether a theory network must have the activation of its theorems.
+    """
+    if relu and isinstance(model, AbstractNetwork) and not isinstance(model.activation, ReLU):
+        raise InvalidArgument(
+            f"{who}: the theorems about {type(model).__name__} are for ReLU; this one has {type(model.activation).__name__}. "
+            "wp.prove(model, X, y) has proofs for smooth activations."
+        )
     check_tensors(who, ((f"parameter {name}", tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())))
 
 

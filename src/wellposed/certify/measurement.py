@@ -26,7 +26,6 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.linalg.directed import ROUNDING, UNDERFLOW, DataUnit, down, row_norms_upper, up, vector_norm_upper
 from wellposed.linalg.scaling import exponent_of, ldexp
-from wellposed.nn.activations import ReLU
 from wellposed.nn.families import AbstractNetwork, theory_of
 
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
@@ -98,13 +97,7 @@ def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise InvalidArgument("X has no samples; a certificate needs at least one.")
     if tuple(y.shape) != (X.shape[0],):
         raise InvalidArgument(f"y must have shape ({X.shape[0]},), one number per sample; got {tuple(y.shape)}.")
-    activation = getattr(model, "activation", None)
-    if isinstance(model, AbstractNetwork) and not isinstance(activation, ReLU):
-        raise InvalidArgument(
-            f"certify: the theorems about {type(model).__name__} are for ReLU; this one has {type(activation).__name__}. "
-            "wp.prove(model, X, y) has proofs for smooth activations."
-        )
-    check_model("certify", model)
+    check_model("certify", model, relu=True)
     check_tensors("certify", (("X", X), ("y", y)))
     for name, tensor in (("X", X), ("y", y)):
         if not tensor.dtype.is_floating_point:

@@ -224,9 +224,7 @@ class Softplus(SmoothActivation):
     """log(1 + exp(v)), without the threshold at which PyTorch's default turns linear.
 
     Args:
-        centred: Whether log(2) is subtracted, so that the value at 0 is 0. With c = log(2) the
-            potential of it is p(y + c) + c y, the primitive P(v) - c v, the conjugate p*(w - c) -
-            c (w - c).
+        centred: Whether c = log(2) is subtracted. The potential is then p(y + c) + c y.
     """
 
     centred: bool = False
@@ -242,24 +240,20 @@ class Softplus(SmoothActivation):
         return -torch.expm1(-(y + self._shift))
 
     def _gap(self, w: Tensor, y: Tensor) -> Tensor:
-        # without the cancellation of w - y, which a large step size would magnify
-        return self._shift - torch.logaddexp(-w, torch.zeros_like(w))
+        return self._shift - torch.logaddexp(-w, torch.zeros_like(w))  # without the cancellation of w - y
 
     def potential(self, y: Tensor) -> Tensor:
         """Li_2(e^-y) - pi^2/6, near 0 by Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) (Euler)."""
-        return self._potential(y + self._shift) + self._shift * y
-
-    def _potential(self, y: Tensor) -> Tensor:
+        y = y + self._shift
         small = y.clamp(0, math.log(2))
         large = y.clamp(min=math.log(2))
         near = torch.xlogy(small, -torch.expm1(-small)) - _bernoulli_series(small)
         far = _bernoulli_series(-torch.log1p(-torch.exp(-large))) - math.pi**2 / 6
-        return torch.where(y < 0, torch.inf, torch.where(y <= math.log(2), near, far))
+        return torch.where(y < 0, torch.inf, torch.where(y <= math.log(2), near, far)) + self._shift * (y - self._shift)
 
     def primitive(self, v: Tensor) -> Tensor:
         """-Li_2(-e^v) - pi^2/12 for v <= 0; softplus(t) = t + softplus(-t) gives the other half."""
-        below = torch.logaddexp(-v.abs(), torch.zeros_like(v))
-        lower = -_bernoulli_series(-below) - math.pi**2 / 12
+        lower = -_bernoulli_series(-torch.logaddexp(-v.abs(), torch.zeros_like(v))) - math.pi**2 / 12
         return torch.where(v <= 0, lower, v.square() / 2 - lower) - self._shift * v
 
     def conjugate(self, w: Tensor) -> Tensor:
@@ -267,9 +261,9 @@ class Softplus(SmoothActivation):
         below = w.clamp(max=0)  # p'(y) = log(1 - e^-y) = w, solved for y without a rounding to 0 or infinity
         y = torch.where(w < -1, -torch.log1p(-torch.exp(below)), -torch.log(-torch.expm1(below)))
         finite = w < 0
-        y = torch.where(finite, y, 1.0)
+        y = torch.where(finite, y, 1.0) - self._shift
         limit = torch.where(w == 0, math.pi**2 / 6, torch.inf)  # -p(infinity) at w = 0
-        return torch.where(finite, w * y - self._potential(y), limit.to(w.dtype)) - self._shift * w
+        return torch.where(finite, (w + self._shift) * y - self.potential(y), limit.to(w.dtype) - self._shift * w)
 
 
 #: B_n / (n + 1)! of n = 0, 1, 2, 4, 6, ...: the odd Bernoulli numbers beyond B_1 vanish.

@@ -23,13 +23,15 @@ from wellposed.prove.error_free import SLACK, UNIT, norm_up
 
 #: How far R may move before its reference is renewed, and the same for wide networks.
 _DRIFT, _DRIFT_WIDE, _WIDE = 0.02, 0.06, 800
-#: Added to slopes of a reference: covers the errors of the slopes that are compared with it.
-_ROOM = 1e-6
+#: Added to smooth slopes of a reference, so that small ones do not leave it soon.
+_ROOM = 0.02
+#: How many times the reference slopes may become before the reference is renewed.
+_EXCESS = 1.15
 
 
 def sym_top(A: Tensor) -> float:
     """Upper bound of lambda_max((A + A^T)/2), by a factorization that is checked."""
-    if A.shape[0] == 0:
+    if not bool(A.any()):
         return 0.0
     S = (A + A.T) / -2
     guess = float(torch.linalg.eigvalsh(S)[0])
@@ -68,30 +70,41 @@ class Contraction:
         self.tau = SLACK / (1 - self.omega) if self.omega < 1 else math.inf
 
     def tau_of_slopes(self, V: Tensor, D: Tensor, error: float, change: float) -> float:
-        """Upper bound of max_i |(I - D_i R)^-1 D_i| and, for smooth slopes, |D_i^1/2 (I - R D_i)^-1|.
+        """Upper bound of max_i |(I - D_i R)^-1 D_i| and, for smooth slopes, |D_i^1/2 (I - R
+        D_i)^-1|.
 
         Args:
             V, D: (n, m) pre-activations and their slopes.
             error: How much larger the slopes may be.
             change: How much R may change, in norm.
         """
-        if self._above is None or bool(((D + error > self._above) & (self._above < 1)).any()):
-            self._above = (self._slopes.slopes_above(V) + (_ROOM if self._slopes.smooth else 0.0)).clamp(max=1.0)
+        upper = (D + error).clamp(max=1.0)
+        if self._above is None or self._excess(upper) > _EXCESS:
+            near = (self._slopes.slopes_above(V) + (_ROOM if self._slopes.smooth else 0.0)).clamp(max=1.0)
+            self._above = torch.maximum(near, upper)
             self._omega_above = self._largest()
-        omega = self._omega_above + self._drift + change
+        # slopes below q E have q times the eigenvalue of E
+        omega = max(1.0, self._excess(upper)) * self._omega_above * SLACK + self._drift + change
         general = self.omega + change
         return SLACK / (1 - min(omega, general)) if min(omega, general) < 1 else math.inf
+
+    def _excess(self, upper: Tensor) -> float:
+        """The least q with upper <= q E."""
+        assert self._above is not None
+        return float(torch.where(upper > 0, upper / self._above, 0.0).max()) * SLACK
 
     def _largest(self) -> float:
         """max(0, lambda_max(sym E^1/2 R E^1/2)) over the samples, from above."""
         assert self._reference is not None and self._above is not None
         largest, guess = 0.0, 0.0
-        for i, E in enumerate(self._above):
+        for E in self._above:
             index = E.nonzero().squeeze(1)
             root = E[index].sqrt()
             A = self._reference[index][:, index] * (root.unsqueeze(1) * root)
             S = (A + A.T) / -2
-            if i == 0 or int(torch.linalg.cholesky_ex(S + guess * torch.eye(len(index), dtype=S.dtype)).info):
+            if not bool(A.any()):
+                continue
+            if guess == 0 or int(torch.linalg.cholesky_ex(S + guess * torch.eye(len(index), dtype=S.dtype)).info):
                 guess = -float(torch.linalg.eigvalsh(S)[0]) * 1.03
             # three roundings for the roots and products, relative to each entry
             largest = max(largest, _proved(S, -guess, A) + 8 * UNIT * norm_up(A))

@@ -4,9 +4,9 @@ With masks fixed (ReLU) and T_i = (I - D_i R)^-1 D_i, second derivatives in a di
 
     f_i''[d, d] = 2 (dw + k dA^T p_i)^T T_i dOmega xi_i + 2 dv^T D'_i l dU x_i + sum_u a_iu s''_iu dv_iu^2,
 
-dOmega xi_i = k dA z_i + l D'_i dU x_i, where a_i = w + R^T p_i, and dv_i = (I - R D_i)^-1 dOmega xi_i; the last sum
-is only there for smooth activations. Hence M = B + sqrt(B^2 + A^2) + E, where A bounds the part
-linear in dw and dv, 2 B the part quadratic in dOmega, and E the last sum.
+dOmega xi_i = k dA z_i + l D'_i dU x_i, where a_i = w + R^T p_i, and dv_i = (I - R D_i)^-1 dOmega
+xi_i; the last sum is only there for smooth activations. Hence M = B + sqrt(B^2 + A^2) + E, where A
+bounds the part linear in dw and dv, 2 B the part quadratic in dOmega, and E the last sum.
 
 For c = U x the xi_i and the p_i are expanded in a few leading left singular vectors v_j of (xi_i)_i
 and one, u, of (p_i)_i: xi_i = sum_j v_j(i) b_j + rest. Every T_i is only known by |T_i| <= tau, so
@@ -69,8 +69,8 @@ def expansion(problem: Problem, point: Point, jacobian: Jacobian, contraction: C
     if problem.rectified:
         Z_op = math.sqrt(max(0.0, jacobian.Z_square))
         X_op = math.sqrt(max(0.0, top_eigenvalue(problem.XX)) + problem.XX_error)
-        Xi = math.hypot(k * Z_op, problem.l * X_op) * SLACK
-        A = math.hypot(tau * r * Xi * problem.trains_w, r * problem.l * X_op * problem.trains_v)
+        Xi = math.hypot(k * Z_op, problem.ell * X_op) * SLACK
+        A = math.hypot(tau * r * Xi * problem.trains_w, r * problem.ell * X_op * problem.trains_v)
         B = k * float(point.p_norm.max()) * tau * r * Xi
     else:
         Xi = jacobian.Xi
@@ -79,7 +79,7 @@ def expansion(problem: Problem, point: Point, jacobian: Jacobian, contraction: C
     moved_Xi = Xi + k * norm_up(ball.dz)
     moved_read = math.hypot(problem.trains_w, k * float((point.p_norm + ball.dp).max()))
     extra = ball.dr * moved_read * moved_Xi + r * k * float(ball.dp.max()) * moved_Xi + r * read * k * norm_up(ball.dz)
-    extra = 2 * tau * extra + 2 * ball.dr * problem.l * problem.trains_v * norm_up(problem.X)
+    extra = 2 * tau * extra + 2 * ball.dr * problem.ell * problem.trains_v * norm_up(problem.X)
     M = B + math.hypot(B, A) + extra
     if slopes.smooth:
         M += _curved(problem, point, jacobian, ball, tau)
@@ -98,15 +98,12 @@ def _linear_and_quadratic(problem: Problem, point: Point, jacobian: Jacobian, ta
         A = math.hypot(*parts, xi.sizes[-1] * tau * r_norm) * xi.factor
     N = torch.zeros(len(p.sizes), len(xi.sizes), dtype=torch.float64)
     for a, s in enumerate(p.sizes):
-        u = p.vectors[a] if a < len(p.vectors) else None
         for b, t in enumerate(xi.sizes):
-            v = xi.vectors[b] if b < len(xi.vectors) else None
-            if u is not None and v is not None:
-                weight = float((r * u * v).abs().sum())
-            elif u is None and v is None:
-                weight = float(r.abs().max())
+            factors = [*p.vectors[a : a + 1], *xi.vectors[b : b + 1]]  # none for a rest
+            if len(factors) == 2:
+                weight = float((r * factors[0] * factors[1]).abs().sum())
             else:
-                weight = norm_up(r * (u if v is None else v))
+                weight = norm_up(r * factors[0]) if factors else float(r.abs().max())
             N[a, b] = problem.k * s * t * tau * weight
     # |N| from its Gram matrix, which has at most 2 rows; the trace is exact enough for the rounding of it
     NN = N @ N.T

@@ -62,15 +62,15 @@ class Jacobian:
     def __init__(self, problem: Problem, point: Point, contraction: Contraction) -> None:
         self._problem, self._point = problem, point
         self._omega, self._R_norm = contraction.omega, contraction.R_norm
-        k, l = problem.k, problem.l
+        k, ell = problem.k, problem.ell
         Z, P, Q, C = point.Z, point.P, point.Q, point.C
         m = Z.shape[1]
         ZZ, self.PP = Z @ Z.T, P @ P.T
         QQ = self.PP if Q is P else Q @ Q.T
         self.ZZ = ZZ
-        self.gram = k * k * ZZ + l * l * problem.XX
-        self.H = k * k * self.PP * ZZ + l * l * QQ * problem.XX
-        squares = (k * point.p_norm * point.z_norm).square() + (l * point.q_norm * problem.x_norms).square()
+        self.gram = k * k * ZZ + ell * ell * problem.XX
+        self.H = k * k * self.PP * ZZ + ell * ell * QQ * problem.XX
+        squares = (k * point.p_norm * point.z_norm).square() + (ell * point.q_norm * problem.x_norms).square()
         if problem.trains_w:
             self.H = self.H + ZZ
             squares = squares + point.z_norm.square()
@@ -78,12 +78,14 @@ class Jacobian:
             self.H = self.H + C @ C.T
             squares = squares + point.c_norm.square()
         # entry by entry at most 3 gamma |row_i| |row_j|, hence 3 gamma times the trace in the Frobenius norm
-        self.gram_error = 3 * gamma(m + problem.d) * float(((k * point.z_norm).square() + (l * problem.x_norms).square()).sum())
+        self.gram_error = (
+            3 * gamma(m + problem.d) * float(((k * point.z_norm).square() + (ell * problem.x_norms).square()).sum())
+        )
         self.ZZ_error = 3 * gamma(m) * float(point.z_norm.square().sum()) * SLACK
         self.Z_square = top_eigenvalue(ZZ) + self.ZZ_error
         self.PP_error = 3 * gamma(m) * float(point.p_norm.square().sum()) * SLACK
         self.forming = 3 * gamma(m + problem.d) * float(squares.sum()) * SLACK
-        self.xi = torch.hypot(k * point.z_norm, l * problem.x_norms) * SLACK
+        self.xi = torch.hypot(k * point.z_norm, ell * problem.x_norms) * SLACK
         self.Xi = math.sqrt(top_eigenvalue(self.gram) + self.gram_error) * SLACK
         self.P_op = math.sqrt(top_eigenvalue(self.PP) + self.PP_error) * SLACK
         self.error = self._change(point.z_error, point.p_error, point.q_error, point.c_error)
@@ -92,8 +94,8 @@ class Jacobian:
 
     def _change(self, dz: Tensor, dp: Tensor, dq: Tensor, dc: Tensor) -> float:
         """Upper bound of |J' - computed J|_F where z, p, q, c change by this much."""
-        k, l, at, problem = self._problem.k, self._problem.l, self._point, self._problem
-        squares = (k * ((at.p_norm + dp) * dz + dp * at.z_norm)).square() + (l * dq * problem.x_norms).square()
+        k, ell, at, problem = self._problem.k, self._problem.ell, self._point, self._problem
+        squares = (k * ((at.p_norm + dp) * dz + dp * at.z_norm)).square() + (ell * dq * problem.x_norms).square()
         squares = squares + (dz.square() if problem.trains_w else 0) + (dc.square() if problem.trains_v else 0)
         return math.sqrt(float(squares.sum())) * SLACK
 
@@ -119,7 +121,7 @@ class Jacobian:
         read = torch.hypot(torch.full_like(at.p_norm, problem.trains_w), problem.k * at.p_norm)
         adjoint = at.w_norm + R_norm * at.p_norm
         dp = tau * radius * read + (1 + R_norm * tau) * problem.slopes.most_curvature * dv * adjoint
-        dc = problem.l * radius * problem.x_norms
+        dc = problem.ell * radius * problem.x_norms
         dq = dp + (radius if problem.trains_v else 0.0)
         dz, dp, dq, dc = ((a + b) * SLACK for a, b in ((dz, at.z_error), (dp, at.p_error), (dq, at.q_error), (dc, at.c_error)))
         dJ = self._change(dz, dp, dq, dc)

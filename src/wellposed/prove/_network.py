@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.certify._gate import changed
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import ReLU, Softplus, Tanh
 from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network
@@ -14,8 +15,9 @@ from wellposed.prove._problem import Exact, Parameters, Problem
 from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
 
 
-def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters]:
-    """The problem and its start, in float64 on the CPU.
+def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | None:
+    """The problem and its start, in float64 on the CPU; None for a family whose R is not k times a
+    parameter, which has no proof yet.
 
     Raises:
         InvalidType, InvalidArgument: This network or these data cannot have a proof.
@@ -26,11 +28,15 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters]:
     if family is None or not is_theory_network(model):
         known = ", ".join(kind.__name__ for kind in FAMILIES.values())
         raise InvalidType(f"prove: there are proofs for {known}; got {type(model).__name__}.")
-    theory = model.theory
+    theory, altered = model.theory, changed(model)
+    if altered:
+        raise InvalidArgument(f"prove: {altered}")
     _check_parameters(model)
     X, y = _check_data(model, X, y)
+    if not theory.recurrent:
+        return None
     slopes = _slopes(getattr(model, "activation", None) or ReLU())
-    recurrent = getattr(model, theory.recurrent) if theory.recurrent else model.recurrent()
+    recurrent = getattr(model, theory.recurrent)
     R = Exact.product(recurrent.T if theory.transposed else recurrent, theory.recurrent_scale)
     U = Exact.product(model.input_matrix(), theory.injection_scale)
     w, *more = (getattr(model, name) for name in theory.readout)
@@ -63,8 +69,8 @@ def _check_parameters(model: AbstractNetwork) -> None:
     for key, parameter in model.named_parameters():
         if not parameter.requires_grad:
             raise InvalidArgument(
-                f"prove: {key} of {name} is held fixed (requires_grad=False), and the theorem is about descent on all parameters; "
-                f"call {key}.requires_grad_()."
+                f"prove: {key} of {name} is held fixed (requires_grad=False), and the theorem is about descent on all "
+                f"parameters; call {key}.requires_grad_()."
             )
         if parameter.dtype != torch.float64:
             raise InvalidArgument(
@@ -80,13 +86,17 @@ def _check_data(model: AbstractNetwork, X: Any, y: Any) -> tuple[Tensor, Tensor]
         if not isinstance(tensor, Tensor):
             raise InvalidType(f"prove: {name} must be a tensor; got {type(tensor).__name__}.")
         if tensor.dtype != torch.float64:
-            raise InvalidArgument(f"prove: {name} is {tensor.dtype}, and a proof needs float64; convert it with {name}.double().")
+            raise InvalidArgument(
+                f"prove: {name} is {tensor.dtype}, and a proof needs float64; convert it with {name}.double()."
+            )
         if not bool(torch.isfinite(tensor).all()):
             raise InvalidArgument(f"prove: {name} has NaN or infinite entries; clean the data first.")
     if X.dim() != 2 or X.shape[1] != model.in_features or X.shape[0] == 0:
         raise InvalidArgument(f"prove: X must have the shape (n, {model.in_features}) with n >= 1; got {tuple(X.shape)}.")
     if y.shape != X.shape[:1]:
-        raise InvalidArgument(f"prove: y must have one target for each of the {X.shape[0]} rows of X; got shape {tuple(y.shape)}.")
+        raise InvalidArgument(
+            f"prove: y must have one target for each of the {X.shape[0]} rows of X; got shape {tuple(y.shape)}."
+        )
     n = X.shape[0]
     if n > model.width:
         raise InvalidArgument(

@@ -5,8 +5,8 @@ the precision. By (1) of `_contraction` the exact one is not farther than
 
     |z* - z| <= (1 + |R| tau) |g|.                                                               (1)
 
-Likewise |p* - p| <= (1 + |R| tau) |h| for the adjoint p = D (w + R^T p) and its defect h, and tau |h|
-for ReLU, where h = D h. How z and p were found does not matter.
+Likewise |p* - p| <= (1 + |R| tau) |h| for the adjoint p = D (w + R^T p) and its defect h, and tau
+|h| for ReLU, where h = D h. How z and p were found does not matter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Point:
         r: (n,) residuals. loss: |r|^2/2.
         V, D: (n, m) pre-activations R z + c and slopes. Y, D_c: U x, and the slopes of c.
         adjoint: (n, m) w + R^T p, so that p = D adjoint.
-        z_error, p_error, q_error, c_error, r_error: (n,) distances to the exact values.
+        lows: The low parts of Z, P, Q, C and r, by name: with them they are known better.
+        fine: (n,) distances of the sums to the exact values, by name: "Z", "P", "Q", "C", "r".
+        z_error, p_error, q_error, c_error, r_error: (n,) distances of the high parts to them.
         v_error: (n, m). y_error: (n,): errors of V and Y. slope_error: of the entries of D.
         z_norm, p_norm, q_norm, c_norm: (n,) of the exact values.
         row_R: (m,) norms of the rows of R, w_norm: of w.
@@ -52,6 +54,8 @@ class Point:
     Y: Tensor
     D_c: Tensor | None
     adjoint: Tensor
+    lows: dict[str, Tensor]
+    fine: dict[str, Tensor]
     z_error: Tensor
     p_error: Tensor
     q_error: Tensor
@@ -139,12 +143,12 @@ class Evaluator:
         defect = (rows_up(g) + 4 * UNIT * (rows_up(g) + z_low + rows_up(V_low)) + value_error + product_error) * SLACK
         z_error = defect * (1 + bounds.R_norm * bounds.tau) * SLACK
         row_R = rows_up(R) + low_norm
-        v_error = (product_error.unsqueeze(1) + row_R * z_error.unsqueeze(1) + rows_up(V_low).unsqueeze(1)) * SLACK
+        v_error = (product_error.unsqueeze(1) + row_R * z_error.unsqueeze(1) + V_low.abs()) * SLACK
         slope_error = slopes.slope_error + slopes.most_curvature * float(v_error.max()) * SLACK
 
         Z, Z_low = two_sum(Z, Z_low)  # the same sum, so that Z alone is as good as a float64 can be
         z, z_low = rows_up(Z), rows_up(Z_low)
-        r, r_error = self._residual(at, Z, Z_low, C, C_low, z_error, y_error)
+        r, r_low, r_error = self._residual(at, Z, Z_low, C, C_low, z_error, y_error)
 
         # adjoints
         R32 = R.float()
@@ -167,12 +171,25 @@ class Evaluator:
         rounding = gamma(m) * (rows_up(P2) * R1_norm + p * rest_norm) + 8 * UNIT * (rows_up(h) + p_rest + UNIT * a)
         if slopes.smooth:  # the slopes have errors, and a defect is not a slope times a vector
             rounding = rounding + (slope_error + 4 * UNIT) * (a + p_rest) + 4 * UNIT * p
+        P_low = torch.zeros_like(P)
+        if not slopes.smooth:  # one correction more, which is measured by the defect that it leaves
+            P_low = _corrected(h, D, R32)
+            h = (h - P_low) + D * (P_low @ R)
+            p_low = rows_up(P_low)
+            rounding = rounding + gamma(m) * (p_low * R_frobenius) + p_low * low_norm + 8 * UNIT * p_low
         p_error = (rows_up(h) + rounding) * (1 + bounds.R_norm * bounds.tau if slopes.smooth else bounds.tau) * SLACK
-        Q, q_error = P, p_error
+        P, P_low = two_sum(P, P_low)
+        Q, Q_low, q_error = P, P_low, p_error
         if D_c is not None:
-            v = at.v
-            Q = P * D_c if v is None else (P + v.high) * D_c
-            q_error = p_error if v is None else p_error + norm_up(v.low) + 2 * UNIT * rows_up(Q)
+            Q, Q_low = P * D_c, P_low * D_c
+            if at.v is not None:
+                Q, Q_low = two_sum(P, at.v.high.expand_as(P))
+                Q_low = Q_low + (P_low + at.v.low)
+                q_error = (p_error + 2 * UNIT * (rows_up(Q_low) + rows_up(P_low) + norm_up(at.v.low))) * SLACK
+                Q, Q_low = Q * D_c, Q_low * D_c
+        lows = {"Z": Z_low, "P": P_low, "Q": Q_low, "C": C_low, "r": r_low}
+        fine = {"Z": z_error, "P": p_error, "Q": q_error, "C": y_error, "r": r_error}
+        p_error, q_error = p_error + rows_up(P_low), q_error + rows_up(Q_low)
         self._z, self._p = [*self._z[-1:], Z], [*self._p[-1:], P]
         return Point(
             at=at,
@@ -186,11 +203,13 @@ class Evaluator:
             Y=Y,
             D_c=D_c,
             adjoint=A + (low + rest),
+            lows=lows,
+            fine=fine,
             z_error=z_error + z_low,
             p_error=p_error,
             q_error=q_error,
             c_error=y_error + rows_up(C_low),
-            r_error=r_error,
+            r_error=r_error + r_low.abs(),
             v_error=v_error,
             y_error=y_error + rows_up(Y_low),
             slope_error=slope_error,
@@ -214,8 +233,8 @@ class Evaluator:
 
     def _residual(
         self, at: Parameters, Z: Tensor, Z_low: Tensor, C: Tensor, C_low: Tensor, z_error: Tensor, y_error: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """w . z + v . c - y, rounded to float64 at the end, and its error."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """w . z + v . c - y as high + low, and its error."""
         total, rest, error = -self.problem.y, torch.zeros_like(self.problem.y), torch.zeros_like(self.problem.y)
         terms = [(Z, Z_low, at.w, z_error)] + ([(C, C_low, at.v, y_error)] if at.v is not None else [])
         for F, F_low, w, f_error in terms:
@@ -231,7 +250,7 @@ class Evaluator:
             error = error + f_low * norm_up(w.low) + 8 * UNIT * (small.abs() + low.abs() + rest.abs())
             error = error + (w_norm + norm_up(w.low)) * f_error
         r, r_low = two_sum(total, rest)
-        return r, (error + r_low.abs()) * SLACK
+        return r, r_low, error * SLACK
 
 
 def _predicted(last: list[Tensor], zero: Tensor) -> Tensor:

@@ -27,12 +27,11 @@ class Exact:
         A = A.detach().double().contiguous()
         return cls(A.clone(), torch.zeros_like(A)) if factor == 1.0 else cls(*two_product(A, factor))
 
-    def minus(self, step: Tensor) -> tuple[Exact, float]:
-        """This less a step, and a bound of the rounding, in the Frobenius norm."""
+    def minus(self, step: Tensor, step_low: Tensor) -> tuple[Exact, float]:
+        """This less a step high + low, and a bound of the rounding, in the Frobenius norm."""
         high, low = two_sum(self.high, -step)
-        low = low + self.low
-        rounding = UNIT * norm_up(low)
-        high, low = two_sum(high, low)
+        rounding = 2 * UNIT * (norm_up(low) + norm_up(self.low) + norm_up(step_low))
+        high, low = two_sum(high, low + (self.low - step_low))
         kept = low.float().double()
         return Exact(high, kept), rounding + _LOW * norm_up(low)
 
@@ -81,7 +80,7 @@ class Problem:
         self.family, self.slopes, self.scales, self.rectified = family, slopes, scales, rectified
         self.X, self.y, self.start = X, y, start
         self.n, self.d = X.shape
-        self.k, self.l, self.trains_w, self.trains_v = (scales.get(part, 0.0) for part in ("R", "U", "w", "v"))
+        self.k, self.ell, self.trains_w, self.trains_v = (scales.get(part, 0.0) for part in ("R", "U", "w", "v"))
         self.X1, self.X2 = split(X, self.d)
         self.XX = X @ X.T
         self.x_norms = rows_up(X)

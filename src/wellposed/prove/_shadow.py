@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -24,10 +25,7 @@ from wellposed.prove._expansion import expansion
 from wellposed.prove._jacobian import Ball, Jacobian
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Exact, Parameters, Problem
-from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
-
-#: Samples whose outer products are added before their sum meets the others: less rounding.
-_BLOCK = 20
+from wellposed.prove.error_free import SLACK, UNIT, norm_up, outer_sum, two_product
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class Row:
     error: float
     mask_ratio: float | None
     least: float | None
+    residual: float
 
 
 class Refused(Exception):
@@ -61,7 +60,9 @@ def shadow_step(
     if ball is None:
         raise Refused(f"omega = {contraction.omega:.6g} leaves no room below 1 for a ball of radius {delta:.3g}")
     if not step_size * ball.L**2 * SLACK <= 2:
-        raise Refused(f"the step size times |J|^2 is only known to be at most {step_size * ball.L**2:.6g}, and must be at most 2")
+        raise Refused(
+            f"the step size times |J|^2 is only known to be at most {step_size * ball.L**2:.6g}, and must be at most 2"
+        )
     ratio, least = mask_ratio(problem, point, ball)
     if ratio is not None and not ratio > 1:
         raise Refused(
@@ -83,6 +84,7 @@ def shadow_step(
         error,
         None if ratio is None or delta == 0 else ratio,
         least,
+        (norm_up(point.r) + ball.dr) * SLACK,
     )
     return at, following, row
 
@@ -96,62 +98,62 @@ def mask_ratio(problem: Problem, point: Point, ball: Ball) -> tuple[float | None
     if problem.slopes.smooth:
         return None, None
     rho, k = ball.radius, problem.k
-    xi = torch.hypot(k * point.z_norm, problem.l * problem.x_norms).unsqueeze(1)
+    xi = torch.hypot(k * point.z_norm, problem.ell * problem.x_norms).unsqueeze(1)
     change = rho * xi * (1 + (point.row_R + k * rho) * ball.tau) * SLACK + 1e-300
     ratio, least = float(((point.V.abs() - point.v_error) / change).min()), float(point.V.abs().min())
-    if problem.rectified and problem.l:  # where U is fixed, c is too
-        change = (problem.l * rho * problem.x_norms).unsqueeze(1) * SLACK + 1e-300
+    if problem.rectified and problem.ell:  # where U is fixed, c is too
+        change = (problem.ell * rho * problem.x_norms).unsqueeze(1) * SLACK + 1e-300
         ratio = min(ratio, float(((point.Y.abs() - point.y_error.unsqueeze(1)) / change).min()))
         least = min(least, float(point.Y.abs().min()))
     return ratio, least
 
 
-def gradient(problem: Problem, point: Point) -> dict[str, Tensor]:
-    """The gradient in R, U, w, v, as far as they are trained."""
-    found = {}
-    Pr, Qr = point.P * point.r.unsqueeze(1), point.Q * point.r.unsqueeze(1)
-    for part, left, right in (("R", Pr, point.Z), ("U", Qr, problem.X)):
-        if part in problem.trained:
-            found[part] = left[:_BLOCK].T @ right[:_BLOCK]
-            for j in range(_BLOCK, problem.n, _BLOCK):
-                found[part] = found[part] + left[j : j + _BLOCK].T @ right[j : j + _BLOCK]
-    if "w" in problem.trained:
-        found["w"] = point.Z.T @ point.r
-    if "v" in problem.trained:
-        found["v"] = point.C.T @ point.r
-    return found
-
-
 def _advanced(problem: Problem, point: Point, jacobian: Jacobian, step_size: float) -> tuple[Parameters, float, float]:
     r"""The next computed point, e_k and eps_k.
 
-    J*^T r* - sum_i r_i J_i = J*^T (r* - r) + sum_i r_i (J*_i - J_i), and row i of the last bracket is
-    (dz, dc, k (p* (x) dz + dp (x) z), l dq (x) x); products of whole matrices bound the sums.
+    The gradient is made of the computed z, p, q, c, r, all as high + low: exact products, and
+    rests. J*^T r* - sum_i r_i J_i = J*^T (r* - r) + sum_i r_i (J*_i - J_i), and row i of the last
+    bracket is (dz, dc, k (p* (x) dz + dp (x) z), l dq (x) x); products of whole matrices bound the
+    sums.
     """
-    k, l, r = problem.k, problem.l, point.r.abs()
-    X_op = norm_up(problem.X)
-    error = jacobian.L * norm_up(point.r_error)
+    k, ell, r, fine, lows = problem.k, problem.ell, point.r.abs() + point.lows["r"].abs(), point.fine, point.lows
+    error = jacobian.L * norm_up(fine["r"])
     if point.Q is point.P:
-        error += jacobian.Xi * norm_up(r * point.p_error)
+        error += (jacobian.Xi + k * norm_up(point.z_error)) * norm_up(r * fine["P"])
     else:
-        error += k * math.sqrt(max(0.0, jacobian.Z_square)) * norm_up(r * point.p_error) + l * X_op * norm_up(r * point.q_error)
-    error += k * (jacobian.P_op + norm_up(point.p_error)) * norm_up(r * point.z_error)
-    error += problem.trains_w * float((r * point.z_error).sum()) + problem.trains_v * float((r * point.c_error).sum())
-    depth = min(problem.n, _BLOCK) + math.ceil(problem.n / _BLOCK)
-    z, p, q = rows_up(point.Z), rows_up(point.P), rows_up(point.Q)
-    rounding = gamma(depth) * float((r * torch.hypot(k * p * z, l * q * problem.x_norms)).sum())
-    rounding += gamma(problem.n) * float(
-        (r * torch.hypot(problem.trains_w * z, problem.trains_v * rows_up(point.C))).sum()
-    )
-    grads = gradient(problem, point)
-    parts: dict[str, Exact] = {}
-    size = updating = 0.0
-    for part, G in grads.items():
-        scale = problem.scales[part]
-        size = math.hypot(size, scale * norm_up(G))
-        parts[part], low = point.at.parts()[part].minus((step_size * scale * scale) * G)
-        updating += low / scale
+        Z_op = math.sqrt(max(0.0, jacobian.Z_square)) + norm_up(point.z_error)
+        error += k * Z_op * norm_up(r * fine["P"]) + ell * norm_up(problem.X) * norm_up(r * fine["Q"])
+    error += k * (jacobian.P_op + norm_up(point.p_error)) * norm_up(r * fine["Z"])
+    error += problem.trains_w * float((r * fine["Z"]).sum()) + problem.trains_v * float((r * fine["C"]).sum())
     gradient_error = error * SLACK
-    # the factor eta k^2 has two roundings and its product with the gradient a third
-    total = (step_size * (gradient_error + rounding) + 4 * UNIT * step_size * size + updating) * SLACK
-    return point.at.with_parts(parts), gradient_error, total
+    none = torch.zeros_like(problem.X)
+    factors: dict[str, tuple[str, Tensor | None, Tensor, Tensor]] = {
+        "R": ("P", point.P, point.Z, lows["Z"]),
+        "U": ("Q", point.Q, problem.X, none),
+        "w": ("", None, point.Z, lows["Z"]),
+        "v": ("", None, point.C, lows["C"]),
+    }
+    parts: dict[str, Exact] = {}
+    rounding = 0.0
+    for part in problem.trained:
+        name, left, right, right_low = factors[part]
+        # rows r_i p_i, as high + low
+        A, A_low = (point.r.unsqueeze(1), lows["r"].unsqueeze(1)) if left is None else two_product(left, point.r.unsqueeze(1))
+        scale, forming = problem.scales[part], 0.0
+        if left is not None:
+            A_low = A_low + (left * lows["r"].unsqueeze(1) + lows[name] * point.r.unsqueeze(1))
+            neglected = 4 * UNIT * norm_up(A_low) + norm_up(lows[name] * lows["r"].unsqueeze(1))
+            forming = neglected * (norm_up(right) + norm_up(right_low))
+        G, rest, product_error = outer_sum(A, A_low, right, right_low)
+        # eta k^2 as high + low, times the gradient as high + low
+        exact = Fraction(step_size) * Fraction(scale) ** 2
+        c = float(exact)
+        c_low = float(exact - Fraction(c))
+        step, step_low = two_product(G, c)
+        terms = norm_up(step_low) + c * norm_up(rest) + abs(c_low) * norm_up(G)
+        step_low = step_low + (c * rest + c_low * G)
+        shape = point.at.parts()[part].high.shape
+        parts[part], updating = point.at.parts()[part].minus(step.reshape(shape), step_low.reshape(shape))
+        lost = 4 * UNIT * terms + UNIT**2 * c * norm_up(G) + abs(c_low) * norm_up(rest) + c * (product_error + forming)
+        rounding += (lost + updating) / scale
+    return point.at.with_parts(parts), gradient_error, (step_size * gradient_error + rounding) * SLACK

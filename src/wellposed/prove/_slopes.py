@@ -1,4 +1,5 @@
-r"""What a proof knows of an activation: values with their errors, slopes, and bounds of derivatives.
+r"""What a proof knows of an activation: values with their errors, slopes, and bounds of
+derivatives.
 
 ReLU has no second derivative, and its slopes are exact as long as no pre-activation is near 0.
 tanh and softplus have bounded second and third derivatives:

@@ -2,22 +2,23 @@ r"""The end of a proof for smooth activations: the Jacobian is Lipschitz (Theore
 
 Suppose |J(theta) - J(theta')| <= Lambda |theta - theta'| and |J| <= L in the ball of radius rho =
 delta + R about the computed point K, sigma_min(J) >= s0 at its centre, e >= |r_K|. At a distance l
-along the path sigma_min(J) >= s(l) = s0 - Lambda (delta + l), and a secant S of a step has |S - J| <=
-Lambda |step|/2. As in Theorem B, with x = |J^T r|/|r| and steps of length eta x |r|,
+along the path sigma_min(J) >= s(l) = s0 - Lambda (delta + l), and a secant S of a step has |S - J|
+<= Lambda |step|/2. As in Theorem B, with x = |J^T r|/|r| and steps of length eta x |r|,
 
     |r'| <= |r| - |step| (A1 x + A2/x - eta Lambda L |r|/2),   A1 = 1 - eta (s^2 + L^2)/2,  A2 = eta s^2 L^2/2.
 
-A1 y + A2/y >= c s for all y >= s, where c = 1 - eta s0^2/2 if t = eta L^2 <= 1 - eta s0^2/2, else c =
-sqrt(t (2 - t - eta s0^2)). So |r| falls by at least kappa(l) = c s(l) - eta Lambda L e/2 times the
-length of a step. kappa decreases in l, so |r_k| <= e - (integral of kappa from 0 to l_k). If that
-integral from 0 to R is at least e, then the path never becomes longer than R: a step is at most
+A1 y + A2/y >= c s for all y >= s, where c = 1 - eta s0^2/2 if t = eta L^2 <= 1 - eta s0^2/2, else c
+= sqrt(t (2 - t - eta s0^2)). So |r| falls by at least kappa(l) = c s(l) - eta Lambda L e/2 times
+the length of a step. kappa decreases in l, so |r_k| <= e - (integral of kappa from 0 to l_k). If
+that integral from 0 to R is at least e, then the path never becomes longer than R: a step is at
+most
 
     eta L |r_k| <= eta L (integral of kappa from l_k to R) <= eta L kappa(0) (R - l_k) <= R - l_k.
 
 The rate is 1 - eta kappa(R) s(R).
 
-Lambda: as in `_expansion` with a unit vector in place of r, Lambda <= b + sqrt(b^2 + tau^2 |Xi|^2) +
-max(c_i |xi_i|) |Xi|, b = k tau min(max |p_i| |Xi|, |P| max |xi_i|).
+Lambda: as in `_expansion` with a unit vector in place of r, Lambda <= b + sqrt(b^2 + tau^2 |Xi|^2)
++ max(c_i |xi_i|) |Xi|, b = k tau min(max |p_i| |Xi|, |P| max |xi_i|).
 """
 
 from __future__ import annotations

@@ -7,15 +7,20 @@ at other parameters R', w' of the ball: pi = E (w' + R'^T pi). Then
 
     pi - p = (I - D R'^T)^-1 [D (dw + dR^T p) + (E - D) a'],     a' = w' + R'^T pi,              (1)
 
-which is a smooth part, of norm at most tau rho sqrt(1 + k^2 |p|^2), and sum_u phi_u lambda'_u over the
-pairs that may switch, |phi_u| <= |a'_u|/2. lambda_u = (I - D R^T)^-1 e_u is solved for; that of R' differs
-from it by at most tau k rho |lambda_u|. And a'_u is bounded by (1) again:
+which is a smooth part, of norm at most tau rho sqrt(1 + k^2 |p|^2), and sum_u phi_u lambda'_u over
+the pairs that may switch, |phi_u| <= |a'_u|/2. lambda_u = (I - D R^T)^-1 e_u is solved for; that of
+R' differs from it by at most tau k rho |lambda_u|. And a'_u is bounded by (1) again:
 
     |phi_u| <= (|a_u| + rho read_i + k rho y_i + (|R e_u| + k rho) s_i + sum_v |phi_v| |(R^T lambda_v)_u|)/2   (2)
 
-over the v of the same sample; read_i = sqrt(1 + k^2 |p_i|^2), y_i = sum |phi_v| |lambda_v|, and s_i the smooth
-part. (2) has the form phi <= b + C phi with b > 0 and C >= 0, so every phi' > 0 with b + C phi' <=
-phi' bounds it (then C has a spectral radius below 1).
+over the v of the same sample; read_i = sqrt(1 + k^2 |p_i|^2), y_i = sum |phi_v| |lambda_v|, and s_i
+the smooth part. (2) has the form phi <= b + C phi with b > 0 and C >= 0, so every phi' > 0 with b +
+C phi' <= phi' bounds it (then C has a spectral radius below 1).
+
+Pre-activations move by V' - V = (I + R' T') y with |y| <= rho |xi_i|, where T' has the slopes of a
+secant, so unit u moves by at most rho |xi_i| |e_u + T'^T R'_u|. A first bound of the last norm is 1
++ |R_u| tau; with it the pairs are found, and then T'^T R'_u is bounded by (1) and (2) with R_u in
+the place of w, which leaves fewer pairs.
 
 If c = relu(U x), its units may switch too, and change q = D' (p + v) by |phi_u| <= |(p + v)_u|/2 in
 one entry.
@@ -23,20 +28,22 @@ one entry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from wellposed.prove._contraction import Contraction
-from wellposed.prove._jacobian import Ball, Jacobian
+from wellposed.prove._jacobian import Ball
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Problem
 from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
 
 _ITERATIONS = 300
-#: More pairs than these are not tried.
-MOST_SWITCHES = 4000
+#: Switches that become larger than this amplify each other; adjoints are of the order of 1.
+_MOST_SIZE = 1e2
+#: More pairs than these, or than this part of all pairs, are not tried.
+MOST_SWITCHES, MOST_PART = 2500, 0.15
 
 
 @dataclass(frozen=True)
@@ -61,12 +68,20 @@ class Pairs:
 def pairs_in(problem: Problem, point: Point, ball: Ball) -> Pairs:
     """The pairs whose pre-activation can be 0 in the ball."""
     k, rho = problem.k, ball.radius
-    xi = torch.hypot(k * point.z_norm, problem.l * problem.x_norms).unsqueeze(1)
+    xi = torch.hypot(k * point.z_norm, problem.ell * problem.x_norms).unsqueeze(1)
     reach = point.v_error + rho * xi * (1 + (point.row_R + k * rho) * ball.tau) * SLACK
     of_c = None
-    if problem.rectified and problem.l:
-        of_c = point.Y.abs() <= ((point.y_error + problem.l * rho * problem.x_norms) * SLACK).unsqueeze(1)
+    if problem.rectified and problem.ell:
+        of_c = point.Y.abs() <= ((point.y_error + problem.ell * rho * problem.x_norms) * SLACK).unsqueeze(1)
     return Pairs(point.V.abs() <= reach, of_c)
+
+
+def within_slopes(problem: Problem, point: Point, contraction: Contraction, ball: Ball, pairs: Pairs) -> Ball:
+    """The ball with a better tau: only units that can be active count in it."""
+    D = torch.where(pairs.of_z, 1.0, point.D)
+    tau = min(ball.tau, contraction.tau_of_slopes(point.V, D, 0.0, problem.k * ball.radius))
+    xi = torch.hypot(problem.k * point.z_norm, problem.ell * problem.x_norms)
+    return replace(ball, tau=tau, dz=(tau * ball.radius * xi + point.z_error) * SLACK)
 
 
 class Centre:
@@ -79,12 +94,13 @@ class Centre:
     Attributes:
         P, Q: (n, m) p and q = D' (p + v). A: (n, m) w + R^T p.
         sample, unit: (E,) of each switch. of_z: (E,) whether it is one of z.
-        left_A, left_U: (E, m) a switch changes k p_i (x) z_i by phi k left_A (x) z_i and l q_i (x) x_i by phi l
-            left_U (x) x_i.
+        left_A, left_U: (E, m) a switch changes k p_i (x) z_i by phi k left_A (x) z_i and l q_i (x)
+            x_i by phi l left_U (x) x_i.
         coupling: (E, E) C of (2) without its factor 1/2; only between switches of one sample.
     """
 
     def __init__(self, problem: Problem, point: Point, contraction: Contraction, pairs: Pairs) -> None:
+        self._pairs = pairs
         at, R = point.at, point.at.R.high
         m, tau = R.shape[0], contraction.tau
         w, low = at.w.high, norm_up(at.R.low)
@@ -134,6 +150,7 @@ class Centre:
         RL = lam @ R
         size = rows_up(lam)
         rounding = (gamma(m) * R_frobenius + low) * size * SLACK
+        self._slopes, self._factor = slopes, factor
         self.lambda_error = (rows_up(start + slopes * RL - lam) + 4 * UNIT * (size + 1) + rounding) * factor
         self.sample, self.unit, self.of_z = sample, unit, torch.ones(E, dtype=torch.bool)
         self.left_A = self.left_U = lam
@@ -162,6 +179,58 @@ class Centre:
         self.of_z = torch.cat([self.of_z, torch.zeros(E, dtype=torch.bool)])
         self.sample, self.unit = torch.cat([self.sample, sample]), torch.cat([self.unit, unit])
 
+    def fewer(self, problem: Problem, point: Point, contraction: Contraction, ball: Ball) -> Pairs:
+        """The pairs that remain with sharper bounds of how far their pre-activations move."""
+        z = self.of_z
+        i, unit, lam_error = self.sample[z], self.unit[z], self.lambda_error[z]
+        E, R, k, rho, tau = len(i), point.at.R.high, problem.k, ball.radius, ball.tau
+        if not E:
+            return self._pairs
+        start = R[unit]
+        P = self._slopes * start
+        for _ in range(_ITERATIONS):
+            following = self._slopes * (start + P @ R)
+            change = float(torch.linalg.vector_norm(following - P))
+            P = following
+            if not change > 1e-10 * float(torch.linalg.vector_norm(P)):
+                break
+        A = start + P @ R
+        p, R_frobenius, low = rows_up(P), norm_up(R), norm_up(point.at.R.low)
+        rounding = ((gamma(R.shape[0]) * R_frobenius + low) * (p + 1)) * SLACK
+        error = (rows_up(self._slopes * A - P) + 2 * UNIT * p + rounding) * self._factor
+        size = p + error
+        smooth = tau * k * rho * (1 + size) * SLACK
+        lam = rows_up(self.left_A[z]) + lam_error
+        column = norm_up_columns(R)[unit] + low
+        error_a = rounding + contraction.R_norm * error + k * rho * (1 + size)
+        spread = torch.zeros(E, dtype=torch.float64)
+        for sample in i.unique():
+            b = (i == sample).nonzero().squeeze(1)
+            # entry (u, v): the size phi_v of the switch v in T'^T R'_u
+            first = A[b][:, unit[b]].abs() + error_a[b].unsqueeze(1)
+            coupling, phi = self.coupling[b][:, b], first / 2 + 1e-300
+            for _ in range(_ITERATIONS):
+                y = (phi * lam[b]).sum(dim=1)
+                s = smooth[b] + tau * k * rho * y
+                extra = (k * rho * y).unsqueeze(1) + (column[b] + k * rho) * s.unsqueeze(1)
+                following = (first + extra + phi @ coupling.T) / 2 * SLACK + 1e-300
+                if bool((following <= phi).all()):
+                    break
+                phi = following * (1 + 1e-9)
+                if not float(phi.max()) < _MOST_SIZE:
+                    return self._pairs
+            else:
+                return self._pairs
+            spread[b] = s + y
+        own = P.clone()
+        own[torch.arange(E), unit] += 1.0
+        amplification = (rows_up(own) + 2 * UNIT * (1 + p) + error + spread) * SLACK
+        xi = torch.hypot(k * point.z_norm, problem.ell * problem.x_norms)[i]
+        stays = point.V[i, unit].abs() <= (point.v_error[i, unit] + rho * xi * amplification) * SLACK
+        of_z = self._pairs.of_z.clone()
+        of_z[i, unit] = stays
+        return Pairs(of_z, self._pairs.of_c)
+
     def sizes(self, problem: Problem, point: Point, ball: Ball) -> tuple[Tensor, Tensor, Tensor] | None:
         """phi (E,) of (2), and for each sample the smooth part of (1) and y; None if switches
         amplify each other."""
@@ -181,7 +250,7 @@ class Centre:
             if bool((following <= phi).all()):
                 return phi, s, y
             phi = following * (1 + 1e-12)
-            if not float(phi.max()) < 1e6:
+            if not float(phi.max()) < _MOST_SIZE:
                 break
         return None
 

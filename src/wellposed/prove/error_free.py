@@ -34,7 +34,7 @@ def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return s, (a - (s - t)) + (b - t)
 
 
-def two_product(a: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+def two_product(a: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
     """(p, q) with p = fl(a factor) and p + q = a factor exactly (Dekker), unless it underflows."""
     p = a * factor
     big = 134217729.0  # 2^27 + 1
@@ -59,6 +59,22 @@ def split(A: Tensor, terms: int, *, common: bool = False) -> tuple[Tensor, Tenso
     sigma = torch.ldexp(torch.full_like(top, 1.5), exponent - bits + 52)
     A1 = (A + sigma) - sigma
     return A1, A - A1
+
+
+def outer_sum(A: Tensor, A_low: Tensor, B: Tensor, B_low: Tensor) -> tuple[Tensor, Tensor, float]:
+    """sum_i a_i b_i^T over the rows of A + A_low and B + B_low: a product without rounding, the
+    rest of it, and a bound of the error of their sum in the Frobenius norm.
+
+    Args:
+        A, A_low: (n, m). B, B_low: (n, k).
+    """
+    n = A.shape[0]
+    A1, A2 = split(A.T.contiguous(), n)
+    B1, B2 = split(B.T.contiguous(), n)
+    rest_B = B2 + B_low.T
+    rest = torch.cat([A2, A.T, A_low.T], dim=1) @ torch.cat([B1, rest_B, B.T], dim=1).T
+    sizes = norm_up(A2) * norm_up(B1) + norm_up(A) * norm_up(rest_B) + norm_up(A_low) * norm_up(B)
+    return A1 @ B1.T, rest, (gamma(3 * n) * sizes + norm_up(A_low) * norm_up(B_low)) * SLACK
 
 
 def norm_up(A: Tensor) -> float:

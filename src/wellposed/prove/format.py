@@ -65,6 +65,7 @@ entries, and its first is 0.
                       at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega - k delta)) for unit u, row R_u
                       of R and xi_i = (k z_i, l x_i); and l delta |x_i| in c = relu(..)
     least             least |pre-activation|; null for smooth activations
+    residual          >= |r| at the exact iterate k
 
 The inequalities between them, in exact arithmetic, for all k < K:
 
@@ -74,7 +75,8 @@ The inequalities between them, in exact arithmetic, for all k < K:
 A bound is not much looser than what it follows from, so that a number changed alone contradicts the
 others: delta_{k+1}, and in the tail c, s1, slope and 1 - rate, to 1e-6; kappa to 5 %.
 
-By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| <= delta_k.
+By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| is at most
+delta_k.
 
 `tail` (activation relu): at the computed point K, in the ball of radius `radius` + delta_K.
 
@@ -104,8 +106,8 @@ By Theorem A of the documentation (page 'What is proved, when') then |theta_k - 
     radius (c (s0 - Lambda delta_K - Lambda radius/2) - eta Lambda L e/2) >= e,   slope > 0,
     eta L c s0 <= 1,     rate >= 1 - eta slope s1.
 
-Conclusion in both cases: the exact iterates K, K + 1, ... stay within `radius` of the exact iterate K,
-and |r_{K+j}| <= rate^j e.
+Conclusion in both cases: the exact iterates K, K + 1, ... stay within `radius` of the exact iterate
+K, and |r_{K+j}| <= rate^j e.
 
 **proof.safetensors**
 
@@ -118,8 +120,9 @@ and |r_{K+j}| <= rate^j e.
     checkpoint.k.Z, .P                       (n, m) computed equilibria and adjoints p = D (w + R^T p), D the slopes
     checkpoint.k.Q, .C                       (n, m) only if c = relu(..): q = D' (p + v) with D' the slopes of c, and c
     checkpoint.k.r                           (n,) computed residuals
+    checkpoint.k.Z.low, and P, Q, C, r       low parts in float64: what was computed is the sum; absent if 0
 
-The gradient G of step k, in R, U, w, v, is made of them as
+The gradient G of step k, in R, U, w, v, is made of the sums high + low as
 
     (sum_i r_i p_i z_i^T,   sum_i r_i q_i x_i^T,   sum_i r_i z_i,   sum_i r_i c_i),      q = p if Q is absent,
 
@@ -130,6 +133,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +156,11 @@ JSON, TENSORS = "proof.json", "proof.safetensors"
 #: Largest sizes in bytes that are read.
 _MOST_JSON, _MOST_TENSORS = 1 << 28, 1 << 34
 _PARTS = ("R", "U", "w", "v")
+#: Of a proof and of its record.
+_FIELDS = (
+    *("reason", "step_size", "num_steps", "delta", "loss", "radius", "rate", "distance", "seconds", "family", "sizes"),
+    *("steps", "tail", "attempts"),
+)
 
 
 def save(proof: Proof, folder: Path) -> Path:
@@ -159,15 +168,13 @@ def save(proof: Proof, folder: Path) -> Path:
     problem = proof._problem
     if problem is None:
         raise InvalidArgument("This proof has no data, so it cannot be saved; save the one that `prove` returned.")
-    import wellposed
-
     tensors = {"X": problem.X, "y": problem.y} | {f"start.{name}": value for name, value in problem.start.items()}
     for step, kept in proof._checkpoints.items():
         tensors |= {f"checkpoint.{step}.{name}": value for name, value in kept.items()}
     record = {
         "format": NAME,
         "version": VERSION,
-        "program": wellposed.__version__,
+        "program": metadata.version("wellposed"),
         "verdict": "proved" if proof.verdict is Verdict.CERTIFIED else "undecided",
         "reason": proof.reason,
         "family": proof.family,
@@ -217,12 +224,7 @@ def load(folder: Path) -> Proof:
             _problem=problem,
             _at=at,
             _checkpoints=checkpoints,
-            **{
-                name: record[name]
-                for name in (
-                    "reason step_size num_steps delta loss radius rate distance seconds family sizes steps tail attempts".split()
-                )
-            },
+            **{name: record[name] for name in _FIELDS},
         )
     except Exception as error:  # of whatever kind: the file is not what it says
         raise RunError(f"{folder} has a proof that cannot be read ({type(error).__name__}: {error}).") from error

@@ -1,7 +1,7 @@
 r"""Checks a stored proof anew, on any machine and in another way than it was made.
 
 Nothing that computes numbers is shared with the prover. Inequalities between stored numbers are
-checked in rational arithmetic (`verify_numbers`), points and steps in integers of 100 binary digits
+checked in rational arithmetic (`verify_numbers`), points and steps in integers of 120 binary digits
 after the point (`verify_step`), norms by Cholesky factorizations (`verify_bounds`).
 """
 
@@ -39,8 +39,9 @@ _SUMMARIES = {
     "omega": "omega_k + k delta_k < 1 for all steps, and omega computed again",
     "mask": "no pre-activation is 0 in a ball, by the stored ratios and computed again",
     "expansion": "M_k >= |sum r_i Hess f_i|, bounded again in another way",
-    "gradient_error": "e_k >= |J^T r - G|, computed in 100 binary digits after the point",
+    "gradient_error": "e_k >= |J^T r - G|, computed in 120 binary digits after the point",
     "loss": "computed again",
+    "residual": "|r| of the exact iterate, bounded again",
     "verdict": "the file claims a proof",
     "distance": "how far the iterates are from the start",
     "tail": "all inequalities of the tail, and its constants at the last point",

@@ -1,7 +1,7 @@
 r"""Activations in more digits: values and slopes of arrays of `Digits`, with their errors.
 
 ReLU is exact. tanh and softplus, and their slopes 1 - tanh^2 and 1/(1 + e^-v), are enclosed by Arb
-(package python-flint); the error is at most 2^-98 per entry.
+(package python-flint); the error is at most 2^-118 per entry.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def curvature_ratio(name: str, V: Floats) -> Floats:
 
 
 def _rounded(value: Any) -> int:
-    """The middle of an enclosure, times 2^100, rounded; the enclosure must be narrow."""
+    """The middle of an enclosure, times 2^120, rounded; the enclosure must be narrow."""
     scaled = value * (1 << PLACES)
     if not (scaled.is_finite() and scaled.rad() < 1):
         raise ArithmeticError("Arb has not enough digits")

@@ -1,9 +1,9 @@
-r"""Arrays of numbers with 100 binary digits after the point, in integers.
+r"""Arrays of numbers with 120 binary digits after the point, in integers.
 
-A number is sum_j limb_j 2^(20 (1 - j)), j = 0, ..., 6, with limbs of at most 2^19 in absolute value:
-it is below 2^39, and a multiple of 2^-100. Sums are exact. A product of matrices is made of products
+A number is sum_j limb_j 2^(20 (1 - j)), j = 0, ..., 7, with limbs of at most 2^19 in absolute value:
+it is below 2^39, and a multiple of 2^-120. Sums are exact. A product of matrices is made of products
 of limbs, each an integer below 2^53 in every partial sum, so that float64 has them without rounding,
-whatever the order of summation; only what is below 2^-100 is lost, at most `LOST` per entry.
+whatever the order of summation; only what is below 2^-120 is lost, at most `LOST` per entry.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wellposed.errors import RunError
 
-_BITS, _LIMBS, _WHOLE = 20, 7, 2
+_BITS, _LIMBS, _WHOLE = 20, 8, 2
 #: Binary digits after the point.
 PLACES = _BITS * (_LIMBS - _WHOLE)
 #: What one operation, or the conversion of a float64 number, can lose per entry.
@@ -30,7 +30,7 @@ Limbs = NDArray[np.int64]
 
 
 class Digits:
-    """An array of these numbers; `limbs` has the shape of the array after a first axis of 7."""
+    """An array of these numbers; `limbs` has the shape of the array after a first axis of 8."""
 
     def __init__(self, limbs: Limbs) -> None:
         self.limbs = limbs
@@ -80,7 +80,7 @@ class Digits:
         return total
 
     def integers(self) -> NDArray[np.object_]:
-        """Times 2^100, as whole numbers without limit of size."""
+        """Times 2^120, as whole numbers without limit of size."""
         total = self.limbs[0].astype(object)
         for j in range(1, _LIMBS):
             total = total * (1 << _BITS) + self.limbs[j].astype(object)

@@ -58,15 +58,21 @@ def stored_place(proof: StoredProof, k: int) -> Place:
     return checkpoint_place(proof, k) if k else start_place(proof)
 
 
+def stored_values(proof: StoredProof, k: int, name: str, *shape: int) -> Digits:
+    """A tensor of checkpoint k, with its low part if it has one."""
+    found = Digits.of(proof.tensor(f"checkpoint.{k}.{name}", *shape))
+    low = f"checkpoint.{k}.{name}.low"
+    return found + Digits.of(proof.tensor(low, *shape)) if proof.has(low) else found
+
+
 def checkpoint_place(proof: StoredProof, k: int) -> Place:
     """Checkpoint k; parts that are not trained are those of checkpoint 0."""
-    found: dict[str, Digits] = {}
-    for part in proof.parts:
-        name = f"checkpoint.{k if proof.scales[part] > 0 else 0}.{part}"
-        found[part] = Digits.of(proof.tensor(name, *_shape(proof, part)))
-        if proof.has(f"{name}.low"):
-            found[part] = found[part] + Digits.of(proof.tensor(f"{name}.low", *_shape(proof, part)))
-    return Place(**found)
+    return Place(
+        **{
+            part: stored_values(proof, k if proof.scales[part] > 0 else 0, part, *_shape(proof, part))
+            for part in proof.parts
+        }
+    )
 
 
 def start_place(proof: StoredProof) -> Place:

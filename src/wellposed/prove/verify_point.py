@@ -1,4 +1,4 @@
-r"""One point of a proof, computed again in 100 binary digits after the point.
+r"""One point of a proof, computed again in 120 binary digits after the point.
 
 The point is given by integers (`Digits`). If z is any vector and g = s(R z + c) - z, its distance to
 the equilibrium z* is a solution u = z - z* of u = D R u - g for some diagonal 0 <= D <= 1, hence

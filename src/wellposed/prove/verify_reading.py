@@ -19,7 +19,7 @@ JSON_LIMIT, HEADER_LIMIT, TENSORS_LIMIT = 1 << 28, 1 << 24, 1 << 36
 MOST = {"n": 20_000, "m": 20_000, "d": 1_000_000}
 MOST_STEPS = 10_000_000
 
-_STEPS = ("delta", "loss", "expansion", "jacobian", "omega", "gradient_error", "error", "mask_ratio", "least")
+_STEPS = ("delta", "loss", "expansion", "jacobian", "omega", "gradient_error", "error", "mask_ratio", "least", "residual")
 _TAILS = {
     False: ("residual", "s", "L", "f", "e0", "kappa", "switches", "omega"),
     True: ("residual", "s0", "L", "Lambda", "c", "slope", "s1", "omega"),

@@ -17,7 +17,7 @@ from wellposed.prove.verify_activation import CURVATURE
 from wellposed.prove.verify_bounds import UNIT, active_omega, omega_bounds, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import LOST, Digits, Floats
 from wellposed.prove.verify_expansion import curved_upper, expansion_upper
-from wellposed.prove.verify_place import ROOM, Data, Place, distance_between, entries, norm, row_norms, stored_place
+from wellposed.prove.verify_place import ROOM, Data, Place, distance_between, entries, norm, row_norms, stored_place, stored_values
 from wellposed.prove.verify_point import NotFound, Recomputed
 from wellposed.prove.verify_reading import StoredProof
 
@@ -178,6 +178,10 @@ def check_point(proof: StoredProof, check: PointCheck, k: int, away: float, repo
         away * L + _COMPUTED * math.sqrt(2 * row["loss"]) + _residual_scale(check)
     )
     report("loss", abs(row["loss"] - check.loss) <= near, f"{at}: {row['loss']:.10g} stored, {check.loss:.10g} found")
+    size = norm(check.point.r.floats())
+    least, most = size + L_below * row["delta"] - L * away, size + L * (row["delta"] + away)
+    fine = least / ROOM**4 <= row["residual"] <= most * (1 + _CLOSE) + _residual_scale(check)
+    report("residual", fine, f"{at}: {row['residual']:.8g} stored, between {least:.8g} and {most:.8g} found")
     if proof.smooth:
         report("mask", row["mask_ratio"] is None and row["least"] is None, f"{at}: smooth")
         return
@@ -201,13 +205,12 @@ def _residual_scale(check: PointCheck) -> float:
 
 def check_gradient(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
     """|J^T r - G| against e_k, where G is made of the stored Z, P, Q, C, r."""
-    r = proof.tensor(f"checkpoint.{k}.r", proof.n)
+    weights = stored_values(proof, k, "r", proof.n).as_column()
     sizes = []
     for part, (A, B) in check.point.gradient().items():
         left, right = _stored_factors(proof, k, part)
-        weights = Digits.of(r).as_column()
-        A0 = weights if left is None else Digits.of(left) * weights
-        B0 = check.data.X if right is None else Digits.of(right)
+        A0 = weights if left is None else left * weights
+        B0 = check.data.X if right is None else right
         # A^T B - A0^T B0 = (A - A0)^T B + A0^T (B - B0): small differences, known to 15 digits
         off = (A - A0).floats().T @ B.floats() + A0.floats().T @ (B - B0).floats()
         sizes.append(proof.scales[part] * norm(off) * (1 + 1e-9))
@@ -216,11 +219,11 @@ def check_gradient(proof: StoredProof, check: PointCheck, k: int, report: Report
     report("gradient_error", found <= stored, f"step {k}: {stored:.4g} stored, {found:.4g} found")
 
 
-def _stored_factors(proof: StoredProof, k: int, part: str) -> tuple[Floats | None, Floats | None]:
+def _stored_factors(proof: StoredProof, k: int, part: str) -> tuple[Digits | None, Digits | None]:
     """The stored factors of the gradient of a part; None for the weights r, or for X."""
 
-    def values(name: str) -> Floats:
-        return proof.tensor(f"checkpoint.{k}.{name}", proof.n, proof.m)
+    def values(name: str) -> Digits:
+        return stored_values(proof, k, name, proof.n, proof.m)
 
     if part in ("w", "v"):
         return None, values("Z" if part == "w" else "C")

@@ -42,8 +42,6 @@ class AbstractNetwork(nn.Module, abc.ABC):
             `layer.last_adjoint` describe the last solves.
     """
 
-    #: Of the equilibrium; a family may set another one.
-    activation: AbstractActivation = ReLU()
     #: What happens where nothing proves that there is exactly one equilibrium.
     on_ill_posed: str = "raise"
 
@@ -67,6 +65,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         check_positive_integer(type(self).__name__, "in_features", in_features)
         check_positive_integer(type(self).__name__, "width", width)
         self.in_features, self.width = in_features, width
+        self.activation: AbstractActivation = ReLU()  # a family may set another one
         self.layer = EquilibriumLayer(_Cell(self), solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
 
     @abc.abstractmethod

@@ -17,7 +17,8 @@ from wellposed.nn.tangent import TangentFeatures, gram, outer
 
 
 class GaussianDEQ(AbstractContraction):
-    r"""z = relu(W z + U x), y = a . z [ling2022, eq. (1)-(2)]; or with another activation than relu.
+    r"""z = relu(W z + U x), y = a . z [ling2022, eq. (1)-(2)]; or with another activation than
+    relu.
 
     Starts from W_ij ~ N(0, 2 s/m), U_ij ~ N(0, 2/d), a_i ~ N(0, 1/m) with s = `weight_variance`
     (Assumption 1, which asks for s < 1/8 and inputs of norm sqrt(d)); |W| is then about 2 sqrt(2
@@ -63,7 +64,7 @@ class GaussianDEQ(AbstractContraction):
         self.weight_variance = weight_variance
         if activation is not None and not isinstance(activation, AbstractActivation):
             raise InvalidType(f"activation of GaussianDEQ must be one such as wp.nn.Tanh(); got {activation!r}.")
-        self.activation = ReLU() if activation is None else activation
+        self.activation = activation or self.activation
         draw: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
         self.W = nn.Parameter(torch.randn(width, width, **draw) * math.sqrt(2 * weight_variance / width))
         self.U = nn.Parameter(torch.randn(width, in_features, **draw) * math.sqrt(2 / in_features))
