@@ -167,7 +167,7 @@ def _check_hashes(proof: StoredProof, found: Verification) -> None:
 
 
 def _check_start(proof: StoredProof, found: Verification) -> None:
-    """The first checkpoint against the start of the network, which it rounds to 77 binary digits."""
+    """The first checkpoint against the start of the network, which it rounds to 77 digits."""
     exact, stored = start_place(proof).parts(), checkpoint_place(proof, 0).parts()
     for part in proof.parts:
         most = 2.0**-70 * np.abs(exact[part].floats()) + 4 * LOST

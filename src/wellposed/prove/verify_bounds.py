@@ -1,6 +1,6 @@
-r"""One-sided bounds in float64 that the check of a proof needs, each proved by a Cholesky factorization.
+r"""One-sided bounds in float64 for the check of a proof, proved by Cholesky factorizations.
 
-If the factorization of fl(S) - c I runs to its end in float64, then S is positive definite as soon as
+If the factorization of fl(S) - c I runs to its end in float64, then S is positive definite if only
 c >= gamma_{m+2} tr(S) + |fl(S) - S| (Theorem 10.3 of [higham2002]; no more is used than that sums
 and products are rounded to the nearest number, in any order).
 """

@@ -1,9 +1,10 @@
 r"""Arrays of numbers with 120 binary digits after the point, in integers.
 
-A number is sum_j limb_j 2^(20 (1 - j)), j = 0, ..., 7, with limbs of at most 2^19 in absolute value:
-it is below 2^39, and a multiple of 2^-120. Sums are exact. A product of matrices is made of products
-of limbs, each an integer below 2^53 in every partial sum, so that float64 has them without rounding,
-whatever the order of summation; only what is below 2^-120 is lost, at most `LOST` per entry.
+A number is sum_j limb_j 2^(20 (1 - j)), j = 0, ..., 7, with limbs of at most 2^19 in absolute
+value: it is below 2^39, and a multiple of 2^-120. Sums are exact. A product of matrices is made of
+products of limbs, each an integer below 2^53 in every partial sum, so that float64 has them without
+rounding, whatever the order of summation; only what is below 2^-120 is lost, at most `LOST` per
+entry.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Digits:
         return _product(self, other, lambda a, b: a * b)
 
     def __matmul__(self, other: Digits) -> Digits:
-        """The product of two matrices, or of a matrix and a vector; loses at most `LOST` per entry."""
+        """Of two matrices, or of a matrix and a vector; loses at most `LOST` per entry."""
         if self.shape[-1] > _MOST_TERMS:
             raise RunError(f"A sum of this proof has {self.shape[-1]} terms; the check adds up at most {_MOST_TERMS}.")
 

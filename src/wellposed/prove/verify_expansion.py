@@ -5,14 +5,17 @@ second derivatives in a direction d = (dw, dR, dU) are
 
     f_i''[d, d] = 2 (dw + dR^T p_i)^T T_i dOmega xi_i + sum_u a_iu s''_iu (K_i dOmega xi_i)_u^2.
 
-Let A(b) be the norm of dOmega -> sum_i b_i T_i dOmega xi_i. Then A(b)^2 = |sum_ij b_i b_j G_ij T_i T_j^T|,
-and with b b^T o G <= sum_k nu_k e_k e_k^T + nu I, for any few vectors e_k,
+Let A(b) be the norm of dOmega -> sum_i b_i T_i dOmega xi_i. Its square is the norm of sum_ij b_i
+b_j G_ij T_i T_j^T, and with b b^T o G <= sum_k nu_k e_k e_k^T + nu I, for any few vectors e_k,
 
     A(b)^2 <= |sum_k nu_k S_k S_k^T| + nu n tau^2,     S_k = sum_i e_k(i) T_i.                    (1)
 
-For the part quadratic in dOmega let sqrt(mu) w be the first singular vector of (p_i)_i, and mu' the square
-of its second singular value: B^2 <= mu A(r o w)^2 + mu' tau^2 lambda_max(r G r). The sum over u is at most
-E = lambda_max(g G g), g_i^2 = |r_i| c_i, c_i >= |K_i^T diag(a_i s''_i) K_i|; together B + sqrt(A(r)^2 + B^2) + E.
+For the part quadratic in dOmega let w be the first left singular vector of (p_i)_i, mu and mu' the
+squares of its first two singular values. The sum over u is at most E. Together
+
+    B + sqrt(A(r)^2 + B^2) + E,     B^2 = mu A(r o w)^2 + mu' tau^2 lambda_max(r G r),
+    E = lambda_max(g G g),          g_i^2 = |r_i| c_i,   c_i >= |K_i^T diag(a_i s''_i) K_i|.
+
 The T_i are explicit here, and in (1) not one by one, so this is sharper than what a prover needs.
 """
 

@@ -1,8 +1,8 @@
 r"""The inequalities between the stored numbers of a proof, in exact rational arithmetic.
 
 Every float64 number is a fraction, so nothing is rounded; roots are enclosed between fractions. A
-bound that follows from others must also not be looser than 1e-6 (kappa: 5 %) of what follows: a number
-of the proof that was changed alone then contradicts the others.
+bound that follows from others must also not be looser than 1e-6 (kappa: 5 %) of what follows: a
+number of the proof that was changed alone then contradicts the others.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _check_relu(
 def _least_quotient(
     s: Fraction, L: Fraction, f: Fraction, e0: Fraction, eta: Fraction, kappa: Fraction
 ) -> tuple[bool, Fraction]:
-    """Whether (A1 x^2 + A2 - f^2 - eta h E - eta E^2/2)/(x + f) >= kappa on [s, L], and its least value seen."""
+    """Whether the quotient of the tail (see `format`) is at least kappa on [s, L], and its least
+    value seen."""
     t, s2 = eta * L * L, s * s
     A1, A2 = 1 - t / 2 - eta * s2 / 2, t * s2 / 2
 

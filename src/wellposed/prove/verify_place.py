@@ -28,7 +28,8 @@ class Data:
     """X and y in digits.
 
     Attributes:
-        XX: (n, n) X X^T. x_norms: (n,) norms of the rows of X. lost: Of a row of X by the conversion.
+        XX: (n, n) X X^T. x_norms: (n,) norms of the rows of X.
+        lost: Of a row of X by the conversion.
     """
 
     def __init__(self, proof: StoredProof) -> None:
@@ -68,10 +69,7 @@ def stored_values(proof: StoredProof, k: int, name: str, *shape: int) -> Digits:
 def checkpoint_place(proof: StoredProof, k: int) -> Place:
     """Checkpoint k; parts that are not trained are those of checkpoint 0."""
     return Place(
-        **{
-            part: stored_values(proof, k if proof.scales[part] > 0 else 0, part, *_shape(proof, part))
-            for part in proof.parts
-        }
+        **{part: stored_values(proof, k if proof.scales[part] > 0 else 0, part, *_shape(proof, part)) for part in proof.parts}
     )
 
 

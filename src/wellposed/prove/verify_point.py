@@ -1,13 +1,13 @@
 r"""One point of a proof, computed again in 120 binary digits after the point.
 
-The point is given by integers (`Digits`). If z is any vector and g = s(R z + c) - z, its distance to
-the equilibrium z* is a solution u = z - z* of u = D R u - g for some diagonal 0 <= D <= 1, hence
+The point is given by integers (`Digits`). If z is any vector and g = s(R z + c) - z, then u = z -
+z* for the equilibrium z* is a solution of u = D R u - g with some diagonal 0 <= D <= 1, hence
 
     u = -(I + T R) g,     T = (I - D R)^-1 D,     |T| <= tau = 1/(1 - omega),                    (1)
 
 so that |z - z*| <= (1 + tau |R|) |g|, and likewise for the adjoint. z and p are improved by Newton
-steps until their defects g, h are of the size of the last digit; every digit of the result is proved
-by (1), whatever the steps were.
+steps until their defects g, h are of the size of the last digit; every digit of the result is
+proved by (1), whatever the steps were.
 """
 
 from __future__ import annotations

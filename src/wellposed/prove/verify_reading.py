@@ -1,4 +1,4 @@
-"""Reads a stored proof of unknown origin: strictly, within limits, and nothing of it is executed."""
+"""Reads a stored proof of unknown origin: strictly, within limits, and executes nothing of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wellposed.prove.verify_digits import Floats
 #: Largest sizes in bytes; a checkpoint of width 1000 takes 22 MB.
 JSON_LIMIT, HEADER_LIMIT, TENSORS_LIMIT = 1 << 28, 1 << 24, 1 << 36
 #: Largest numbers of samples, units, inputs and steps.
-MOST = {"n": 20_000, "m": 20_000, "d": 1_000_000}
+MOST = {"n": 8192, "m": 8192, "d": 1_000_000}
 MOST_STEPS = 10_000_000
 
 _STEPS = ("delta", "loss", "expansion", "jacobian", "omega", "gradient_error", "error", "mask_ratio", "least", "residual")
@@ -48,7 +48,7 @@ class StoredProof:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        document = read_object(folder / "proof.json", limit=JSON_LIMIT, error=RunError)
+        document = read_object(folder / "proof.json", limit=JSON_LIMIT, error=RunError, within=folder)
         if document is None:
             raise RunError(f"{folder} holds no proof.json; give the folder that `proof.save` wrote.")
         self.document = document
@@ -191,7 +191,7 @@ class _Opened:
 
     def __init__(self, path: Path, proof: StoredProof) -> None:
         self._path, self._proof = path, proof
-        self._context = opened(path, limit=TENSORS_LIMIT, error=RunError)
+        self._context = opened(path, limit=TENSORS_LIMIT, error=RunError, within=path.parent)
 
     def __enter__(self) -> tuple[BinaryIO, int]:
         found = self._context.__enter__()

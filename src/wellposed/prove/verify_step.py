@@ -1,9 +1,9 @@
 r"""Steps of descent computed again in more digits, between two checkpoints of a stored proof.
 
-The exact step is taken from the stored point k, and again from its result, up to the next checkpoint
-k'. By Theorem A, applied from k on, the exact iterates are within d_j of the computed points, where
-d_k = 0 and d_{j+1} = (1 + eta M_j) d_j + eps_j. At each point the stored numbers are compared with
-bounds made here, and at k' the distance itself with d_k'.
+The exact step is taken from the stored point k, and again from its result, up to the next
+checkpoint k'. By Theorem A, applied from k on, the exact iterates are within d_j of the computed
+points, where d_k = 0 and d_{j+1} = (1 + eta M_j) d_j + eps_j. At each point the stored numbers are
+compared with bounds made here, and at k' the distance itself with d_k'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from wellposed.prove.verify_activation import CURVATURE
 from wellposed.prove.verify_bounds import UNIT, active_omega, omega_bounds, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import LOST, Digits, Floats
 from wellposed.prove.verify_expansion import curved_upper, expansion_upper
-from wellposed.prove.verify_place import ROOM, Data, Place, distance_between, entries, norm, row_norms, stored_place, stored_values
+from wellposed.prove.verify_place import (
+    ROOM,
+    Data,
+    Place,
+    distance_between,
+    entries,
+    norm,
+    row_norms,
+    stored_place,
+    stored_values,
+)
 from wellposed.prove.verify_point import NotFound, Recomputed
 from wellposed.prove.verify_reading import StoredProof
 
@@ -30,7 +40,7 @@ _CLOSE = 1e-4
 
 
 class Ball:
-    """Changes over a ball of radius rho about a recomputed point: upper bounds, sample by sample."""
+    """Changes over a ball of radius rho about a recomputed point: bounds, sample by sample."""
 
     def __init__(self, proof: StoredProof, data: Data, point: Recomputed, omega: float, rho: float) -> None:
         k, ell, w, v = (float(proof.scales.get(part, 0.0)) for part in "RUwv")

@@ -1,4 +1,4 @@
-"""The tail of a stored proof: its constants against the last point, and a few exact steps beyond it."""
+"""The tail of a stored proof: its constants at the last point, and a few exact steps beyond."""
 
 from __future__ import annotations
 

@@ -47,6 +47,8 @@ def proof_section(folder: Path, *, inside: str = FOLDER) -> Section | None:
     place = folder / inside
     if not (place / FILES[0]).exists():
         return None
+    if inside and place.is_symlink():
+        return Section("proof", "Proof", [f"{inside} is a link, and links in a run directory are not followed."])
     try:
         proof = StoredProof(place)
     except RunError as error:

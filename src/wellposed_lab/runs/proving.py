@@ -93,7 +93,7 @@ def about(proof: Proof, optimizer: str) -> str:
     what = f"plain gradient descent on all parameters from the same start, on {n} training samples, with step size"
     if proof.verdict is Verdict.CERTIFIED:
         return (
-            f"PROVED: {what} {proof.step_size:.3g}, ends at zero loss; {proof.num_steps} steps are followed, then |r| falls by the "
-            f"factor {proof.rate:.6g} a step or faster. Proved of descent, not of {optimizer}"
+            f"PROVED: {what} {proof.step_size:.3g}, ends at zero loss; {proof.num_steps} steps are followed, then |r| falls by "
+            f"the factor {proof.rate:.6g} a step or faster. Proved of descent, not of {optimizer}"
         )
     return f"undecided for {what} {proof.step_size:.3g}: {proof.reason} (step {proof.num_steps})"

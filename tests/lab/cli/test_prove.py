@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def test_an_undecided_proof_can_be_continued(proved: tuple[Path, Any]) -> None:
     result = call("prove", "c.yaml", "-q", "--json", "--out", "p", "--resume")
     assert result.exit_code == 0, result.output
     again = json.loads(result.stdout)
-    assert again["num_steps"] == proved[1]["num_steps"] and again["rate"] == pytest.approx(proved[1]["rate"], rel=1e-6)
+    assert again["num_steps"] == proved[1]["num_steps"] and again["rate"] == pytest.approx(proved[1]["rate"], rel=1e-2)
     assert call("verify", "p", "-q", "--steps", 3).exit_code == 0
 
 
@@ -103,14 +102,14 @@ def test_ctrl_c_saves_the_steps_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def on_step(self, state: Any) -> None:
             if state.step == 4:
-                signal.raise_signal(signal.SIGINT)
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(proving, "_Saver", Interrupting)
-    result = call("prove", "c.yaml", "-q", "--out", "p")
+    with monkeypatch.context() as patch:
+        patch.setattr(proving, "_Saver", Interrupting)
+        result = call("prove", "c.yaml", "-q", "--out", "p")
     assert result.exit_code == 130 and "--resume" in result.stderr
-    monkeypatch.undo()
-    assert wp.Proof.load(Path("p").absolute()).num_steps >= 4
-    assert call("prove", Path("c.yaml"), "-q", "--out", "p", "--resume").exit_code == 0
+    assert wp.Proof.load("p").num_steps == 4
+    assert call("prove", "c.yaml", "-q", "--out", "p", "--resume").exit_code == 0
 
 
 def test_a_long_proof_is_saved_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def test_a_long_proof_is_saved_on_the_way(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (["verify", "nowhere"], 3, "nowhere is not a folder"),
         (["verify", "."], 3, "holds no proof.json"),
-        (["prove", "nowhere"], 3, "nowhere does not exist"),
+        (["prove", "nowhere"], 2, "nowhere does not exist"),
         (["prove", "c.yaml", "--samples", "50"], 2, "there are 3 training samples"),
         (["prove", "c.yaml", "--samples", "0"], 2, "there are 3 training samples"),
         (["prove", "c.yaml", "--step-size", "ten"], 2, "--step-size must be auto or a positive number"),
