@@ -24,7 +24,7 @@ class Exact:
     @classmethod
     def product(cls, A: Tensor, factor: float) -> Exact:
         """factor A without rounding."""
-        A = A.detach().double().contiguous()
+        A = A.detach().double().cpu().contiguous()
         return cls(A.clone(), torch.zeros_like(A)) if factor == 1.0 else cls(*two_product(A, factor))
 
     def minus(self, step: Tensor, step_low: Tensor) -> tuple[Exact, float]:

@@ -61,11 +61,11 @@ def smooth_tail(
         L = min(ball.L, (jacobian.L + Lambda * ball.radius) * SLACK)
         found = _radius(step_size, s0, L, Lambda, e, delta)
         if isinstance(found, str):
-            reason = found
+            reason = reason or found
             continue
         radius, c, slope, s1 = found
         if radius > largest:
-            reason = f"the radius {radius:.3g} is beyond the ball of radius {largest:.3g}"
+            reason = reason or f"the radius {radius:.3g} is beyond the ball of radius {largest:.3g}"
             continue
         rate = rate_after(step_size * slope * s1 / SLACK)
         numbers = {"residual": e, "s0": s0, "L": L, "Lambda": Lambda, "c": c, "slope": slope, "s1": s1}
