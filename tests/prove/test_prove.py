@@ -13,7 +13,7 @@ import torch
 import wellposed as wp
 from exact_descent import problem
 from wellposed.prove._network import read_network
-from wellposed.prove._run import Run
+from wellposed.prove._run import Run, predicted_end
 from wellposed.prove.format import sha256
 
 TINY = (2, 16, 4, 1)
@@ -257,3 +257,12 @@ def test_a_network_that_computes_something_else_is_refused() -> None:
     model.register_forward_hook(lambda module, args, output: output * 2)
     with pytest.raises(wp.InvalidArgument, match="hook"):
         wp.prove(model, X, y)
+
+
+def test_the_end_is_predicted_from_the_last_attempts() -> None:
+    def attempt(step: int, shortfall: float | None) -> dict[str, Any]:
+        return {"step": step, "loss": 1.0, "reason": "", "shortfall": shortfall}
+
+    assert predicted_end([]) is None and predicted_end([attempt(3, 2.0)]) is None
+    assert predicted_end([attempt(0, 8.0), attempt(10, None), attempt(20, 2.0)]) == 30
+    assert predicted_end([attempt(0, 2.0), attempt(10, 4.0)]) is None

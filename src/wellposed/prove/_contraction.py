@@ -69,7 +69,7 @@ class Contraction:
         self.R_norm = (self._norm0 + self._drift) * SLACK
         self.tau = SLACK / (1 - self.omega) if self.omega < 1 else math.inf
 
-    def tau_of_slopes(self, V: Tensor, D: Tensor, error: float, change: float) -> float:
+    def tau_of_slopes(self, V: Tensor, D: Tensor, error: float, change: float, *, renew: bool = True) -> float:
         """Upper bound of max_i |(I - D_i R)^-1 D_i| and, for smooth slopes, |D_i^1/2 (I - R
         D_i)^-1|.
 
@@ -77,14 +77,16 @@ class Contraction:
             V, D: (n, m) pre-activations and their slopes.
             error: How much larger the slopes may be.
             change: How much R may change, in norm.
+            renew: Whether a reference that these slopes exceed may be renewed: one factorization
+                per sample.
         """
         upper = (D + error).clamp(max=1.0)
-        if self._above is None or self._excess(upper) > _EXCESS:
+        if self._above is None or (renew and self._excess(upper) > _EXCESS):
             near = (self._slopes.slopes_above(V) + (_ROOM if self._slopes.smooth else 0.0)).clamp(max=1.0)
             self._above = torch.maximum(near, upper)
             self._omega_above = self._largest()
         # slopes below q E have q times the eigenvalue of E
-        omega = max(1.0, self._excess(upper)) * self._omega_above * SLACK + self._drift + change
+        omega = max(1.0, self._excess(upper)) * (self._omega_above + 1e-300) * SLACK + self._drift + change
         general = self.omega + change
         return SLACK / (1 - min(omega, general)) if min(omega, general) < 1 else math.inf
 

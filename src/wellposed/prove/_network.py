@@ -47,7 +47,7 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | Non
     if more:
         scales["v"], names["v"] = 1.0, theory.readout[1]
     scales = {part: 0.0 if names[part] in theory.fixed else scale for part, scale in scales.items()}
-    start = {name: tensor.detach().double().clone() for name, tensor in model.state_dict().items()}
+    start = {name: tensor.detach().double().cpu().clone() for name, tensor in model.state_dict().items()}
     at = Parameters(R, U, Exact.product(w, 1.0), Exact.product(more[0], 1.0) if more else None)
     return Problem(family, slopes, scales, theory.rectified, X, y, start), at
 

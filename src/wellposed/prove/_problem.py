@@ -24,7 +24,7 @@ class Exact:
     @classmethod
     def product(cls, A: Tensor, factor: float) -> Exact:
         """factor A without rounding."""
-        A = A.detach().double().contiguous()
+        A = A.detach().double().cpu().contiguous()
         return cls(A.clone(), torch.zeros_like(A)) if factor == 1.0 else cls(*two_product(A, factor))
 
     def minus(self, step: Tensor, step_low: Tensor) -> tuple[Exact, float]:
@@ -33,7 +33,7 @@ class Exact:
         rounding = 2 * UNIT * (norm_up(low) + norm_up(self.low) + norm_up(step_low))
         high, low = two_sum(high, low + (self.low - step_low))
         kept = low.float().double()
-        return Exact(high, kept), rounding + _LOW * norm_up(low)
+        return Exact(high, kept), rounding + _LOW * norm_up(low) + 1e-40  # float32 ends at 1e-45
 
 
 @dataclass(frozen=True)

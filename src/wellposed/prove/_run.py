@@ -128,13 +128,16 @@ class Run:
         if found.holds:
             self._tail, self.result = found, ""
         else:
-            self._attempts.append({"step": now.step, "loss": self.loss, "reason": found.reason})
+            self._attempts.append({"step": now.step, "loss": self.loss, "reason": found.reason, "shortfall": found.shortfall})
 
     def text(self) -> str:
         """For the progress display."""
         parts = [f"loss {self.loss:.3e}", f"delta {self._now.delta:.1e}"]
         if self._now.ratio is not None:
             parts.append(f"mask ratio {self._now.ratio:.1e}")
+        end = predicted_end(self._attempts)
+        if end is not None:
+            parts.append(f"predicted end: step {max(end, self.step)}")
         if self._attempts:
             parts.append(f"tail tried at {self._attempts[-1]['step']}: {self._attempts[-1]['reason']}")
         return ", ".join(parts)
@@ -220,3 +223,13 @@ class Run:
             self._stride *= 2
         self._below = _FALL * self._attempts[-1]["loss"] if self._attempts else math.inf
         self._now = _Now(old.num_steps, old._at, old.delta, *self._evaluated(old._at))
+
+
+def predicted_end(attempts: list[dict[str, Any]]) -> int | None:
+    """The step where the tail may hold: the shortfall of the last attempts, extrapolated; a guess."""
+    known = [(attempt["step"], attempt.get("shortfall")) for attempt in attempts[-4:]]
+    points = [(step, math.log(value)) for step, value in known if value is not None and 0 < value < math.inf]
+    if len(points) < 2 or not points[-1][1] < points[0][1]:
+        return None
+    (first, high), (last, low) = points[0], points[-1]
+    return last + round(max(0.0, low) * (last - first) / (high - low))

@@ -34,8 +34,9 @@ from wellposed.prove._problem import Problem
 from wellposed.prove._tail import Tail
 from wellposed.prove.error_free import SLACK, norm_up
 
-#: How much of the largest possible radius is tried first; the constants of a smaller ball are better.
-_PARTS = (0.1, 0.2, 0.4, 0.7, 1.0)
+#: Radii are tried from a little above e/s0, the least possible, upwards by this factor: the constants of a small ball are
+#: better.
+_FIRST, _GROWTH = 1.1, 1.35
 
 
 def smooth_tail(
@@ -50,8 +51,9 @@ def smooth_tail(
     e = (norm_up(point.r) + near.dr) * SLACK
     reason = ""
     first = lipschitz(problem, point, jacobian, contraction, near)
-    for part in _PARTS:
-        largest = part * s0 / first
+    largest = _FIRST * e / s0 / _GROWTH
+    while largest < s0 / first:
+        largest *= _GROWTH
         ball = jacobian.ball(delta + largest)
         if ball is None:
             break
@@ -59,17 +61,17 @@ def smooth_tail(
         L = min(ball.L, (jacobian.L + Lambda * ball.radius) * SLACK)
         found = _radius(step_size, s0, L, Lambda, e, delta)
         if isinstance(found, str):
-            reason = found
+            reason = reason or found
             continue
         radius, c, slope, s1 = found
         if radius > largest:
-            reason = f"the radius {radius:.3g} is beyond the ball of radius {largest:.3g}"
+            reason = reason or f"the radius {radius:.3g} is beyond the ball of radius {largest:.3g}"
             continue
         rate = rate_after(step_size * slope * s1 / SLACK)
         numbers = {"residual": e, "s0": s0, "L": L, "Lambda": Lambda, "c": c, "slope": slope, "s1": s1}
         if rate < 1:
             return Tail(True, "", radius, rate, numbers | {"omega": contraction.omega})
-    return Tail(False, reason or "the contraction may be lost in the ball")
+    return Tail(False, reason or "the contraction may be lost in the ball", shortfall=4 * e * first / s0**2)
 
 
 def _radius(eta: float, s0: float, L: float, Lambda: float, e: float, delta: float) -> tuple[float, float, float, float] | str:
@@ -98,7 +100,7 @@ def lipschitz(problem: Problem, point: Point, jacobian: Jacobian, contraction: C
     """Lambda on the ball."""
     k = problem.k
     error = point.slope_error + problem.slopes.most_curvature * float(ball.dv.max())
-    tau = contraction.tau_of_slopes(point.V, point.D, error, k * ball.radius)
+    tau = contraction.tau_of_slopes(point.V, point.D, error, k * ball.radius, renew=False)
     Xi = (jacobian.Xi + k * norm_up(ball.dz)) * SLACK
     xi = (jacobian.xi + k * ball.dz) * SLACK
     p = float((point.p_norm + ball.dp).max())

@@ -79,7 +79,7 @@ def pairs_in(problem: Problem, point: Point, ball: Ball) -> Pairs:
 def within_slopes(problem: Problem, point: Point, contraction: Contraction, ball: Ball, pairs: Pairs) -> Ball:
     """The ball with a better tau: only units that can be active count in it."""
     D = torch.where(pairs.of_z, 1.0, point.D)
-    tau = min(ball.tau, contraction.tau_of_slopes(point.V, D, 0.0, problem.k * ball.radius))
+    tau = min(ball.tau, contraction.tau_of_slopes(point.V, D, 0.0, problem.k * ball.radius, renew=False))
     xi = torch.hypot(problem.k * point.z_norm, problem.ell * problem.x_norms)
     return replace(ball, tau=tau, dz=(tau * ball.radius * xi + point.z_error) * SLACK)
 

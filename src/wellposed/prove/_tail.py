@@ -37,10 +37,13 @@ from wellposed.prove._contraction import Contraction
 from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Problem
+from wellposed.prove._shadow import mask_ratio
 from wellposed.prove._switches import MOST_PART, MOST_SWITCHES, Centre, Pairs, pairs_in, within_slopes
 from wellposed.prove.error_free import SLACK, gamma, norm_up, rows_up
 
 _ROUNDS = 40
+#: The part of all pairs that may switch where the theorem mostly begins to hold: for predictions only.
+_USUAL = 0.01
 #: A radius that has become so many times |r|/s will not settle.
 _MOST_GROWTH = 30.0
 _CELLS = 4000
@@ -50,13 +53,17 @@ _GRAM = 800
 
 @dataclass(frozen=True)
 class Tail:
-    """What the theorem was found to say: `numbers` of a tail that holds, or why it does not."""
+    """What the theorem was found to say: `numbers` of a tail that holds, or why it does not.
+
+    `shortfall` is a guess of how many times too large something is; it only serves predictions.
+    """
 
     holds: bool
     reason: str = ""
     radius: float = math.inf
     rate: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict)
+    shortfall: float | None = None
 
 
 def tail(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, step_size: float, delta: float) -> Tail:
@@ -68,9 +75,13 @@ def tail(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contra
     h0 = jacobian.least_eigenvalue()
     if near is None or not h0 > 0:
         return Tail(False, f"the least eigenvalue of the tangent kernel is only known to be at least {h0:.3g}")
+    ratio, _ = mask_ratio(problem, point, near)
+    if ratio is not None and not ratio > 1:  # |J| would not bound how r changes in the ball of radius delta
+        return Tail(False, f"a pre-activation may be 0 within delta: its ratio is {ratio:.3g}")
     e = (norm_up(point.r) + near.dr) * SLACK
     radius = e / math.sqrt(h0)
     most = min(MOST_SWITCHES, max(24, int(MOST_PART * point.Z.numel())))
+    shortfall = 0.0
     wide: tuple[Pairs, Centre] | None = None
     known: tuple[Pairs, Centre, _Kernel] | None = None
     for _ in range(_ROUNDS):
@@ -78,8 +89,9 @@ def tail(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contra
         if ball is None:
             return Tail(False, f"the contraction may be lost within the radius {radius:.3g}")
         pairs = pairs_in(problem, point, ball)
+        shortfall = shortfall or pairs.count / (_USUAL * point.Z.numel())
         if pairs.count > most:
-            return Tail(False, f"{pairs.count} units may switch within the radius {radius:.3g}")
+            return Tail(False, f"{pairs.count} units may switch within the radius {radius:.3g}", shortfall=shortfall)
         ball = within_slopes(problem, point, contraction, ball, pairs)
         pairs = pairs_in(problem, point, ball)
         if wide is None or not pairs.same(wide[0]):

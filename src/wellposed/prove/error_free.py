@@ -19,6 +19,8 @@ from torch import Tensor
 UNIT = 2.0**-53
 #: Relative rounding of a few hundred operations on scalars or on vectors without cancellation, generously.
 SLACK = 1.0 + 2.0**-36
+#: More than squares that underflow can take from a norm.
+_TINY = 1e-150
 
 
 def gamma(terms: int) -> float:
@@ -78,10 +80,10 @@ def outer_sum(A: Tensor, A_low: Tensor, B: Tensor, B_low: Tensor) -> tuple[Tenso
 
 
 def norm_up(A: Tensor) -> float:
-    """Upper bound of the Euclidean norm of all entries, for entries of ordinary size."""
-    return float(torch.linalg.vector_norm(A)) * (SLACK + (A.numel() + 8) * UNIT)
+    """Upper bound of the Euclidean norm of all entries, of up to 1e20 entries below 1e150."""
+    return float(torch.linalg.vector_norm(A)) * (SLACK + (A.numel() + 8) * UNIT) + _TINY
 
 
 def rows_up(A: Tensor) -> Tensor:
-    """(n,) upper bounds of the norms of the rows, for entries of ordinary size."""
-    return torch.linalg.vector_norm(A, dim=1) * (SLACK + (A.shape[1] + 8) * UNIT)
+    """(n,) upper bounds of the norms of the rows, as `norm_up`."""
+    return torch.linalg.vector_norm(A, dim=1) * (SLACK + (A.shape[1] + 8) * UNIT) + _TINY

@@ -46,7 +46,8 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
     steps             one list per column, see below
     tail              null if undecided, else one number per name, see below
     checkpoints       list of the steps k that have a checkpoint; 0 and K are among them
-    attempts          list of {"step", "loss", "reason"}: where the tail was tried and did not hold
+    attempts          list of {"step", "loss", "reason", "shortfall"}: where the tail was tried and did not
+                      hold; the last is a guess or null, and proves nothing
     seal              SHA-256 of this document without its seal, as JSON with sorted keys and without spaces
 
 `steps`: lists of length K; entry k is about the step from point k to point k + 1. `delta` has K + 1

@@ -26,7 +26,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from wellposed.prove.verify_activation import THIRD, curvature, curvature_ratio
+from wellposed.prove.verify_activation import CURVATURE, THIRD, curvature, curvature_ratio
 from wellposed.prove.verify_bounds import UNIT, top_eigenvalue
 from wellposed.prove.verify_digits import Floats
 from wellposed.prove.verify_place import ROOM, norm
@@ -96,32 +96,31 @@ def expansion_upper(R: Floats, Z: Floats, X: Floats, P: Floats, D: Floats, r: Fl
     return (B + math.sqrt(A2 + B * B)) * ROOM
 
 
-def curved_upper(
-    activation: str,
-    V: Floats,
-    adjoint: Floats,
-    weights: Floats,
-    moved: Floats,
-    dz: Floats,
-    G: Floats,
-    *,
-    tau: float,
-    R_norm: float,
-) -> float:
-    """E for a smooth activation on a ball, k = l = 1.
+def curvature_weights(activation: str, V: Floats, adjoint: Floats, moved: Floats, *, tau: float, R_norm: float) -> Floats:
+    """(n,) c_i >= |K_i^T diag(a_i s''_i) K_i| on a ball, for a smooth activation.
 
     Args:
         activation: Its name.
         V: (n, m) pre-activations at the centre. moved: (n,) how far they move.
-        adjoint: (n, m) >= |w + R^T p| on the ball. weights: (n,) >= |r_i| on the ball.
-        dz: (n,) how far z moves. G: (n, n) Gram matrix of the xi_i.
+        adjoint: (n, m) >= |w + R^T p| on the ball.
         tau: >= |D_i^1/2 K_i| on the ball. R_norm: >= |R| on the ball.
     """
     bent = curvature(activation, V) + THIRD[activation] * moved[:, None] + 1e-15
+    bent = np.minimum(bent, CURVATURE[activation])
     direct = (adjoint * bent).max(axis=1) * (1 + R_norm * tau) ** 2
     ratio = curvature_ratio(activation, V) + 2 * moved[:, None] + 1e-15
     by_ratio = (adjoint * ratio).max(axis=1) * tau**2
-    g = np.sqrt(weights * np.minimum(by_ratio, direct))
+    return np.asarray(np.minimum(by_ratio, direct) * ROOM)
+
+
+def curved_upper(weights: Floats, c: Floats, dz: Floats, G: Floats) -> float:
+    """E on a ball, k = l = 1.
+
+    Args:
+        weights: (n,) >= |r_i| on the ball. c: (n,) of `curvature_weights`.
+        dz: (n,) how far z moves. G: (n, n) Gram matrix of the xi_i.
+    """
+    g = np.sqrt(weights * c)
     error = 1e-12 * float(np.trace(G)) * float(np.square(g).max())
     top = max(0.0, top_eigenvalue(g[:, None] * G * g, error))
     return (math.sqrt(top) + norm(g * dz)) ** 2 * ROOM

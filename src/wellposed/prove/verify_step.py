@@ -16,7 +16,7 @@ import numpy as np
 from wellposed.prove.verify_activation import CURVATURE
 from wellposed.prove.verify_bounds import UNIT, active_omega, omega_bounds, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import LOST, Digits, Floats
-from wellposed.prove.verify_expansion import curved_upper, expansion_upper
+from wellposed.prove.verify_expansion import curvature_weights, curved_upper, expansion_upper
 from wellposed.prove.verify_place import (
     ROOM,
     Data,
@@ -97,10 +97,7 @@ class PointCheck:
         Z, P, X, r = point.Z.floats(), point.P.floats(), self.data.X.floats(), point.r.floats()
         p_max = float((row_norms(P) + ball.dp).max())
         Xi = math.hypot(k * spectral_norm(Z), ell * spectral_norm(X)) + k * norm(ball.dz)
-        slopes = np.minimum(1.0, point.D.floats() + CURVATURE[proof.activation] * (ball.dv[:, None] + 1e-15))
-        lost = (LOST + 4 * UNIT) * norm(self.R) + k * ball.rho
-        omega = min(self.omega + k * ball.rho, active_omega(self.R, lost, slopes))
-        tau = ROOM / (1 - omega)
+        tau = self.tau(ball)
         r_norm, dr = norm(r), norm(point.r_error) + (math.sqrt(self.J_square) + ball.dJ) * ball.rho + 4 * UNIT * norm(r)
         read = math.hypot(proof.scales["w"], k * p_max)
         extra = 2 * dr * (tau * read * Xi + ell * spectral_norm(X))
@@ -113,19 +110,40 @@ class PointCheck:
             return (B + math.hypot(A, B) + 2 * dr * (tau * read * Xi + ell * spectral_norm(X))) * ROOM
         M = expansion_upper(self.R, Z, X, P, point.D.floats(), r, tau) + extra
         if proof.smooth:
-            da = ball.rho * np.hypot(1.0, row_norms(P) + ball.dp) + (ball.R_norm + 2) * ball.dp
-            M += curved_upper(
-                proof.activation,
-                point.V.floats(),
-                np.abs(point.adjoint.floats()) + da[:, None],
-                np.abs(r) + dr,
-                ball.dv + point.v_error.max(axis=1),
-                ball.dz,
-                Z @ Z.T + X @ X.T,
-                tau=tau,
-                R_norm=ball.R_norm,
-            )
+            c = self.curvature_weights(ball, tau)
+            M += curved_upper(np.abs(r) + dr, c, ball.dz, Z @ Z.T + X @ X.T)
         return M * ROOM
+
+    def tau(self, ball: Ball) -> float:
+        """Upper bound of |(I - D R)^-1 D| and |D^1/2 (I - R D)^-1| for the slopes in the ball."""
+        proof, change = self.proof, self.proof.scales["R"] * ball.rho
+        bend = CURVATURE[proof.activation]
+        slopes = np.minimum(1.0, self.point.D.floats() + bend * (ball.dv[:, None] + self.point.v_error + 1e-15))
+        lost = (LOST + 4 * UNIT) * norm(self.R) + change
+        omega = min(self.omega + change, active_omega(self.R, lost, slopes))
+        return ROOM / (1 - omega) if omega < 1 else math.inf
+
+    def curvature_weights(self, ball: Ball, tau: float) -> Floats:
+        """(n,) c_i of `verify_expansion` on the ball, for c = U x."""
+        point = self.point
+        da = ball.rho * np.hypot(1.0, row_norms(point.P.floats()) + ball.dp) + (ball.R_norm + 2) * ball.dp
+        adjoint = np.abs(point.adjoint.floats()) + da[:, None]
+        moved = ball.dv + point.v_error.max(axis=1)
+        return curvature_weights(self.proof.activation, point.V.floats(), adjoint, moved, tau=tau, R_norm=ball.R_norm)
+
+    def lipschitz(self, ball: Ball) -> float:
+        """Lambda >= |J(theta) - J(theta')|/|theta - theta'| on the ball, for a smooth network.
+
+        It is M with any unit vector u in place of r: A <= tau |Xi|, B <= tau min(max |p_i| |Xi|, |P|
+        max |xi_i|), and sum_i |u_i| c_i |dOmega xi_i|^2 <= max (c_i |xi_i|) |Xi|.
+        """
+        P, tau = self.point.P.floats(), self.tau(ball)
+        Z, X = self.point.Z.floats(), self.data.X.floats()
+        Xi = spectral_norm(np.hstack([Z, X])) + norm(ball.dz)
+        xi = ball.xi + ball.dz
+        most = float((row_norms(P) + ball.dp).max())
+        B = tau * min(most * Xi, (spectral_norm(P) + norm(ball.dp)) * float(xi.max()))
+        return (B + math.hypot(B, tau * Xi) + float((self.curvature_weights(ball, tau) * xi).max()) * Xi) * ROOM
 
     def mask_ratio(self, ball: Ball) -> tuple[float, float]:
         """Least |pre-activation| over its change on the ball, and least |pre-activation|."""

@@ -46,7 +46,7 @@ def prove(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of a configuration.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", help="The first so many training samples; all if not given.")
+        int | None, typer.Option("--samples", help="So many training samples, those that differ most; all if not given.")
     ] = None,
     step_size: Annotated[str, typer.Option("--step-size", help="auto (1/lambda_max), or a number.")] = "auto",
     max_steps: Annotated[int, typer.Option("--max-steps", help="Most steps to follow.")] = 10_000,

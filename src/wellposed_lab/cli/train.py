@@ -82,9 +82,7 @@ def train(
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Make the HTML page at the end.")] = True,
     samples: Annotated[
         int | None,
-        typer.Option(
-            "--prove", metavar="N", help="Then prove that plain descent from the same start fits the first N samples."
-        ),
+        typer.Option("--prove", metavar="N", help="Then prove that plain descent from the same start fits N of the samples."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:

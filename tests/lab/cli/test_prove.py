@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import wellposed as wp
@@ -79,7 +80,9 @@ def test_training_ends_with_a_proof_about_the_same_start(tmp_path: Path) -> None
     proof = wp.Proof.load("run/proof")
     problem = prepare(read_config(Path("run")))
     assert proof._problem is not None
-    assert (proof._problem.start["W"] == problem.model.W).all() and (proof._problem.X == problem.parts.train[0][:2]).all()
+    index = proving.different_samples(problem.model, problem.parts.train[0], 2)
+    assert (proof._problem.start["W"] == problem.model.W).all()
+    assert (proof._problem.X == problem.parts.train[0][index]).all() and len(index) == 2
     again = call("prove", "run", "-q")
     assert again.exit_code == 3 and "run/proof holds a proof already" in again.stderr
     assert call("verify", "run", "-q", "--steps", 2).exit_code == 0
@@ -142,3 +145,13 @@ def test_a_mistake_is_one_sentence(words: list[str], code: int, says: str) -> No
     result = call(*words)
     assert result.exit_code == code and says in result.stderr, result.output
     assert result.stdout == "" and "Traceback" not in result.output and result.stderr.count("error:") == 1
+
+
+def test_samples_that_are_nearly_equal_are_not_chosen_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = wp.GaussianDEQ(4, 60, generator=generator, dtype=torch.float64)
+    X = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    X = torch.cat([X, X + 1e-3])
+    X = X / X.norm(dim=1, keepdim=True)
+    index = proving.different_samples(model, X, 3)
+    assert sorted(int(i) % 3 for i in index) == [0, 1, 2] and list(index) == sorted(index)
