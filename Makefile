@@ -18,8 +18,8 @@ PORTION ?= 0.65
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
-run: $(VENV)/.installed-run  ## Train an equilibrium network on scikit-learn's digits, with a certificate (ARGS=... as of `wellposed train`).
-	$(VENV)/bin/wellposed train $(ARGS)
+run: $(VENV)/.installed-run  ## Train an equilibrium network on scikit-learn's digits, with a proof (ARGS=... as of `wellposed train`).
+	$(VENV)/bin/wellposed train $(if $(ARGS),$(ARGS),--set run.certify_every=0 --prove 20)
 
 test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
 	$(VENV)/bin/ruff format --check .

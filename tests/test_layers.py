@@ -19,6 +19,7 @@ LIBRARY: dict[str, set[str]] = {layer: set(CORE[:rank]) for rank, layer in enume
 LIBRARY |= {"convex": set(CORE), "kernel": set(CORE)}
 LIBRARY["certify"] = {*CORE, "convex", "kernel"}
 LIBRARY["descent"] = LIBRARY["certify"] | {"certify"}
+LIBRARY["prove"] = LIBRARY["descent"] | {"descent"}
 LIBRARY["sklearn"] = LIBRARY["lightning"] = LIBRARY["descent"] | {"descent"}
 LIBRARY["testing"] = LIBRARY["sklearn"]
 LIBRARY["landscape"] = LIBRARY["descent"] | {"descent"} | LEAVES

@@ -33,6 +33,8 @@ from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, 
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
 from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
 from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ, export
+from wellposed.prove import Proof, Verification, verify
+from wellposed.prove import package as prove
 from wellposed.solve import (
     Anderson,
     Auto,
@@ -86,6 +88,7 @@ __all__ = [
     "PeacemanRachford",
     "PhantomGradient",
     "Picard",
+    "Proof",
     "SkipDEQ",
     "Solution",
     "Status",
@@ -93,6 +96,7 @@ __all__ = [
     "TunedStep",
     "UnrolledGradient",
     "Verdict",
+    "Verification",
     "WellposedError",
     "attach_gradient",
     "certify",
@@ -102,9 +106,11 @@ __all__ = [
     "flow",
     "generalization_bound",
     "least_eigenvalue",
+    "prove",
     "root",
     "suggest",
     "tangent_kernel",
+    "verify",
 ]
 
 

@@ -232,3 +232,19 @@ def test_what_an_activation_of_ones_own_does_not_tell(what):
     assert Leaky().slope_bounds == (0.0, 1.0)
     with pytest.raises(wp.InvalidArgument, match=f"Leaky has no {what}. Implement {what}"):
         getattr(Leaky(), what)(V)
+
+
+def test_a_centred_softplus_is_a_shifted_one():
+    s, plain, c = Softplus(centred=True), Softplus(), math.log(2)
+    assert float(s(torch.zeros((), dtype=F64))) == 0.0
+    torch.testing.assert_close(s(V), plain(V) - c, rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(s.slope(s(V)), plain.derivative(V), rtol=1e-10, atol=1e-12)
+    y, w = torch.linspace(-0.6, 4, 50, dtype=F64), torch.linspace(-3, 0.5, 50, dtype=F64)
+    torch.testing.assert_close(s.potential(y), plain.potential(y + c) + c * y)
+    torch.testing.assert_close(s.conjugate(w), plain.conjugate(w - c) - c * (w - c))
+    torch.testing.assert_close(s.primitive(V), plain.primitive(V) - c * V)
+    for a in (0.3, 2.0):
+        root = s.prox(V, a)  # y + a p'(y) = v with p'(y) = w - y where s(w) = y
+        inside = root > -c + 1e-9
+        inverse = torch.log(torch.expm1(root + c))
+        torch.testing.assert_close((root + a * (inverse - root))[inside], V[inside], rtol=1e-7, atol=1e-7)

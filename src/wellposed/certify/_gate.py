@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ
+from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ, ReLU
 from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network, theory_of
 from wellposed.nn.families._network import is_ours
 
@@ -112,9 +112,19 @@ def check_tensors(who: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         raise InvalidType(f"{who}: {name} is {seen}; a dense tensor of real floating point is needed. {cure}.")
 
 
-def check_model(who: str, model: nn.Module) -> None:
+def check_model(who: str, model: nn.Module, *, relu: bool = False) -> None:
     """`check_tensors` of the parameters and buffers; whether they are finite is for
-    `check_finite`."""
+    `check_finite`.
+
+    Args:
+        who, model: The function that was called, for the message, and its model.
+        relu: Whether a theory network must have the activation of its theorems.
+    """
+    if relu and isinstance(model, AbstractNetwork) and not isinstance(model.activation, ReLU):
+        raise InvalidArgument(
+            f"{who}: the theorems about {type(model).__name__} are for ReLU; this one has {type(model.activation).__name__}. "
+            "wp.prove(model, X, y) has proofs for smooth activations."
+        )
     check_tensors(who, ((f"parameter {name}", tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())))
 
 
@@ -130,7 +140,7 @@ def check_data(model: Any, X: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise InvalidArgument("X has no samples; a certificate needs at least one.")
     if tuple(y.shape) != (X.shape[0],):
         raise InvalidArgument(f"y must have shape ({X.shape[0]},), one number per sample; got {tuple(y.shape)}.")
-    check_model("certify", model)
+    check_model("certify", model, relu=True)
     check_tensors("certify", (("X", X), ("y", y)))
     for name, tensor in (("X", X), ("y", y)):
         if not tensor.dtype.is_floating_point:

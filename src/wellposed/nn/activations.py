@@ -221,37 +221,49 @@ class Sigmoid(SmoothActivation):
 
 @dataclass(frozen=True)
 class Softplus(SmoothActivation):
-    """log(1 + exp(v)), without the threshold at which PyTorch's default turns linear."""
+    """log(1 + exp(v)), without the threshold at which PyTorch's default turns linear.
+
+    Args:
+        centred: Whether c = log(2) is subtracted. The potential is then p(y + c) + c y.
+    """
+
+    centred: bool = False
+
+    @property
+    def _shift(self) -> float:
+        return math.log(2) if self.centred else 0.0
 
     def __call__(self, v: Tensor) -> Tensor:
-        return torch.logaddexp(v, torch.zeros_like(v))
+        return torch.logaddexp(v, torch.zeros_like(v)) - self._shift
 
     def slope(self, y: Tensor) -> Tensor:
-        return -torch.expm1(-y)
+        return -torch.expm1(-(y + self._shift))
 
     def _gap(self, w: Tensor, y: Tensor) -> Tensor:
-        return -self(-w)  # without the cancellation of w - y, which a large step size would magnify
+        return self._shift - torch.logaddexp(-w, torch.zeros_like(w))  # without the cancellation of w - y
 
     def potential(self, y: Tensor) -> Tensor:
         """Li_2(e^-y) - pi^2/6, near 0 by Li_2(x) + Li_2(1-x) = pi^2/6 - log(x) log(1-x) (Euler)."""
+        y = y + self._shift
         small = y.clamp(0, math.log(2))
         large = y.clamp(min=math.log(2))
         near = torch.xlogy(small, -torch.expm1(-small)) - _bernoulli_series(small)
         far = _bernoulli_series(-torch.log1p(-torch.exp(-large))) - math.pi**2 / 6
-        return torch.where(y < 0, torch.inf, torch.where(y <= math.log(2), near, far))
+        return torch.where(y < 0, torch.inf, torch.where(y <= math.log(2), near, far)) + self._shift * (y - self._shift)
 
     def primitive(self, v: Tensor) -> Tensor:
         """-Li_2(-e^v) - pi^2/12 for v <= 0; softplus(t) = t + softplus(-t) gives the other half."""
-        lower = -_bernoulli_series(-self(-v.abs())) - math.pi**2 / 12
-        return torch.where(v <= 0, lower, v.square() / 2 - lower)
+        lower = -_bernoulli_series(-torch.logaddexp(-v.abs(), torch.zeros_like(v))) - math.pi**2 / 12
+        return torch.where(v <= 0, lower, v.square() / 2 - lower) - self._shift * v
 
     def conjugate(self, w: Tensor) -> Tensor:
+        w = w - self._shift
         below = w.clamp(max=0)  # p'(y) = log(1 - e^-y) = w, solved for y without a rounding to 0 or infinity
         y = torch.where(w < -1, -torch.log1p(-torch.exp(below)), -torch.log(-torch.expm1(below)))
         finite = w < 0
-        y = torch.where(finite, y, 1.0)
+        y = torch.where(finite, y, 1.0) - self._shift
         limit = torch.where(w == 0, math.pi**2 / 6, torch.inf)  # -p(infinity) at w = 0
-        return torch.where(finite, w * y - self.potential(y), limit.to(w.dtype))
+        return torch.where(finite, (w + self._shift) * y - self.potential(y), limit.to(w.dtype) - self._shift * w)
 
 
 #: B_n / (n + 1)! of n = 0, 1, 2, 4, 6, ...: the odd Bernoulli numbers beyond B_1 vanish.

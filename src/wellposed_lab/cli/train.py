@@ -22,6 +22,7 @@ from wellposed_lab.runs.config_sections import extended
 from wellposed_lab.runs.loop import learning_rate
 from wellposed_lab.runs.models import MODELS
 from wellposed_lab.runs.own_class import code_allowed
+from wellposed_lab.runs.proving import FOLDER, about, prove_start
 from wellposed_lab.runs.records import halving, hidden_ratio, last_recorded, moves, plain_flow, read_metrics
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import resolve_auto
@@ -80,6 +81,10 @@ def train(
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Make the HTML page at the end.")] = True,
+    samples: Annotated[
+        int | None,
+        typer.Option("--prove", metavar="N", help="Then prove that plain descent from the same start fits N of the samples."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
     allow_code: Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE)] = False,
 ) -> None:
@@ -100,13 +105,17 @@ def train(
     if not trained.first:
         return
     summary = {"run": str(folder), **trained.summary}
+    if samples is not None and trained.outcome.stop != "interrupted":
+        summary["proof"] = about(
+            prove_start(settings, folder / FOLDER, samples=samples, progress=not quiet), settings.optimizer.name
+        )
     report = _report(folder) if with_report and trained.outcome.stop != "interrupted" else None
     if report is not None:
         summary["report"] = str(report)
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
     else:
-        _show(trained, settings)
+        _show(trained, settings, summary.get("proof", ""))
         # the last line, so that `$(wellposed train | tail -1)` is the page, or the run without one
         print_plain(str(report or folder))
     if trained.outcome.stop == "interrupted":
@@ -161,7 +170,7 @@ def _unused(folder: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _show(trained: Trained, settings: RunConfig) -> None:
+def _show(trained: Trained, settings: RunConfig, proof: str) -> None:
     summary, last = trained.summary, trained.summary["last"]
     table = Table(title=f"{settings.model.name} on {short_name(settings.data.name)}", show_header=False, title_justify="left")
     samples = ", ".join(f"{count} {name}" for name, count in summary["samples"].items())
@@ -182,6 +191,8 @@ def _show(trained: Trained, settings: RunConfig) -> None:
         rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
     if "certified" in last and (words := _last_certificate(trained, settings.optimizer.name)):
         rows.append(("certificate", words))
+    if proof:
+        rows.append(("proof", proof))
     for row in rows:
         table.add_row(*row)
     print_table(table)

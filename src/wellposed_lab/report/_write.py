@@ -17,6 +17,7 @@ from wellposed.errors import InvalidArgument
 from wellposed_lab.report._charts import losses, margin, margins, measure, norm_lines
 from wellposed_lab.report._network import NetworkState, network_state, parameter_table, predictions, spectrum
 from wellposed_lab.report._page import Part, Section, number, page, table
+from wellposed_lab.report._proof import is_proof, proof_section
 from wellposed_lab.report._read import RunData, as_number, read_run
 from wellposed_lab.runs.records import each, licence, moves
 
@@ -45,20 +46,24 @@ def write(run_dir: str | os.PathLike[str], out: str | os.PathLike[str] | None = 
     the figures are tables.
 
     Args:
-        run_dir: The run directory.
+        run_dir: The run directory, or the folder of a proof.
         out: The file; report.html in the run directory if not given.
 
     Returns:
         The path of the file.
     """
     folder = Path(run_dir)
-    run, state = read_run(folder), network_state(folder)
+    if is_proof(folder):
+        proof = [part for part in [proof_section(folder, inside="")] if part is not None]
+        return _save(page(folder.resolve().name, "A stored proof.", proof), folder / "report.html" if out is None else out)
+    run, state, proved = read_run(folder), network_state(folder), proof_section(folder)
     shown = predictions(state)
     moment = "at the start" if state.epoch is None else f"after epoch {state.epoch}"
     about = {"kind": "paragraph", "text": f"The network {moment}."} if state.parameters else None
     sections = [
         Section("glance", "At a glance", [_glance(run)]),
         Section("training", "Training", [losses([run]), *(measure([run], name) for name in _MEASURES)]),
+        *([] if proved is None else [proved]),
         Section("certificates", "Certificates", [margin([run]), *_certificates(run)]),
         Section(
             "network",

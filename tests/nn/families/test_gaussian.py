@@ -91,3 +91,22 @@ def test_the_remedy_names_the_variance():
 def test_an_unknown_option_is_named_with_the_nearest_known_one():
     with pytest.raises(wp.InvalidType, match="no option 'weight_varaince'. Did you mean 'weight_variance'"):
         wp.GaussianDEQ(3, 4, weight_varaince=0.1)
+
+
+@pytest.mark.parametrize("activation", [wp.nn.Tanh(), wp.nn.Softplus(centred=True)], ids=repr)
+def test_another_activation(activation):
+    """Values by iteration, gradients by autograd through it; the theorems of the paper do not apply."""
+    generator = torch.Generator().manual_seed(0)
+    model = wp.GaussianDEQ(3, 8, activation=activation, generator=generator, dtype=torch.float64, rtol=1e-13)
+    X = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    z = torch.zeros(5, 8, dtype=torch.float64)
+    for _ in range(200):
+        z = activation(z @ model.W.t() + X @ model.U.t())
+    expected = z @ model.a
+    torch.testing.assert_close(model(X), expected, rtol=1e-10, atol=1e-12)
+    r = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    wanted = torch.autograd.grad(expected @ r, [model.W, model.U, model.a])
+    found = model.gradients(X, model.linearise(X), r)
+    for name, gradient in zip(("W", "U", "a"), wanted, strict=True):
+        torch.testing.assert_close(found[name], gradient, rtol=1e-8, atol=1e-10)
+    assert model.theory.theorem == ""

@@ -17,7 +17,7 @@ from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient
 from wellposed.linalg.directed import ROUNDING, up, vector_norm_upper
-from wellposed.nn.activations import ReLU
+from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.families.theory import Theory
 from wellposed.nn.layer import EquilibriumLayer, Linearised
@@ -65,6 +65,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         check_positive_integer(type(self).__name__, "in_features", in_features)
         check_positive_integer(type(self).__name__, "width", width)
         self.in_features, self.width = in_features, width
+        self.activation: AbstractActivation = ReLU()  # a family may set another one
         self.layer = EquilibriumLayer(_Cell(self), solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
 
     @abc.abstractmethod
@@ -114,7 +115,8 @@ class AbstractNetwork(nn.Module, abc.ABC):
         """The map z -> relu(R z + c) for injections (n, m), with a graph to them and to the
         parameters."""
         R = self.recurrent()
-        return DenseMap(R.float(), C.float(), ReLU()) if C.dtype in LOW_PRECISION else DenseMap(R, C, ReLU())
+        s = self.activation
+        return DenseMap(R.float(), C.float(), s) if C.dtype in LOW_PRECISION else DenseMap(R, C, s)
 
     def check_well_posed(self) -> None:
         """Applies `on_ill_posed` if nothing proves that there is exactly one equilibrium."""
@@ -274,7 +276,8 @@ class _Cell(AbstractCell):
         return tuple(x.shape)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        return torch.relu(torch.addmm(x, z, self._network[0].recurrent().t()))
+        network = self._network[0]
+        return network.activation(torch.addmm(x, z, network.recurrent().t()))
 
 
 def is_ours(function: Any) -> bool:

@@ -106,6 +106,7 @@ class ImplicitOnlyDEQ(AbstractContraction):
             fixed=("W", "b"),
             recurrent_scale=self.gamma,
             readout_scale=1 / math.sqrt(self.width),
+            transposed=True,
             rectified=True,
             homogeneous=True,
             theorem="gao2023",

@@ -26,6 +26,7 @@ class Theory:
         readout: Names of w and, if c is read out too, of w'.
         fixed: Those of the names above that are buffers, which are never trained.
         recurrent_scale, injection_scale, readout_scale: k, l, and what multiplies w and w'.
+        transposed: Whether R is k A^T.
         rectified: Whether c = l relu(U x).
         margin: m with sym(I - R) >= m by construction (well-posed by monotonicity); None if
             well-posed while |R| < 1.
@@ -46,6 +47,7 @@ class Theory:
     recurrent_scale: float = 1.0
     injection_scale: float = 1.0
     readout_scale: float = 1.0
+    transposed: bool = False
     rectified: bool = False
     margin: float | None = None
     homogeneous: bool = False

@@ -1,0 +1,189 @@
+"""Which problems are proved from the start, with eta = 1/lambda_max, and in what time?
+
+    python benchmarks/proofs.py [--only NAME] [--seeds N] [--minutes M] [--out FOLDER]
+
+Each proof has one record, FOLDER/proofs/NAME-SEED.json; a problem that has one is not run again, so a run that was stopped
+continues where it was (delete a record to repeat it). A proof that takes longer than M minutes is stored in
+FOLDER/proofs/NAME-SEED.partial and continued by the next run. The table is FOLDER/proofs.md. Times are CPU seconds of one
+process. MNIST is read from $WELLPOSED_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import wellposed as wp
+
+HERE = Path(__file__).parent
+SQUARE = "(n, m, d)"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A row of the table.
+
+    Attributes:
+        name: Of the records. data: "sphere", "mnist" or "digits". sizes: n, m, d.
+        network: "gaussian", "tanh", "softplus", "skip" or "implicit_only". seeds: How many.
+        bar: What is asked for.
+    """
+
+    name: str
+    data: str
+    sizes: tuple[int, int, int]
+    network: str
+    seeds: int
+    bar: str
+
+
+PROBLEMS = [
+    Problem("sphere-10", "sphere", (10, 200, 50), "gaussian", 20, "at least 18 of 20, <= 20 s each"),
+    Problem("sphere-50", "sphere", (50, 500, 100), "gaussian", 1, "yes, <= 3 min"),
+    Problem("sphere-100", "sphere", (100, 1000, 784), "gaussian", 1, "yes, <= 20 min"),
+    Problem("mnist-20", "mnist", (20, 500, 784), "gaussian", 5, "at least 4 of 5, <= 3 min each"),
+    Problem("digits-20", "digits", (20, 200, 64), "gaussian", 3, "yes, <= 1 min"),
+    Problem("sphere-10-tanh", "sphere", (10, 200, 50), "tanh", 3, ""),
+    Problem("sphere-10-softplus", "sphere", (10, 200, 50), "softplus", 3, ""),
+    Problem("sphere-100-tanh", "sphere", (100, 1000, 784), "tanh", 1, "tanh or softplus: yes, <= 5 min"),
+    Problem("sphere-100-softplus", "sphere", (100, 1000, 784), "softplus", 1, "tanh or softplus: yes, <= 5 min"),
+    Problem("mnist-20-tanh", "mnist", (20, 500, 784), "tanh", 1, ""),
+    Problem("mnist-50-tanh", "mnist", (50, 1000, 784), "tanh", 3, "tanh or softplus: yes, <= 30 min each"),
+    Problem("mnist-100-tanh", "mnist", (100, 1000, 784), "tanh", 1, "yes, <= 2 h"),
+    Problem("mnist-100", "mnist", (100, 1000, 784), "gaussian", 1, "the farthest step"),
+    Problem("sphere-10-skip", "sphere", (10, 200, 50), "skip", 10, "10 of 10"),
+    Problem("sphere-10-implicit", "sphere", (10, 200, 50), "implicit_only", 10, "at least 5 of 10"),
+]
+
+
+def data(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs of norm sqrt(d) and labels."""
+    n, _, d = problem.sizes
+    if problem.data == "sphere":
+        g = torch.Generator().manual_seed(seed)
+        X, y = torch.randn(n, d, generator=g, dtype=torch.float64), torch.randn(n, generator=g, dtype=torch.float64)
+    else:
+        found = wp.data.load(problem.data, n=n, classes=(0, 1), seed=0)
+        X = torch.as_tensor(found.X, dtype=torch.float64).reshape(n, -1)
+        y = torch.as_tensor(found.y, dtype=torch.float64)
+        y = 2 * (y - y.min()) / (y.max() - y.min()) - 1
+    return X * (math.sqrt(d) / X.norm(dim=1, keepdim=True)), y
+
+
+def network(problem: Problem, seed: int) -> Any:
+    _, m, d = problem.sizes
+    options: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    if problem.network == "skip":
+        return wp.SkipDEQ(d, m, **options)
+    if problem.network == "implicit_only":
+        return wp.ImplicitOnlyDEQ(d, m, gamma0=0.3, **options)
+    activation = {"gaussian": None, "tanh": wp.nn.Tanh(), "softplus": wp.nn.Softplus(centred=True)}[problem.network]
+    return wp.GaussianDEQ(d, m, activation=activation, **options)
+
+
+class Budget:
+    """Stops a proof after some minutes of CPU time."""
+
+    def __init__(self, minutes: float) -> None:
+        self._end = time.process_time() + 60 * minutes
+
+    def on_step(self, state: Any) -> bool:
+        return time.process_time() > self._end
+
+
+def run(problem: Problem, seed: int, minutes: float, out: Path) -> None:
+    record, partial = out / f"{problem.name}-{seed}.json", out / f"{problem.name}-{seed}.partial"
+    if record.exists():
+        return
+    spent = out / f"{problem.name}-{seed}.seconds"
+    before = float(spent.read_text()) if partial.exists() and spent.exists() else 0.0
+    start = time.process_time()
+    budget = Budget(minutes)
+    X, y = data(problem, seed)
+    proof = wp.prove(
+        network(problem, seed), X, y, callbacks=[budget], resume=partial if partial.exists() else None, progress=True
+    )  # type: ignore[list-item]
+    seconds = before + time.process_time() - start
+    print(f"{problem.name}, seed {seed}\n{proof}", flush=True)
+    if "callback" in proof.reason or "interrupted" in proof.reason:
+        proof.save(partial)
+        spent.write_text(str(seconds))
+        return
+    steps = proof.steps
+    ratios = [ratio for ratio in steps["mask_ratio"] if ratio is not None]
+    found = {
+        "problem": problem.name,
+        "seed": seed,
+        "verdict": str(proof.verdict),
+        "reason": proof.reason,
+        "num_steps": proof.num_steps,
+        "step_size": proof.step_size,
+        "delta": proof.delta,
+        "loss": proof.loss,
+        "radius": proof.radius,
+        "rate": proof.rate,
+        "growth": sum(math.log1p(proof.step_size * M) for M in steps["expansion"]),
+        "mask_ratio": min(ratios) if ratios else None,
+        "tail": proof.tail,
+        "attempts": proof.attempts[-3:],
+        "cpu_seconds": round(seconds, 1),
+        "torch": torch.__version__,
+    }
+    record.write_text(json.dumps(found, indent=1) + "\n")
+    spent.unlink(missing_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def table(out: Path) -> str:
+    """The table of all records."""
+    lines = [
+        f"| problem | {SQUARE} | network | proved | steps K | loss at K | delta_K | least mask ratio | CPU s each | bar |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for problem in PROBLEMS:
+        records = [json.loads(path.read_text()) for path in sorted(out.glob(f"{problem.name}-[0-9]*.json"))]
+        if not records:
+            continue
+
+        def span(name: str, form: str, records: list[Any] = records) -> str:
+            values = [record[name] for record in records if record[name] is not None]
+            if not values:
+                return "-"
+            low, high = form.format(min(values)), form.format(max(values))
+            return low if low == high else f"{low} to {high}"
+
+        proved = sum(record["verdict"] == "CERTIFIED" for record in records)
+        cells = [problem.name, str(problem.sizes), problem.network, f"{proved} of {len(records)}", span("num_steps", "{}")]
+        cells += [span("loss", "{:.1e}"), span("delta", "{:.1e}"), span("mask_ratio", "{:.1e}"), span("cpu_seconds", "{:.0f}")]
+        lines.append("| " + " | ".join([*cells, problem.bar or "-"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names of problems, separated by commas")
+    parser.add_argument("--seeds", type=int, help="how many seeds; those of the table if not given")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of CPU time for one proof in this run")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    out = options.out / "proofs"
+    out.mkdir(parents=True, exist_ok=True)
+    for problem in PROBLEMS:
+        if options.only and problem.name not in options.only.split(","):
+            continue
+        for seed in range(options.seeds or problem.seeds):
+            run(problem, seed, options.minutes, out)
+            (options.out / "proofs.md").write_text(table(out))
+
+
+if __name__ == "__main__":
+    main()

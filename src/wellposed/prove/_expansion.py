@@ -1,0 +1,138 @@
+r"""How much one step of descent can spread two iterates: M >= |sum_i r_i Hess f_i| on a ball.
+
+With masks fixed (ReLU) and T_i = (I - D_i R)^-1 D_i, second derivatives in a direction d are
+
+    f_i''[d, d] = 2 (dw + k dA^T p_i)^T T_i dOmega xi_i + 2 dv^T D'_i l dU x_i + sum_u a_iu s''_iu dv_iu^2,
+
+dOmega xi_i = k dA z_i + l D'_i dU x_i, where a_i = w + R^T p_i, and dv_i = (I - R D_i)^-1 dOmega
+xi_i; the last sum is only there for smooth activations. Hence M = B + sqrt(B^2 + A^2) + E, where A
+bounds the part linear in dw and dv, 2 B the part quadratic in dOmega, and E the last sum.
+
+For c = U x the xi_i and the p_i are expanded in a few leading left singular vectors v_j of (xi_i)_i
+and one, u, of (p_i)_i: xi_i = sum_j v_j(i) b_j + rest. Every T_i is only known by |T_i| <= tau, so
+
+    |sum_i r_i v_j(i) T_i| <= tau |r o v_j|_1,     |sum_i r_i u(i) v_j(i) T_i| <= tau |r o u o v_j|_1,
+
+and Cauchy's inequality does for the rests. The vectors need not be exact: see `_Expansion.factor`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from wellposed.prove._contraction import Contraction
+from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
+from wellposed.prove._point import Point
+from wellposed.prove._problem import Problem
+from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
+
+#: Leading singular vectors of (xi_i)_i and of (p_i)_i.
+_VECTORS_XI, _VECTORS_P = 3, 1
+
+
+class _Expansion:
+    """F = sum_j v_j b_j^T + F' for a matrix F with n rows, given its Gram matrix G.
+
+    With any v_j, b_j = F^T v_j and F' = (I - sum v_j v_j^T) F, and numbers s_j, s', the vectors
+    b_j/s_j and the rows of F'/s', as one matrix, have a norm of at most `factor`: it is 1 for
+    singular vectors and values, and proved for those that were computed.
+
+    Attributes:
+        vectors: (j, n). sizes: s_1, ..., s_j, s'. factor: See above.
+    """
+
+    def __init__(self, G: Tensor, error: float, count: int) -> None:
+        n = G.shape[0]
+        count = min(count, n - 1)
+        values, vectors = torch.linalg.eigh((G + G.T) / 2)
+        order = torch.arange(n - 1, n - 2 - count, -1)
+        sizes = values[order].clamp(min=max(1e-9 * float(values[-1]), 1e-300)).sqrt()
+        self.vectors, self.sizes = vectors[:, order[:count]].T.contiguous(), sizes.tolist()
+        rest = torch.eye(n, dtype=G.dtype) - self.vectors.T @ self.vectors
+        Y = torch.cat([self.vectors / sizes[:count].unsqueeze(1), rest / sizes[count]])
+        size = norm_up(Y) ** 2
+        product = Y @ G @ Y.T
+        rounding = 16 * gamma(n) * size * norm_up(G)
+        self.factor = math.sqrt(max(0.0, top_eigenvalue(product)) + rounding + size * error) * SLACK
+
+
+def expansion(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball) -> float:
+    """M on the ball, in which slopes do not jump."""
+    slopes, k = problem.slopes, problem.k
+    error = point.slope_error + slopes.most_curvature * float(ball.dv.max())
+    tau = contraction.tau_of_slopes(point.V, point.D, error, k * ball.radius)
+    r = norm_up(point.r)
+    read = math.hypot(problem.trains_w, k * float(point.p_norm.max()))
+    if problem.rectified:
+        Z_op = math.sqrt(max(0.0, jacobian.Z_square))
+        X_op = math.sqrt(max(0.0, top_eigenvalue(problem.XX)) + problem.XX_error)
+        Xi = math.hypot(k * Z_op, problem.ell * X_op) * SLACK
+        A = math.hypot(tau * r * Xi * problem.trains_w, r * problem.ell * X_op * problem.trains_v)
+        B = k * float(point.p_norm.max()) * tau * r * Xi
+    else:
+        Xi = jacobian.Xi
+        A, B = _linear_and_quadratic(problem, point, jacobian, tau)
+    # r, p and xi at other points of the ball, and their errors; each part is linear in them
+    moved_Xi = Xi + k * norm_up(ball.dz)
+    moved_read = math.hypot(problem.trains_w, k * float((point.p_norm + ball.dp).max()))
+    extra = ball.dr * moved_read * moved_Xi + r * k * float(ball.dp.max()) * moved_Xi + r * read * k * norm_up(ball.dz)
+    extra = 2 * tau * extra + 2 * ball.dr * problem.ell * problem.trains_v * norm_up(problem.X)
+    M = B + math.hypot(B, A) + extra
+    if slopes.smooth:
+        M += _curved(problem, point, jacobian, ball, tau)
+    return M * SLACK
+
+
+def _linear_and_quadratic(problem: Problem, point: Point, jacobian: Jacobian, tau: float) -> tuple[float, float]:
+    """A and B of this module at the computed r, p, xi, for c = U x."""
+    r = point.r
+    xi = _Expansion(jacobian.gram, jacobian.gram_error, _VECTORS_XI)
+    p = _Expansion(jacobian.PP, jacobian.PP_error, _VECTORS_P)
+    r_norm = norm_up(r)
+    A = 0.0
+    if problem.trains_w:
+        parts = [s * tau * float((r * v).abs().sum()) for s, v in zip(xi.sizes, xi.vectors, strict=False)]
+        A = math.hypot(*parts, xi.sizes[-1] * tau * r_norm) * xi.factor
+    N = torch.zeros(len(p.sizes), len(xi.sizes), dtype=torch.float64)
+    for a, s in enumerate(p.sizes):
+        for b, t in enumerate(xi.sizes):
+            factors = [*p.vectors[a : a + 1], *xi.vectors[b : b + 1]]  # none for a rest
+            if len(factors) == 2:
+                weight = float((r * factors[0] * factors[1]).abs().sum())
+            else:
+                weight = norm_up(r * factors[0]) if factors else float(r.abs().max())
+            N[a, b] = problem.k * s * t * tau * weight
+    # |N| from its Gram matrix, which has at most 2 rows; the trace is exact enough for the rounding of it
+    NN = N @ N.T
+    B = math.sqrt(top_eigenvalue(NN) + 16 * gamma(4) * float(NN.trace())) * p.factor * xi.factor
+    return A * SLACK, B * SLACK
+
+
+def curvature_weights(problem: Problem, point: Point, ball: Ball, tau: float) -> Tensor:
+    r"""(n,) c_i >= |K^T diag(a s'') K| on the ball, K = (I - R D)^-1, a = w + R^T p.
+
+    The smaller of max|a s''/s'| |D^1/2 K|^2 <= max|a s''/s'| tau^2 and max|a s''| (1 + |R| tau)^2.
+    """
+    slopes = problem.slopes
+    moved = (point.v_error + ball.dv.unsqueeze(1)) * SLACK
+    # a moves by dw + dR^T p + R'^T dp; its rounding is a part of that of p
+    read = torch.hypot(torch.full_like(point.p_norm, problem.trains_w), problem.k * point.p_norm)
+    da = ball.radius * read + (ball.R_norm + 2) * ball.dp + 4 * UNIT * rows_up(point.adjoint)
+    a = point.adjoint.abs() + da.unsqueeze(1)
+    curved = (slopes.curvature(point.V).abs() + slopes.most_third * moved + slopes.slope_error).clamp(max=slopes.most_curvature)
+    ratio = slopes.curvature_ratio(point.V) + 2 * moved + slopes.slope_error
+    by_ratio = (a * ratio).amax(dim=1) * tau**2
+    direct = (a * curved).amax(dim=1) * (1 + ball.R_norm * tau) ** 2
+    return torch.minimum(by_ratio, direct) * SLACK
+
+
+def _curved(problem: Problem, point: Point, jacobian: Jacobian, ball: Ball, tau: float) -> float:
+    """E = lambda_max(g Gram g), g_i^2 = |r_i| c_i, on the ball."""
+    c = curvature_weights(problem, point, ball, tau)
+    g = ((point.r.abs() + ball.dr) * c).sqrt()
+    G = g.unsqueeze(1) * jacobian.gram * g
+    top = max(0.0, top_eigenvalue(G)) + float(g.square().max()) * jacobian.gram_error + 8 * gamma(4) * float(G.diagonal().sum())
+    return (math.sqrt(top) + problem.k * norm_up(g * ball.dz)) ** 2 * SLACK

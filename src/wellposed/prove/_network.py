@@ -1,0 +1,117 @@
+"""From a network to the letters of a proof, and all that can be refused before the first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.certify._gate import changed
+from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.nn.activations import ReLU, Softplus, Tanh
+from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network
+from wellposed.prove._problem import Exact, Parameters, Problem
+from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
+
+
+def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | None:
+    """The problem and its start, in float64 on the CPU; None for a family whose R is not k times a
+    parameter, which has no proof yet.
+
+    Raises:
+        InvalidType, InvalidArgument: This network or these data cannot have a proof.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"prove: model must be a network such as wp.GaussianDEQ(d, m); got {type(model).__name__}.")
+    family = next((name for name, kind in FAMILIES.items() if type(model) is kind), None)
+    if family is None or not is_theory_network(model):
+        known = ", ".join(kind.__name__ for kind in FAMILIES.values())
+        raise InvalidType(f"prove: there are proofs for {known}; got {type(model).__name__}.")
+    theory, altered = model.theory, changed(model)
+    if altered:
+        raise InvalidArgument(f"prove: {altered}")
+    _check_parameters(model)
+    X, y = _check_data(model, X, y)
+    if not theory.recurrent:
+        return None
+    slopes = _slopes(getattr(model, "activation", None) or ReLU())
+    recurrent = getattr(model, theory.recurrent)
+    R = Exact.product(recurrent.T if theory.transposed else recurrent, theory.recurrent_scale)
+    U = Exact.product(model.input_matrix(), theory.injection_scale)
+    w, *more = (getattr(model, name) for name in theory.readout)
+    # 1/sqrt(m) is a part of the network that `format` defines as a rounded quotient
+    w = model.readout_weight() if theory.readout_scale != 1.0 else w
+    scales = {"R": theory.recurrent_scale, "U": theory.injection_scale, "w": 1.0}
+    names = {"R": theory.recurrent, "U": theory.injected, "w": theory.readout[0]}
+    if more:
+        scales["v"], names["v"] = 1.0, theory.readout[1]
+    scales = {part: 0.0 if names[part] in theory.fixed else scale for part, scale in scales.items()}
+    start = {name: tensor.detach().double().cpu().clone() for name, tensor in model.state_dict().items()}
+    at = Parameters(R, U, Exact.product(w, 1.0), Exact.product(more[0], 1.0) if more else None)
+    return Problem(family, slopes, scales, theory.rectified, X, y, start), at
+
+
+def _slopes(activation: Any) -> AbstractSlopes:
+    if isinstance(activation, ReLU):
+        return ReLUSlopes()
+    if isinstance(activation, Tanh):
+        return TanhSlopes()
+    if isinstance(activation, Softplus):
+        return SoftplusSlopes(centred=activation.centred)
+    raise InvalidArgument(
+        f"prove: there are proofs for the activations ReLU, Tanh and Softplus; got {type(activation).__name__}."
+    )
+
+
+def _check_parameters(model: AbstractNetwork) -> None:
+    name = type(model).__name__
+    for key, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            raise InvalidArgument(
+                f"prove: {key} of {name} is held fixed (requires_grad=False), and the theorem is about descent on all "
+                f"parameters; call {key}.requires_grad_()."
+            )
+        if parameter.dtype != torch.float64:
+            raise InvalidArgument(
+                f"prove: {key} of {name} is {parameter.dtype}, and a proof follows descent in float64; "
+                "convert the network and the data with .double()."
+            )
+        if not bool(torch.isfinite(parameter).all()):
+            raise InvalidArgument(f"prove: {key} of {name} has NaN or infinite entries; start from finite parameters.")
+
+
+def _check_data(model: AbstractNetwork, X: Any, y: Any) -> tuple[Tensor, Tensor]:
+    for name, tensor in (("X", X), ("y", y)):
+        if not isinstance(tensor, Tensor):
+            raise InvalidType(f"prove: {name} must be a tensor; got {type(tensor).__name__}.")
+        if tensor.dtype != torch.float64:
+            raise InvalidArgument(
+                f"prove: {name} is {tensor.dtype}, and a proof needs float64; convert it with {name}.double()."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidArgument(f"prove: {name} has NaN or infinite entries; clean the data first.")
+    if X.dim() != 2 or X.shape[1] != model.in_features or X.shape[0] == 0:
+        raise InvalidArgument(f"prove: X must have the shape (n, {model.in_features}) with n >= 1; got {tuple(X.shape)}.")
+    if y.shape != X.shape[:1]:
+        raise InvalidArgument(
+            f"prove: y must have one target for each of the {X.shape[0]} rows of X; got shape {tuple(y.shape)}."
+        )
+    n = X.shape[0]
+    if n > model.width:
+        raise InvalidArgument(
+            f"prove: {n} samples and {model.width} units: the theorem needs at least as many units as samples; "
+            "take a wider network or fewer samples."
+        )
+    X, y = X.detach().cpu().contiguous(), y.detach().cpu().contiguous()
+    zero = (X == 0).all(dim=1).nonzero()
+    if len(zero):
+        raise InvalidArgument(f"prove: row {int(zero[0])} of X is 0, so its prediction cannot change; remove it.")
+    _, inverse, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
+    if bool((counts > 1).any()):
+        first, second = (inverse == int(counts.argmax())).nonzero().flatten().tolist()[:2]
+        raise InvalidArgument(
+            f"prove: rows {first} and {second} of X are equal, so the tangent kernel is singular and nothing can be proved; "
+            "remove one of them."
+        )
+    return X, y

@@ -1,0 +1,187 @@
+r"""The inequalities between the stored numbers of a proof, in exact rational arithmetic.
+
+Every float64 number is a fraction, so nothing is rounded; roots are enclosed between fractions. A
+bound that follows from others must also not be looser than 1e-6 (kappa: 5 %) of what follows: a
+number of the proof that was changed alone then contradicts the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+from wellposed.prove.verify_reading import StoredProof
+
+Report = Callable[[str, bool, str], None]
+
+_TIGHT = Fraction(1, 10**6)
+_KAPPA_TIGHT = Fraction(5, 100)
+#: Most pieces of [s, L] that are examined.
+_PIECES = 200_000
+
+
+def check_numbers(proof: StoredProof, report: Report) -> None:
+    """Everything that needs nothing but proof.json."""
+    document, steps, K = proof.document, proof.steps, proof.K
+    eta = Fraction(proof.step_size)
+    k = Fraction(proof.scales["R"])
+    report("step size", eta > 0, f"{proof.step_size:.6g}")
+    _check_scales(proof, report)
+    delta = [Fraction(value) for value in steps["delta"]]
+    report("delta", delta[0] == 0, f"it begins with {steps['delta'][0]}")
+    for j in range(K):
+        M, eps, L, e = (Fraction(steps[name][j]) for name in ("expansion", "error", "jacobian", "gradient_error"))
+        follows = (1 + eta * M) * delta[j] + eps
+        fine = follows <= delta[j + 1] <= (1 + _TIGHT) * follows
+        report("delta", fine, f"step {j}: {steps['delta'][j + 1]:.6g} stored, {float(follows):.6g} follows")
+        report("error", eps >= eta * e, f"step {j}: eps {float(eps):.4g} against eta e = {float(eta * e):.4g}")
+        report("jacobian", eta * L * L <= 2, f"step {j}: eta L^2 = {float(eta * L * L):.6g}, at most 2")
+        room = 1 - Fraction(steps["omega"][j]) - k * delta[j]
+        report("omega", room > 0, f"step {j}: 1 - omega - k delta = {float(room):.4g}")
+        ratio, least = steps["mask_ratio"][j], steps["least"][j]
+        fine = (ratio is None) == (proof.smooth or delta[j] == 0) and (least is None) == proof.smooth
+        report("mask", fine and (ratio is None or ratio > 1), f"step {j}: ratio {ratio}, least {least}")
+    for name in ("delta", "loss"):
+        value = proof.number(name, document.get(name), least=0.0)
+        if name == "delta":
+            report(
+                "delta",
+                Fraction(value) == delta[K],
+                f"{value:.6g} stored for the last point, {float(delta[K]):.6g} in its column",
+            )
+    proved = proof.text("verdict") == "proved"
+    claims = proved and proof.tail is not None and proof.text("reason") == ""
+    report("verdict", claims, "proved" if claims else "the file does not claim a proof")
+    if claims:
+        _check_tail(proof, eta, k, delta[K], report)
+
+
+def _check_scales(proof: StoredProof, report: Report) -> None:
+    """Which parts a family trains, and what a scale must be."""
+    trained = {"gaussian": "RUw", "skip": "RUwv", "implicit_only": "R"}[proof.family]
+    ones = {"gaussian": "RUw", "skip": "wv", "implicit_only": ""}[proof.family]
+    fine = all((proof.scales[part] > 0) == (part in trained) for part in proof.parts)
+    fine = fine and all(proof.scales[part] == 1 for part in ones)
+    report("scales", fine, ", ".join(f"{part} {scale:.4g}" for part, scale in proof.scales.items()))
+
+
+def _check_tail(proof: StoredProof, eta: Fraction, k: Fraction, delta: Fraction, report: Report) -> None:
+    assert proof.tail is not None
+    radius = Fraction(proof.number("radius", proof.document.get("radius"), least=0.0))
+    rate = Fraction(proof.number("rate", proof.document.get("rate"), least=0.0))
+    t = {name: Fraction(value) for name, value in proof.tail.items()}
+    report("tail", 0 <= rate < 1, f"rate {float(rate)!r} below 1")
+    report(
+        "tail",
+        t["omega"] + k * (delta + radius) < 1,
+        f"omega {float(t['omega']):.4g} on the ball of radius {float(radius):.4g}",
+    )
+    check = _check_smooth if proof.smooth else _check_relu
+    check(t, eta, delta, radius, rate, report)
+    if not proof.smooth:
+        whole = t["switches"].denominator == 1 and t["switches"] <= proof.n * proof.m
+        report("tail", whole, f"{float(t['switches']):g} switches")
+
+
+def _near(value: Fraction, follows: Fraction) -> bool:
+    """value is a lower bound of what follows, and not much below it."""
+    return (1 - _TIGHT) * follows <= value <= follows
+
+
+def _check_relu(
+    t: dict[str, Fraction], eta: Fraction, delta: Fraction, radius: Fraction, rate: Fraction, report: Report
+) -> None:
+    s, L, f, e0, kappa, e = (t[name] for name in ("s", "L", "f", "e0", "kappa", "residual"))
+    report("tail", 0 < s <= L, f"0 < s = {float(s):.4g} <= L = {float(L):.4g}")
+    if not (0 < s <= L and kappa > 0):
+        report("tail", False, f"kappa {float(kappa):.4g} is not positive")
+        return
+    holds, least = _least_quotient(s, L, f, e0, eta, kappa)
+    report(
+        "tail", holds and kappa >= (1 - _KAPPA_TIGHT) * least, f"kappa {float(kappa):.6g}, least quotient {float(least):.6g}"
+    )
+    report("tail", kappa * eta * (L + f) <= 1, f"kappa eta (L + f) = {float(kappa * eta * (L + f)):.4g}, at most 1")
+    report("tail", radius * kappa >= e, f"radius {float(radius):.4g}, at least residual/kappa = {float(e / kappa):.4g}")
+    report("tail", _near(1 - rate, eta * kappa * (s + f)), f"rate {float(rate)!r}")
+
+
+def _least_quotient(
+    s: Fraction, L: Fraction, f: Fraction, e0: Fraction, eta: Fraction, kappa: Fraction
+) -> tuple[bool, Fraction]:
+    """Whether the quotient of the tail (see `format`) is at least kappa on [s, L], and its least
+    value seen."""
+    t, s2 = eta * L * L, s * s
+    A1, A2 = 1 - t / 2 - eta * s2 / 2, t * s2 / 2
+
+    def h2(x: Fraction) -> Fraction:
+        return (s2 + L * L) * (x * x - s2) + s2 * s2
+
+    def gap(x: Fraction) -> Fraction:
+        """Numerator less kappa (x + f), from below."""
+        E = f * x + e0
+        return A1 * x * x + A2 - f * f - eta * _root(h2(x), up=True) * E - eta * E * E / 2 - kappa * (x + f)
+
+    def slope(a: Fraction, b: Fraction) -> Fraction:
+        """Upper bound of |gap'| on [a, b]."""
+        h_a, h_b = _root(h2(a), up=False), _root(h2(b), up=True)
+        rising = (2 * min(A1 * a, A1 * b), 2 * max(A1 * a, A1 * b))
+
+        def falling(x: Fraction, h: Fraction, other: Fraction) -> Fraction:
+            E = f * x + e0
+            return eta * ((s2 + L * L) * x / other * E + h * f) + eta * E * f + kappa
+
+        return max(abs(rising[1] - falling(a, h_a, h_b)), abs(rising[0] - falling(b, h_b, h_a)))
+
+    least = min((gap(x) + kappa * (x + f)) / (x + f) for x in _grid(s, L))
+    pieces = [(_short(s, up=False), _short(L, up=True))]
+    pieces[0] = (s, L)
+    for _ in range(_PIECES):
+        if not pieces:
+            return True, least
+        a, b = pieces.pop()
+        middle = _short((a + b) / 2, up=True)
+        middle = min(max(middle, a), b)
+        value = gap(middle)
+        if value < 0 or (b - a) * 10**12 < L:
+            return False, least
+        if value - slope(a, b) * max(b - middle, middle - a) < 0:
+            pieces += [(a, middle), (middle, b)]
+    return False, least
+
+
+def _grid(s: Fraction, L: Fraction) -> Iterator[Fraction]:
+    for j in range(401):
+        yield s + (L - s) * j / 400
+
+
+def _short(x: Fraction, *, up: bool) -> Fraction:
+    """A fraction near x with few digits, on this side of it."""
+    scaled = x * (1 << 80)
+    return Fraction(math.ceil(scaled) if up else math.floor(scaled), 1 << 80)
+
+
+def _root(x: Fraction, *, up: bool) -> Fraction:
+    """sqrt(x) from above or from below, to 2^-80."""
+    scaled = math.isqrt(math.floor(max(x, Fraction(0)) * (1 << 160)))
+    return Fraction(scaled + 1 if up else scaled, 1 << 80)
+
+
+def _check_smooth(
+    t: dict[str, Fraction], eta: Fraction, delta: Fraction, radius: Fraction, rate: Fraction, report: Report
+) -> None:
+    e, s0, L, Lam, c, slope, s1 = (t[name] for name in ("residual", "s0", "L", "Lambda", "c", "slope", "s1"))
+    report("tail", 0 < s0 <= L, f"0 < s0 = {float(s0):.4g} <= L = {float(L):.4g}")
+    # the least of A1 y + A2/y over y >= x is x (1 - eta x^2/2) at y = x if it rises there, and never below 2 sqrt(A1 A2)
+    square, A1 = eta * L * L, 1 - eta * L * L / 2 - eta * s0 * s0 / 2
+    rises = 1 - square - eta * s0 * s0 / 2 >= 0
+    most = 1 - eta * s0 * s0 / 2 if rises else _root(2 * square * A1, up=False) if A1 > 0 else Fraction(0)
+    report("tail", _near(c, most), f"c = {float(c):.6g}, at most {float(most):.6g}")
+    follows = s0 - Lam * (delta + radius)
+    report("tail", s1 > 0 and _near(s1, follows), f"s1 = {float(s1):.6g}, {float(follows):.6g} follows")
+    bend = eta * Lam * L * e / 2
+    report("tail", slope > 0 and _near(slope, c * s1 - bend), f"slope = {float(slope):.6g}, {float(c * s1 - bend):.6g} follows")
+    reach = radius * (c * (s0 - Lam * delta - Lam * radius / 2) - bend)
+    report("tail", reach >= e, f"the residual can fall by {float(reach):.6g} in the ball, at least {float(e):.6g} needed")
+    report("tail", eta * L * c * s0 <= 1, f"eta L c s0 = {float(eta * L * c * s0):.4g}, at most 1")
+    report("tail", _near(1 - rate, eta * slope * s1), f"rate {float(rate)!r}")

@@ -1,0 +1,127 @@
+"""The tail of a stored proof: its constants at the last point, and a few exact steps beyond."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from wellposed.prove.verify_bounds import is_positive
+from wellposed.prove.verify_digits import Digits, Floats
+from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
+from wellposed.prove.verify_reading import StoredProof
+from wellposed.prove.verify_step import Ball, PointCheck, Report
+
+#: Steps after the last point that are computed in more digits.
+_STEPS = 2
+
+
+def check_tail(proof: StoredProof, data: Data, report: Report) -> None:
+    """The numbers of `tail` at point K, and its conclusion for two further steps."""
+    assert proof.tail is not None
+    tail, K, delta = proof.tail, proof.K, proof.steps["delta"][proof.K]
+    radius = float(proof.document["radius"])
+    check = PointCheck(proof, data, stored_place(proof, K))
+    ball = Ball(proof, data, check.point, check.omega, delta)
+    if not ball.holds:
+        report("omega", False, f"point {K}: omega is {check.omega:.6g}")
+        return
+    fine = check.omega_below <= tail["omega"] and check.omega + proof.scales["R"] * (delta + radius) < 1
+    report("omega", fine, f"point {K}: {tail['omega']:.6g} stored, between {check.omega_below:.6g} and {check.omega:.6g}")
+    r = check.point.r.floats()
+    L = math.sqrt(check.J_square) + ball.dJ
+    L = min(L, tail["L"]) if proof.smooth else L  # |J| <= tail.L in a larger ball is checked by itself
+    most = norm(r) + norm(check.point.r_error) + L * delta
+    fine = most <= tail["residual"] <= 1.001 * most + 1e-9 * norm(data.y.floats())
+    report("tail", fine, f"residual {tail['residual']:.8g} stored, at most {most:.8g} found")
+    loss = float(proof.document["loss"])
+    report("loss", abs(loss - check.loss) <= 1e-6 * check.loss + 1e-20, f"point {K}: {loss:.8g} stored, {check.loss:.8g} found")
+    stored = proof.tensor(f"checkpoint.{K}.r", proof.n)
+    report("loss", abs(float(stored @ stored) / 2 - loss) <= 1e-9 * loss, f"point {K}: |r|^2/2 of its stored residuals")
+    far = distance_between(proof, check.place, stored_place(proof, 0)) + delta + radius
+    stated = proof.number("distance", proof.document.get("distance"), least=0.0)
+    report("distance", far <= stated <= 1.001 * far, f"{stated:.8g} stored, {far:.8g} found")
+    for name in "ZPQC" if proof.rectified else "ZP":
+        exact = getattr(check.point, name).floats()
+        off = np.abs(exact - proof.tensor(f"checkpoint.{K}.{name}", proof.n, proof.m)).max()
+        report("tail", off <= 1e-9 * np.abs(exact).max(), f"point {K}: {name} is off by {off:.3g}")
+    if proof.smooth:
+        _check_ball(proof, check, radius + delta, report)
+    else:
+        _check_switches(proof, check, radius + delta, report)
+    _check_singular_values(proof, check, K, report)
+    _check_steps(proof, data, check, report)
+
+
+def _check_ball(proof: StoredProof, check: PointCheck, rho: float, report: Report) -> None:
+    """L and Lambda on the whole ball, bounded again."""
+    assert proof.tail is not None
+    ball = Ball(proof, check.data, check.point, check.omega, rho)
+    if not ball.holds:
+        report("tail", False, f"omega {check.omega:.6g} is not proved to stay below 1 in the ball")
+        return
+    Lambda = check.lipschitz(ball)
+    L = math.sqrt(check.J_square) + min(ball.dJ, Lambda * rho * ROOM)
+    report("tail", L <= proof.tail["L"], f"L {proof.tail['L']:.6g} stored, at most {L:.6g} found")
+    report("tail", Lambda <= proof.tail["Lambda"], f"Lambda {proof.tail['Lambda']:.6g} stored, at most {Lambda:.6g} found")
+
+
+def _check_switches(proof: StoredProof, check: PointCheck, rho: float, report: Report) -> None:
+    """A unit that is off at a sample can be switched on by its own row of (R, U) alone, if its
+    pre-activation is below rho |xi|: at least as many may switch."""
+    assert proof.tail is not None
+    point = check.point
+    xi = np.hypot(proof.scales["R"] * row_norms(point.Z.floats()), 0.0 if proof.rectified else check.data.x_norms)
+    V = point.V.floats()
+    least = int(((V < 0) & (-V < 0.999 * rho * xi[:, None])).sum())
+    report(
+        "tail", least <= proof.tail["switches"], f"{proof.tail['switches']:g} switches stored, at least {least} are possible"
+    )
+
+
+def _check_singular_values(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
+    """s <= sigma_min(J) and |J| <= L: at the last point, and at any other in the ball."""
+    assert proof.tail is not None
+    s, L = proof.tail["s0" if proof.smooth else "s"], proof.tail["L"]
+    n = proof.n
+    if not proof.smooth or k == proof.K:
+        fine = is_positive(check.H - s * s * ROOM * np.eye(n), check.H_error)
+        report("tail", fine, f"point {k}: sigma_min(J) is not proved to be at least {s:.6g}")
+    fine = math.sqrt(max(0.0, check.J_square_below)) <= L
+    report("tail", fine, f"point {k}: |J| is at least {math.sqrt(max(0.0, check.J_square_below)):.6g}, and L {L:.6g}")
+
+
+def _check_steps(proof: StoredProof, data: Data, check: PointCheck, report: Report) -> None:
+    """Exact descent from the last point: the residual falls at the rate, and stays in the ball."""
+    assert proof.tail is not None
+    rate, radius = float(proof.document["rate"]), float(proof.document["radius"])
+    start = check
+    for j in range(1, _STEPS + 1):
+        before = check
+        check = PointCheck(proof, data, before.stepped(), (before.point.Z.floats(), before.point.P.floats()))
+        old, new = norm(before.point.r.floats()), norm(check.point.r.floats())
+        report("tail", new <= rate * old * ROOM + 1e-20, f"step {proof.K + j}: the residual falls by {new / old:.8g} only")
+        moved = distance_between(proof, check.place, start.place)
+        report("tail", moved <= radius, f"step {proof.K + j}: {moved:.4g} from point K, farther than the radius {radius:.4g}")
+        _check_singular_values(proof, check, proof.K + j, report)
+        if proof.smooth:
+            change = _jacobian_change(proof, before, check)
+            path = distance_between(proof, check.place, before.place)
+            report(
+                "tail", change <= proof.tail["Lambda"] * path, f"step {proof.K + j}: J changes by {change:.4g} over {path:.4g}"
+            )
+
+
+def _jacobian_change(proof: StoredProof, one: PointCheck, other: PointCheck) -> float:
+    """|J - J'|, from below, for c = U x: p (x) xi - p' (x) xi' = dp (x) xi + p' (x) dxi."""
+
+    def change(name: str) -> Floats:
+        a: Digits = getattr(one.point, name)
+        return (a - getattr(other.point, name)).floats()
+
+    dz, dp = change("Z"), change("P")
+    Z, P, X = one.point.Z.floats(), other.point.P.floats(), one.data.X.floats()
+    xi = Z @ Z.T + X @ X.T
+    mixed = (dp @ P.T) * (Z @ dz.T)
+    G = (dp @ dp.T) * xi + (P @ P.T) * (dz @ dz.T) + mixed + mixed.T + dz @ dz.T
+    return math.sqrt(max(0.0, float(np.linalg.eigvalsh(G)[-1]))) * (1 - 1e-6)
