@@ -138,6 +138,8 @@ def _show_record(record: Record) -> None:
         _show_check(check)
     for note in record.notes:
         print_labelled("note", note, indent=CLAIM_INDENT, style="dim")
+    for departure in record.departures:
+        print_labelled("departure", departure, indent=CLAIM_INDENT, style="dim")
 
 
 def _show_check(check: Check) -> None:

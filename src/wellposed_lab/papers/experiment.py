@@ -96,7 +96,7 @@ class Result:
     Attributes:
         task: What was asked for.
         values: The measurements, plain Python.
-        seconds: How long it took, wherever it ran.
+        seconds: Of CPU time, wherever it ran.
         cached: Whether it was read from an earlier run.
     """
 
