@@ -65,11 +65,11 @@ def reproduce(
     started = time.perf_counter()
     config, notes = experiment.available(asked)
     tasks = experiment.tasks(config)
-    folder = None if out is None else Path(out).joinpath(*name.split("/"))
+    folder, kept = (None if out is None else Path(out, *key.split("/")) for key in (name, experiment.tasks_of or name))
     missing = why_no_figure() if figure and folder is not None else None
     if missing is not None:
         warnings.warn(missing, WellposedWarning, stacklevel=2)
-    results = _results(experiment, tasks, folder, fresh=fresh, jobs=jobs, dask=dask, listener=listener)
+    results = _results(experiment, tasks, kept, fresh=fresh, jobs=jobs, dask=dask, listener=listener)
     record = Record(
         experiment=name,
         title=experiment.title,
@@ -124,7 +124,7 @@ def _results(
     listener: Listener | None,
 ) -> list[Result]:
     """One for each task, in the order of the tasks; each is kept as soon as it is there."""
-    cache = None if folder is None else TaskCache(folder / "tasks", experiment.name)
+    cache = None if folder is None else TaskCache(folder / "tasks", experiment.tasks_of or experiment.name)
     found: list[Result | None] = [None if cache is None or fresh else cache.get(task) for task in tasks]
     done = sum(result is not None for result in found)
     if listener is not None:

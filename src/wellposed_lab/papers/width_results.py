@@ -1,4 +1,4 @@
-"""The results of a study of widths: whether a measure falls with the width, is small everywhere, proves a contraction."""
+"""The results of a study of widths: what falls with the width, and what holds in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full-batch descent of one network, with its losses and a proof of its contraction at every step."""
+"""Full-batch descent of one network, with a proof of its contraction at every step."""
 
 from __future__ import annotations
 

@@ -21,8 +21,17 @@ from wellposed_lab.papers.width_training import largest_eigenvalue
 from wellposed_lab.runs.processes import on_threads
 
 SMALL_STUDY = {"data": ("digits",), "widths": (10, 40), "n": 12, "n_test": 10, "steps": 8, "points": 4, "seeds": (0, 1)}
-SMALL_CONV = {"data": "digits", "images": 20, "test_images": 10, "size": 8, "channels": (2, 3), "epochs": 2, "seeds": (0,)}
-SMALL_LANDSCAPE = {"data": "digits", "n": 20, "channels": 4, "epochs": 1, "batch": 10, "points": 3, "seeds": (0,)}
+SMALL_CONV = {
+    "data": "digits",
+    "images": 20,
+    "test_images": 10,
+    "size": 8,
+    "channels": (2, 3),
+    "epochs": 1,
+    "batch": 10,
+    "seeds": (0,),
+}
+SMALL_LANDSCAPE = {"data": "digits", "n": 20, "n_test": 10, "channels": 4, "epochs": 1, "batch": 10, "points": 3, "seeds": (0,)}
 TINY: dict[str, dict[str, Any]] = {
     "ling2022/figure1": {**SMALL_STUDY, "data": ("sphere", "digits"), "seeds": (0,)},
     "ling2022/lemma1": {"widths": (10, 40), "draws": 10, "seeds": (0, 1)},
@@ -33,12 +42,23 @@ TINY: dict[str, dict[str, Any]] = {
     "nguyen2022/chapter3": {"widths": (12,), "features": 6, "n": 4, "steps": 10, "seeds": (0,)},
     "nguyen2022/figure4.1": {"data": "digits", "n": 2, "channels": 4, "groups": 2, "steps": 10, "seeds": (0,)},
     "nguyen2022/figure4.2": {"data": "digits", "n": 10, "channels": 4, "groups": 2, "steps": 10, "seeds": (0,)},
-    "nguyen2022/figure4.3": {"data": "digits", "n": 20, "shown": 20, "channels": 4, "epochs": 2, "batch": 10, "seeds": (0,)},
+    "nguyen2022/figure4.3": {
+        "data": "digits",
+        "n": 20,
+        "n_test": 10,
+        "shown": 20,
+        "channels": 4,
+        "epochs": 2,
+        "batch": 10,
+        "seeds": (0,),
+    },
     "nguyen2022/figure4.4": {"n_seen": 10, "repeats": (2, 3), **SMALL_LANDSCAPE},
     "nguyen2022/figure4.5": {"n_seen": 10, **SMALL_LANDSCAPE},
     "xie2021/theorems": {"width": 5, "features": 3, "n": 2, "directions": 10, "alphas": (0.1, 0.03), "seeds": (0,)},
-    "xie2021/table1a": {"n": 8, "n_test": 8, "width": 6, "steps": 3, "alphas": (0.1, 1.0), **SMALL_CONV},
+    "xie2021/table1a": {"alphas": (0.1, 1.0), **SMALL_CONV},
     "xie2021/table1b": SMALL_CONV,
+    "xie2021/table2": {"data": "squares", "images": 8, "test_images": 4, "channels": (2, 3), "epochs": 1, "seeds": (0,)},
+    "xie2021/table3": {"alphas": (0.1, 1.0), **SMALL_CONV},
 }
 
 
