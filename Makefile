@@ -13,7 +13,7 @@ PORTION ?= 0.65
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-portable test-all coverage format findings docs docs-fast docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ format: $(VENV)/.installed-test  ## Rewrite the code in the house format.
 
 findings: $(VENV)/.installed-test  ## Write the tables of docs/findings.md anew, from the audits of the papers.
 	$(VENV)/bin/python -m wellposed_lab.papers.audit docs/findings.md
+
+gallery: $(VENV)/.installed-test  ## Write docs/gallery.md with its pictures and the table of docs/reproduce.md anew, from records/.
+	$(VENV)/bin/python -m wellposed_lab.papers.gallery records docs
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into site/, without the network; warnings are errors.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)

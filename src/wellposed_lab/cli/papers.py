@@ -24,6 +24,7 @@ from wellposed_lab.papers import EXPERIMENTS, Check, ClaimOutcome, Record, chang
 from wellposed_lab.papers import reproduce as run_experiment
 from wellposed_lab.papers.audit import AuditFinding, AuditRow, counts, to_html, to_json
 from wellposed_lab.papers.audit import audit as run_audit
+from wellposed_lab.papers.records import SAME, compare, store
 from wellposed_lab.papers.run import why_no_figure
 
 __all__ = ["audit", "reproduce"]
@@ -68,6 +69,9 @@ def reproduce(
     figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw figure.png.")] = True,
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and their claims, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON; a list of several.")] = False,
+    records_folder: Annotated[Path, typer.Option("--records", help="Records for --compare and --store.")] = Path("records"),
+    comparing: Annotated[bool, typer.Option("--compare", help="Run the shortest task of a record anew, and compare.")] = False,
+    store_record: Annotated[bool, typer.Option("--store", help="Also write the thinned record to --records.")] = False,
 ) -> None:
     """Run experiments of the papers, all if none is named, and show which claims are reproduced."""
     if listing:
@@ -78,6 +82,9 @@ def reproduce(
             "The sizes of the papers take hours to days: name experiments, such as ling2022/figure1 (`--list` shows them), or "
             "say `wellposed reproduce all --full`."
         )
+    if comparing:
+        _compare([experiment.name for experiment in choose(names or [])], records_folder, as_json=as_json)
+        return
     chosen, size, changes = choose(names or ["all"]), "quick" if quick else "full", changes_of(settings or [])
     for experiment in chosen:  # mistakes before anything is measured
         getattr(experiment, size).changed(changes)
@@ -100,6 +107,8 @@ def reproduce(
                 listener=lambda done, total, latest: display.update(done, total=total),  # noqa: B023 (used at once)
             )
         records.append(record)
+        if store_record:
+            store(record, records_folder)
         if not as_json:
             _show_record(record)
             where = folder.joinpath(*name.split("/"))
@@ -111,6 +120,26 @@ def reproduce(
     elif len(records) > 1:
         print_wrapped(_record_summary(records))
     if any(record.count(ClaimOutcome.NOT_REPRODUCED) for record in records):
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _compare(names: list[str], folder: Path, *, as_json: bool) -> None:
+    """Compares records; the exit code is 1 if one does not agree."""
+    if not names:
+        raise InvalidArgument("--compare needs the names of experiments, such as ling2022/figure1.")
+    found = {name: compare(name, folder) for name in names}
+    if as_json:
+        rows = {name: {"task": one.task, "differences": one.differences, "agrees": one.agrees} for name, one in found.items()}
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        for name, one in found.items():
+            verdict = "agrees with the record" if one.agrees else "DIFFERS from the record"
+            key, worst = max(one.differences.items(), key=lambda item: item[1])
+            print_wrapped(
+                f"{name}: {verdict}; greatest relative difference {worst:.2g} ({key}, up to {SAME:g} is the same), of its "
+                f"shortest task, {one.task}, in {one.seconds[0]:.0f} CPU seconds (recorded: {one.seconds[1]:.0f})"
+            )
+    if not all(one.agrees for one in found.values()):
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
@@ -138,6 +167,8 @@ def _show_record(record: Record) -> None:
         _show_check(check)
     for note in record.notes:
         print_labelled("note", note, indent=CLAIM_INDENT, style="dim")
+    for departure in record.departures:
+        print_labelled("departure", departure, indent=CLAIM_INDENT, style="dim")
 
 
 def _show_check(check: Check) -> None:

@@ -1,24 +1,21 @@
-"""The data of the papers, and networks trained on images."""
+"""The data of the papers."""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
 from wellposed.data import Dataset, load
 from wellposed.data.files import FILES, digits, read
 from wellposed.errors import InvalidArgument
 
-__all__ = ["accuracy", "channels_of", "fit", "images", "samples", "ten_classes", "two_classes"]
+__all__ = ["channels_of", "images", "samples", "ten_classes", "two_classes"]
 
 CLASSES = (0, 1)
 
@@ -28,7 +25,8 @@ def samples(name: str, n: int, n_test: int, *, paper: str, seed: int, dtype: tor
     """Classes 0 and 1 with targets -1 and +1, as the paper prepares them.
 
     "sphere" is the synthetic data of [ling2022, Section 5]: uniform on the sphere of radius
-    sqrt(d), d = n, with standard normal labels.
+    sqrt(d), d = n, with standard normal labels. A data set with fewer samples gives what it has,
+    the same number of both classes.
     """
     if name == "sphere":
         data = load("sphere", n, seed=seed, n_test=n_test, features=n, dtype=dtype)
@@ -36,12 +34,33 @@ def samples(name: str, n: int, n_test: int, *, paper: str, seed: int, dtype: tor
         assert data.X_test is not None
         steps = (*data.steps, "every sample scaled to norm sqrt(d)")
         return Dataset(data.name, data.X * scale, data.y, data.X_test * scale, data.y_test, steps)
-    return load(name, n, CLASSES, seed=seed, n_test=n_test, paper=paper, dtype=dtype)
+    most, most_test = _most(name, CLASSES) if name == "digits" or name in FILES else (n, n_test)
+    return load(name, min(n, most), CLASSES, seed=seed, n_test=min(n_test, most_test), paper=paper, dtype=dtype)
+
+
+def _most(name: str, classes: tuple[int, ...]) -> tuple[int, int]:
+    """How many samples a data set has to train and to test, the same number of each class."""
+    parts, _ = digits() if name == "digits" else read(name)
+    counts = (np.bincount(parts[key], minlength=max(classes) + 1)[list(classes)] for key in ("y_train", "y_test"))
+    most, most_test = (len(classes) * int(count.min()) for count in counts)
+    return most, most_test
+
+
+def _sizes(name: str, n: int, n_test: int, classes: tuple[int, ...], notes: list[str]) -> tuple[int, int]:
+    """Sizes that a data set has; adds a note if they are less than what is asked for."""
+    most, most_test = _most(name, classes)
+    each = "both classes" if len(classes) == 2 else "each class"
+    if n > most or n_test > most_test:
+        notes.append(
+            f"{name} has {most} samples to train and {most_test} to test, the same number of {each}; {n} and {n_test} were "
+            "asked for"
+        )
+    return min(n, most), min(n_test, most_test)
 
 
 def two_classes(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> tuple[tuple[str, ...], int, int, list[str]]:
-    """The data sets, digits in the place of those that are not available; sizes that all of them
-    have; and notes."""
+    """The data sets, digits in the place of those that are not available; sizes that at least one
+    of them has; and notes."""
     found, notes = [], []
     for name in names:
         try:
@@ -54,17 +73,8 @@ def two_classes(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> t
             name = "digits"
         if name not in found:
             found.append(name)
-    if "digits" in found:
-        data = load("digits", None, CLASSES)
-        parts = (data.y, data.y_test)
-        most, most_test = (2 * min(int((y < 0).sum()), int((y > 0).sum())) for y in parts if y is not None)
-        if n > most or n_test > most_test:
-            notes.append(
-                f"digits has {most} samples to train and {most_test} to test, the same number of both classes; "
-                f"{n} and {n_test} were asked for"
-            )
-        n, n_test = min(n, most), min(n_test, most_test)
-    return tuple(found), n, n_test, notes
+    sizes = [(n, n_test) if name == "sphere" else _sizes(name, n, n_test, CLASSES, notes) for name in found]
+    return tuple(found), max(size for size, _ in sizes), max(size for _, size in sizes), notes
 
 
 def ten_classes(name: str, n: int, n_test: int) -> tuple[str, int, int, list[str]]:
@@ -76,14 +86,7 @@ def ten_classes(name: str, n: int, n_test: int) -> tuple[str, int, int, list[str
         n, n_test: What is asked for.
     """
     (found,), _, _, notes = two_classes((name,), 2, 2, paper="gao2022")
-    parts, _ = digits() if found == "digits" else read(found)
-    most, most_test = (10 * int(np.bincount(parts[key], minlength=10).min()) for key in ("y_train", "y_test"))
-    if n > most or n_test > most_test:
-        notes.append(
-            f"{found} has {most} images to train and {most_test} to test, the same number of each class; {n} and {n_test} were "
-            "asked for"
-        )
-    return found, min(n, most), min(n_test, most_test), notes
+    return found, *_sizes(found, n, n_test, tuple(range(10)), notes), notes
 
 
 def channels_of(name: str) -> int:
@@ -107,63 +110,3 @@ def images(
     assert data.X_test is not None and data.y_test is not None
     mean, spread = data.X.mean(dim=(0, 2, 3), keepdim=True), data.X.std(dim=(0, 2, 3), keepdim=True)
     return ((data.X - mean) / spread, data.y), ((data.X_test - mean) / spread, data.y_test)
-
-
-def fit(
-    model: nn.Module,
-    X: Tensor,
-    y: Tensor,
-    *,
-    epochs: int,
-    batch: int,
-    lr: float,
-    generator: torch.Generator,
-    sgd: bool = False,
-    steady: bool = False,
-    each: Callable[[int], Any] | None = None,
-) -> list[float]:
-    """Cross-entropy in minibatches, the step falling along a cosine; the mean loss of every epoch.
-
-    Args:
-        model: Is trained. X, y: All samples.
-        epochs, batch: How often, and how many at a time.
-        lr: The step at the start.
-        generator: Of the order.
-        sgd: SGD with momentum 0.9 in the place of Adam.
-        steady: For networks with a `cell`: it takes steps 30 times smaller than the rest, and a
-            Jacobian penalty is added where the network has one. A cell that moves fast soon loses
-            the equilibria of some images.
-        each: Called with the number of epochs after each of them.
-    """
-    parameters = list(model.parameters())
-    slow = {id(parameter) for parameter in getattr(model, "cell").parameters()} if steady else set()  # noqa: B009 (any module)
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if id(p) not in slow]},
-        {"params": [p for p in parameters if id(p) in slow], "lr": lr / 30},
-    ]
-    optimizer = torch.optim.SGD(groups, lr, momentum=0.9) if sgd else torch.optim.Adam(groups, lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(X) // batch))
-    penalized: Any = getattr(model, "penalized", None) if steady else None
-    losses = []
-    for epoch in range(1, epochs + 1):
-        total = 0.0
-        for rows in torch.randperm(len(X), generator=generator).split(batch):
-            prediction, penalty = (model(X[rows]), 0.0) if penalized is None else penalized(X[rows], generator=generator)
-            loss = cross_entropy(prediction, y[rows])
-            optimizer.zero_grad()
-            (loss + penalty).backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            schedule.step()
-            total += float(loss.detach()) * len(rows)
-        losses.append(total / len(X))
-        if each is not None:
-            each(epoch)
-    return losses
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, X: Tensor, y: Tensor) -> float:
-    """The part of samples whose greatest output is that of their class."""
-    parts = zip(X.split(100), y.split(100), strict=True)
-    return sum(int((model(rows).argmax(dim=1) == classes).sum()) for rows, classes in parts) / len(X)

@@ -96,7 +96,7 @@ class Result:
     Attributes:
         task: What was asked for.
         values: The measurements, plain Python.
-        seconds: How long it took, wherever it ran.
+        seconds: Of CPU time, wherever it ran.
         cached: Whether it was read from an earlier run.
     """
 
@@ -125,6 +125,7 @@ class AbstractExperiment(abc.ABC):
         departures: Where we differ from the paper, or had to choose, one sentence each.
         varied: Key of a task -> key of the configuration with its values, for example {"width":
             "widths"}.
+        tasks_of: The name under which results are kept, if experiments share tasks; else `name`.
         quick: Sizes that take minutes at most.
         full: The sizes of the paper.
     """
@@ -134,6 +135,7 @@ class AbstractExperiment(abc.ABC):
     claims: ClassVar[tuple[Claim, ...]]
     departures: ClassVar[tuple[str, ...]] = ()
     varied: ClassVar[Mapping[str, str]] = {}
+    tasks_of: ClassVar[str | None] = None
     quick: ClassVar[ExperimentConfig]
     full: ClassVar[ExperimentConfig]
 

@@ -38,8 +38,9 @@ class Record:
         checks: The claims and their findings.
         results: One for each task.
         panels: What the figure shows.
-        notes: Differences from the paper, and data that were not available.
-        environment: Versions.
+        notes: What a reader of the verdicts must know about the runs.
+        departures: Where this differs from the print: sizes, data, tolerances, optimizers, choices.
+        environment: Versions, and the commit of the source if it is under version control.
         seconds: Wall clock of what was not cached.
     """
 
@@ -51,6 +52,7 @@ class Record:
     results: list[Result]
     panels: list[dict[str, Any]]
     notes: list[str]
+    departures: list[str]
     environment: dict[str, Any]
     seconds: float
 
@@ -88,7 +90,8 @@ class Record:
             lines.append(f"  {check.outcome.value.upper():<15} {check.claim.text} {check.claim.source}")
             lines.append(f"  {'':<15}   measured: {check.finding.measured}")
             lines.append(f"  {'':<15}   decided by: {check.claim.decided_by}")
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join([*lines, *(f"  departure: {departure}" for departure in self.departures)])
 
 
 def _finite(value: Any) -> Any:

@@ -18,7 +18,7 @@ from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.record import Record, TaskCache, program, write
 from wellposed_lab.papers.registry import find
-from wellposed_lab.runs.processes import on_threads
+from wellposed_lab.runs.processes import git_head, on_threads
 
 __all__ = ["reproduce", "run_tasks", "why_no_figure"]
 
@@ -65,11 +65,11 @@ def reproduce(
     started = time.perf_counter()
     config, notes = experiment.available(asked)
     tasks = experiment.tasks(config)
-    folder = None if out is None else Path(out).joinpath(*name.split("/"))
+    folder, kept = (None if out is None else Path(out, *key.split("/")) for key in (name, experiment.tasks_of or name))
     missing = why_no_figure() if figure and folder is not None else None
     if missing is not None:
         warnings.warn(missing, WellposedWarning, stacklevel=2)
-    results = _results(experiment, tasks, folder, fresh=fresh, jobs=jobs, dask=dask, listener=listener)
+    results = _results(experiment, tasks, kept, fresh=fresh, jobs=jobs, dask=dask, listener=listener)
     record = Record(
         experiment=name,
         title=experiment.title,
@@ -78,8 +78,14 @@ def reproduce(
         checks=experiment.checks(config, results),
         results=results,
         panels=experiment.panels(config, results),
-        notes=[*notes, *experiment.remarks(results), *_about_sizes(config, experiment), *experiment.departures],
-        environment={"program": program(), "python": platform.python_version(), "machine": platform.machine()},
+        notes=experiment.remarks(results),
+        departures=[*notes, *_about_sizes(config, experiment), *experiment.departures],
+        environment={
+            "program": program(),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "commit": git_head(Path(__file__).parent),
+        },
         seconds=time.perf_counter() - started,
     )
     if folder is not None:
@@ -118,7 +124,7 @@ def _results(
     listener: Listener | None,
 ) -> list[Result]:
     """One for each task, in the order of the tasks; each is kept as soon as it is there."""
-    cache = None if folder is None else TaskCache(folder / "tasks", experiment.name)
+    cache = None if folder is None else TaskCache(folder / "tasks", experiment.tasks_of or experiment.name)
     found: list[Result | None] = [None if cache is None or fresh else cache.get(task) for task in tasks]
     done = sum(result is not None for result in found)
     if listener is not None:
@@ -136,10 +142,10 @@ def _results(
 
 def execute(experiment: str, task: Task) -> Result:
     """One task, on one thread, so that its numbers do not depend on how many run beside it."""
-    started = time.perf_counter()
+    started = time.process_time()
     with on_threads(1):
         values = find(experiment).run(task)
-    return Result(task, values, time.perf_counter() - started)
+    return Result(task, values, time.process_time() - started)
 
 
 def run_tasks(experiment: str, tasks: Sequence[Task], *, jobs: int = 1, dask: str | None = None) -> Iterator[Result]:

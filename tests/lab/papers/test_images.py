@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from wellposed.nn import MonotoneClassifier
 from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome
-from wellposed_lab.papers.datasets import accuracy, fit, images, ten_classes
+from wellposed_lab.papers.datasets import images, ten_classes
 from wellposed_lab.papers.experiment import Result
+from wellposed_lab.papers.image_training import accuracy, fit
 from wellposed_lab.papers.nguyen2022.figure4_2 import residual, wander
 from wellposed_lab.papers.nguyen2022.figure4_3 import _last, _nearest
 from wellposed_lab.papers.nguyen2022.figure4_5 import minima
-from wellposed_lab.papers.xie2021.table1a import conv_opteq
-from wellposed_lab.papers.xie2021.table1b import _monotone
+from wellposed_lab.papers.xie2021.networks import NeuralODE, count, deep_opteq, network, widest
+from wellposed_lab.papers.xie2021.table2 import measures
+from wellposed_lab.papers.xie2021.table2 import network as segmenter
 
 
 def test_wander_by_hand() -> None:
@@ -48,7 +49,7 @@ def test_sizes_are_those_that_there_are() -> None:
     assert ten_classes("digits", 50, 20) == ("digits", 50, 20, [])
     name, n, n_test, (note,) = ten_classes("digits", 10000, 20)
     (X, y), (X_test, _) = images(name, n, n_test, size=8, seed=0)
-    assert len(X) == n < 10000 and len(X_test) == n_test == 20 and f"{n} images to train" in note
+    assert len(X) == n < 10000 and len(X_test) == n_test == 20 and f"{n} samples to train" in note
     assert set(y.bincount().tolist()) == {n // 10}
     with pytest.raises(ValueError, match="lower n"):
         images(name, n + 10, n_test, size=8, seed=0)
@@ -73,39 +74,92 @@ def test_training_learns_and_repeats() -> None:
         assert first == run(**options) and first[-1] < 0.5 * first[0]
 
 
-def test_steady_training_moves_the_cell_less() -> None:
+def test_a_slow_cell_moves_less() -> None:
     (X, y), _ = images("digits", 20, 10, size=7, seed=0)
     moved = {}
-    for steady in (False, True):
+    for slow in (1.0, 30.0):
         model = residual(1, 4, seed=0)
         before = [p.detach().clone() for p in model.cell.parameters()]
-        fit(model, X, y, epochs=1, batch=10, lr=1e-2, generator=torch.Generator().manual_seed(0), steady=steady)
+        fit(model, X, y, epochs=1, batch=10, lr=1e-2, generator=torch.Generator().manual_seed(0), slow=slow)
         after = model.cell.parameters()
-        moved[steady] = max(float((p - q.detach()).abs().max()) for p, q in zip(before, after, strict=True))
-    assert 0 < moved[True] < 0.2 * moved[False]
+        moved[slow] = max(float((p - q.detach()).abs().max()) for p, q in zip(before, after, strict=True))
+    assert 0 < moved[30.0] < 0.2 * moved[1.0]
 
 
-@pytest.mark.parametrize("channels", [(2, 3), (6, 8, 10)])
-def test_the_other_network_is_as_wide_as_it_may_be(channels: tuple[int, ...]) -> None:
-    task = {"channels": channels, "state_channels": 4, "seed": 0, "size": 8}
-    most = sum(p.numel() for p in conv_opteq(1, task).parameters())
-    counts = [
-        sum(p.numel() for p in MonotoneClassifier.conv((1, 8, 8), width, 10, grid=4).parameters()) for width in range(1, 40)
-    ]
-    assert counts[-1] > most  # so that the best of them is the best of all
-    assert sum(p.numel() for p in _monotone(1, task, most).parameters()) == max(c for c in counts if c <= most)
+CONV = {"channels": (4, 6), "state_channels": 4, "feature_channels": 4, "stride": 1, "size": 8, "seed": 3}
+OPTEQ = {"alpha": 0.8, "regularizer": "none", "weight": 1.0, "gradient": "implicit", **CONV}
+
+
+def test_the_widest_network() -> None:
+    def make(width: int) -> nn.Module:
+        return nn.Linear(width, 3)
+
+    for most in (6, 7, 8, 9, 10, 50, 51, 53):
+        assert count(widest(make, most)) == 3 * ((most - 3) // 3) + 3
+
+
+@pytest.mark.parametrize("kind", ["dnn", "monotone", "ode", "augmented ode"])
+def test_other_networks_have_no_more_parameters_and_not_many_fewer(kind: str) -> None:
+    task = {"network": kind, **CONV, "channels": (16, 32), "state_channels": 8, "feature_channels": 8}
+    most = count(deep_opteq(1, task))
+    assert 0.85 * most < count(network(1, task)) <= most
+
+
+@pytest.mark.parametrize(("name", "printed"), [("table1a", 199_000), ("table1b", 162_000), ("table3", 199_000)])
+def test_the_networks_have_the_parameters_of_the_paper(name: str, printed: int) -> None:
+    full = EXPERIMENTS[f"xie2021/{name}"].full
+    task = {**full.to_dict(), "seed": 0}
+    assert abs(count(deep_opteq(3, task)) / printed - 1) <= 0.01
+
+
+@pytest.mark.parametrize("kind", ["FCN", "multiscale DEQ"])
+def test_segmenters_have_no_more_parameters_than_the_opteq(kind: str) -> None:
+    task = {"channels": (8, 16), "state_channels": 8, "seed": 0}
+    most = count(segmenter({**task, "network": "OptEq"}))
+    assert 0.7 * most < count(segmenter({**task, "network": kind})) <= most
+
+
+def test_measures_of_a_segmentation_by_hand() -> None:
+    confusion = torch.zeros(11, 11, dtype=torch.float64)
+    confusion[0, 0], confusion[0, 1], confusion[1, 1] = 3, 1, 4  # union 4 and 5; class 2 never occurs
+    assert measures(confusion) == pytest.approx({"mIoU": (3 / 4 + 4 / 5) / 2, "mAcc": (3 / 4 + 1) / 2, "aAcc": 7 / 8})
 
 
 def test_the_same_seed_draws_the_same_network_and_leaves_others_alone() -> None:
-    task = {"channels": (2, 3), "state_channels": 4, "seed": 3}
     state = torch.get_rng_state()
-    a, b = conv_opteq(1, task), conv_opteq(1, task)
+    a, b = (network(1, {"network": "opteq", **OPTEQ}) for _ in range(2))
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+def test_a_neural_ode_solves_its_equation() -> None:
+    """With dz/dt = z (its field is linear on positive states) z(1) = e z(0), to the order of the method."""
+    model = NeuralODE(nn.Identity(), 1, 1, 0).double()
+    with torch.no_grad():
+        for layer, weight in zip(model.layers, (torch.tensor([[1.0], [0.0]]), torch.ones(1), torch.ones(1)), strict=True):
+            layer.weight.zero_()
+            layer.bias.zero_()
+            middle = layer.weight.shape[-1] // 2
+            layer.weight[0, :, middle, middle] = weight.flatten().double()
+    model.head = nn.Identity()
+    X = torch.rand(2, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(model(X), X * np.e, rtol=1e-4)
+
+
+def test_averaging_and_unrolling_end_near_the_equilibrium() -> None:
+    """For |W| < 1 there is one equilibrium: 20 unrolled steps of alpha = 1 reach it, averaging comes near."""
+    X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    made = {**OPTEQ, "alpha": 1.0}
+    with torch.no_grad():
+        exact = network(1, {"network": "opteq", **made})(X)
+        unrolled = network(1, {"network": "opteq", **made, "gradient": "unrolled"})(X)
+        averaged = network(1, {"network": "averaged", **made, "regularizer": "l2", "weight": 0.5})(X)
+    assert torch.allclose(exact, unrolled, atol=1e-3)
+    assert 0 < float((averaged - exact).norm()) < float(exact.norm())
+
+
 def area(repeats: int, seed: int, size: float | None, undecided: float = 0.0) -> Result:
-    values = {"area": size, "undecided": undecided, "counts": {"VALID": 1}, "loss": [1.0]}
+    values = {"area": size, "undecided": undecided, "counts": {"VALID": 1}, "loss": [1.0], "test_accuracy": 0.5}
     return Result({"repeats": repeats, "seed": seed}, values, 0.0)
 
 

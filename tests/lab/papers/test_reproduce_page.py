@@ -1,16 +1,44 @@
-"""The page about reproduction names every experiment, and every claim word for word."""
+"""The page about reproduction and the gallery are those of the records, and name every experiment and claim."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from wellposed_lab.papers import EXPERIMENTS
+from wellposed_lab.papers.gallery import MARKER, QUICK, causes_of, claims_table, gallery, records_in, without_cause
+from wellposed_lab.papers.records import thinned
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reproduce.md").read_text(encoding="utf-8").replace("\\|", "|")
+ROOT = Path(__file__).parents[3]
+RECORDS, DOCS = ROOT / "records", ROOT / "docs"
+PAGE = (DOCS / "reproduce.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_are_those_of_the_records() -> None:
+    assert PAGE.partition(MARKER)[2] == f"\n{claims_table(RECORDS)}", "run `make gallery`"
+    assert (DOCS / "gallery.md").read_text(encoding="utf-8") == gallery(RECORDS), "run `make gallery`"
+    for name in records_in(RECORDS):
+        assert (DOCS / "images" / "papers" / f"{name.replace('/', '-')}.png").is_file(), "run `make gallery`"
 
 
 def test_every_claim_is_on_the_page() -> None:
+    page = PAGE.replace("\\|", "|")
     for experiment in EXPERIMENTS.values():
-        assert f"`{experiment.name}`" in PAGE
+        assert f"`{experiment.name}`" in page
         for claim in experiment.claims:
-            assert claim.text in PAGE, f"docs/reproduce.md does not tell about: {claim.text}"
+            assert claim.text in page, f"docs/reproduce.md does not contain: {claim.text}"
+
+
+def test_records_are_thin_and_belong_to_experiments() -> None:
+    known = {RECORDS / part / f"{name}.json" for name in EXPERIMENTS for part in ("", QUICK)} | {RECORDS / "causes.json"}
+    assert set(RECORDS.rglob("*.json")) <= known
+    for folder in (RECORDS, RECORDS / QUICK):
+        for name, record in records_in(folder).items():
+            assert record.experiment == name and record.departures and record.environment["commit"]
+            assert thinned(record).to_json() == record.to_json()
+
+
+def test_every_claim_that_is_not_reproduced_has_a_cause() -> None:
+    assert without_cause(RECORDS) == []
+    for name, causes in causes_of(RECORDS).items():
+        assert set(causes) <= {claim.key for claim in EXPERIMENTS[name].claims}
+        assert all(cause.endswith(".") for cause in causes.values())

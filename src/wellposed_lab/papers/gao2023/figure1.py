@@ -12,7 +12,8 @@ from wellposed.nn import ImplicitOnlyDEQ
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide
 from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.gao2022.figure1 import last_test_loss
-from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, Values, WidthConfig, WidthResults, speed
+from wellposed_lab.papers.width_results import FALLS, Values, WidthResults, speed
+from wellposed_lab.papers.widths import AbstractWidthStudy, WidthConfig
 
 __all__ = ["Gao2023Figure1"]
 
@@ -64,9 +65,10 @@ class Gao2023Figure1(AbstractWidthStudy):
         "The paper speaks of gradient flow and does not print a step; we take descent with the step 1/lambda_max(H) of the "
         "widest network at its start, the same for all widths.",
         f"A(0) is Gaussian with gamma0 = {GAMMA0:g}: its norm is about 2 sqrt(m) and not sqrt(m), so gamma0 must be below 1/2.",
+        "Computed in float32; equilibria and adjoints are solved to a relative residual of 1e-6.",
     )
     quick = WidthConfig(data=("mnist",), widths=(50, 150, 450), n=100, n_test=200, steps=300, points=20)
-    full = WidthConfig(data=("mnist",), widths=(500, 1000, 2000, 4000), n=1000, n_test=1000, steps=1000, points=20)
+    full = WidthConfig(data=("mnist",), widths=(500, 1000, 2000), reference=2000, n=1000, n_test=1000, steps=1000, points=20)
 
     def network(self, features: int, width: int, generator: torch.Generator) -> ImplicitOnlyDEQ:
         policies: dict[str, Any] = {"on_ill_posed": "ignore", "on_failure": "ignore"}
@@ -86,7 +88,7 @@ class Gao2023Figure1(AbstractWidthStudy):
 
 def _to_zero(of: WidthResults) -> ClaimFinding:
     """Whether the loss falls all the way, and how much of it is left."""
-    losses = [values["loss"] for data in of.data for m in of.widths for values in of.of(data, m)]
+    losses = [values["loss"] for values in of.runs()]
     rose = sum(any(later >= earlier for earlier, later in zip(loss, loss[1:], strict=False)) for loss in losses)
     left = [loss[-1] / loss[0] for loss in losses]
     text = f"part left {min(left):.3g} to {max(left):.3g} in {len(left)} runs; in {rose} of them it rose between two looks"

@@ -10,7 +10,8 @@ import torch
 from wellposed.nn import GaussianDEQ
 from wellposed_lab.papers.claims import Claim, ClaimFinding
 from wellposed_lab.papers.experiment import Result, Task
-from wellposed_lab.papers.widths import FALLS, AbstractWidthStudy, WidthConfig, WidthResults, speed
+from wellposed_lab.papers.width_results import FALLS, WidthResults, speed
+from wellposed_lab.papers.widths import AbstractWidthStudy, WidthConfig, shared_step, with_own_step
 
 __all__ = ["Ling2022Figure1"]
 
@@ -53,12 +54,14 @@ class Ling2022Figure1(AbstractWidthStudy):
     )
     departures = (
         "The paper does not print its step size, widths and number of steps; the step is 1/lambda_max(H) of the widest network "
-        "at its start, the same for all widths.",
+        "at its start, the same for all widths (with --full that of 2000 units, on all data sets).",
+        "Computed in float32; equilibria and adjoints are solved to a relative residual of 1e-6.",
     )
     quick = WidthConfig(data=("sphere", "mnist"), widths=(50, 150, 450), n=100, n_test=100, steps=200, points=20)
     full = WidthConfig(
         data=("sphere", "mnist", "cifar10"),
-        widths=(500, 1000, 2000, 4000),
+        widths=(500, 1000, 2000),
+        reference=2000,
         n=1000,
         n_test=1000,
         steps=1000,
@@ -72,10 +75,11 @@ class Ling2022Figure1(AbstractWidthStudy):
 
     def tasks(self, config: WidthConfig) -> list[Task]:
         shared = super().tasks(config)
-        return shared + [{**task, "reference": task["width"]} for task in shared if task["width"] != task["reference"]]
+        own = with_own_step(shared)
+        return [task for seed in config.seeds for part in (shared, own) for task in part if task["seed"] == seed]
 
     def judge(self, config: WidthConfig, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
-        shared, own = WidthResults(_shared(config, results)), WidthResults(_own(results))
+        shared, own = WidthResults(shared_step(config, results)), WidthResults(own_step(results))
         return {
             "faster": shared.falls(speed),
             "final": shared.falls(final),
@@ -85,10 +89,10 @@ class Ling2022Figure1(AbstractWidthStudy):
         }
 
     def panels(self, config: WidthConfig, results: Sequence[Result]) -> list[dict[str, Any]]:
-        of_own = [panel for panel in super().panels(config, _own(results)) if panel["y_label"].startswith("training")]
+        of_own = [panel for panel in super().panels(config, own_step(results)) if panel["y_label"].startswith("training")]
         own = [{**panel, "title": f"{panel['title']}, own steps"} for panel in of_own]
         shared = [
-            panel for panel in super().panels(config, _shared(config, results)) if not panel["y_label"].startswith("test")
+            panel for panel in super().panels(config, shared_step(config, results)) if not panel["y_label"].startswith("test")
         ]
         triples = zip(shared[::2], own, shared[1::2], strict=True)
         lines = [{"y": 1.0, "label": "limit"}]
@@ -100,9 +104,6 @@ def final(values: Mapping[str, Any]) -> float:
     return float(torch.tensor(values["loss"][-1]).clamp(min=1e-300).log10())
 
 
-def _shared(config: WidthConfig, results: Sequence[Result]) -> list[Result]:
-    return [result for result in results if result.task["reference"] == max(config.widths)]
-
-
-def _own(results: Sequence[Result]) -> list[Result]:
+def own_step(results: Sequence[Result]) -> list[Result]:
+    """The runs in which a network takes its own step size."""
     return [result for result in results if result.task["reference"] == result.task["width"]]

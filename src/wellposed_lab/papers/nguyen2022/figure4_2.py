@@ -24,7 +24,7 @@ STEADY = 1.0
 #: "more chaos": what follows is longer by this factor.
 APART = 2.0
 #: Images whose ways are drawn.
-SHOWN = 4
+SHOWN = 20
 
 
 class Figure42(AbstractExperiment):
@@ -64,7 +64,7 @@ class Figure42(AbstractExperiment):
         return dataclasses.replace(config, data=data, n=n), notes
 
     def run(self, task: Task) -> dict[str, Any]:
-        _, (X, _) = images(task["data"], 30, task["n"], size=14, seed=task["seed"])
+        _, (X, y) = images(task["data"], 30, task["n"], size=14, seed=task["seed"])
         solver_kwargs = {"groups": task["groups"], "max_steps": task["steps"]}
         models = [
             residual(X.shape[1], task["channels"], task["seed"], init_std=deviation, **solver_kwargs)
@@ -77,9 +77,11 @@ class Figure42(AbstractExperiment):
             "wander_everywhere": {f"{d:g}": wander(way.states) for d, way in zip(DEVIATIONS, ways, strict=True)},
             "converged": {f"{d:g}": int(way.converged.sum()) for d, way in zip(DEVIATIONS, ways, strict=True)},
             "explained": float(plane.explained.sum()),
+            "classes": y[:SHOWN].tolist(),
             "ways": {
                 f"{d:g}": [
-                    part[: int(count)].tolist() for part, count in zip(points.transpose(1, 0, 2), way.num_steps, strict=True)
+                    part[: int(count)].round(4).tolist()
+                    for part, count in zip(points.transpose(1, 0, 2), way.num_steps, strict=True)
                 ][:SHOWN]
                 for d, points, way in zip(DEVIATIONS, plane.points, ways, strict=True)
             },
@@ -96,15 +98,12 @@ class Figure42(AbstractExperiment):
         }
 
     def panels(self, config: Figure41Config, results: Sequence[Result]) -> list[dict[str, Any]]:
-        labels = {"x_label": "first component", "y_label": "second component"}
-        panels = []
-        for deviation in DEVIATIONS:
-            ways = results[0].values["ways"][f"{deviation:g}"]
-            curves = [
-                {"label": f"image {i}", "x": [x for x, _ in way], "y": [[y for _, y in way]]} for i, way in enumerate(ways)
-            ]
-            panels.append({"title": f"deviation {deviation:g}", **labels, "curves": curves})
-        return panels
+        labels = {"kind": "ways", "x_label": "first component", "y_label": "second component"}
+        shown = results[0].values
+        return [
+            {"title": f"deviation {d:g}", **labels, "ways": shown["ways"][f"{d:g}"], "classes": shown["classes"]}
+            for d in DEVIATIONS
+        ]
 
 
 def residual(in_channels: int, channels: int, seed: int, **options: Any) -> ResidualDEQ:

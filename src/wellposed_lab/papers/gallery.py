@@ -1,0 +1,144 @@
+"""Pages from records: the claims in docs/reproduce.md, and docs/gallery.md with its pictures.
+
+`python -m wellposed_lab.papers.gallery records docs` writes both anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from wellposed_lab.papers.claims import Check, ClaimOutcome
+from wellposed_lab.papers.record import Record
+from wellposed_lab.papers.records import path_of, stored
+from wellposed_lab.papers.registry import EXPERIMENTS
+
+__all__ = ["MARKER", "causes_of", "claims_table", "gallery", "write_pages"]
+
+#: Where the generated part of docs/reproduce.md begins.
+MARKER = "<!-- Generated from records/ by `make gallery`: what follows is not edited by hand. -->\n"
+#: Folders of records: the large runs, and those of --quick.
+LARGE, QUICK = "", "quick"
+
+
+def records_in(folder: Path) -> dict[str, Record]:
+    """By the names of the experiments, in their order."""
+    return {name: stored(name, folder) for name in EXPERIMENTS if path_of(name, folder).is_file()}
+
+
+def causes_of(folder: Path) -> dict[str, dict[str, str]]:
+    """Experiment -> claim -> why it is not reproduced, or why --quick decides otherwise."""
+    path = folder / "causes.json"
+    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def claims_table(folder: Path) -> str:
+    """Every claim with its rule and its verdicts, in the order of the experiments."""
+    large, quick, causes = records_in(folder), records_in(folder / QUICK), causes_of(folder)
+    lines = [
+        "| experiment | claim | decided by | large run | `--quick` | cause |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, experiment in EXPERIMENTS.items():
+        for i, claim in enumerate(experiment.claims):
+            verdicts = [_verdict(records.get(name), claim.key) for records in (large, quick)]
+            cause = causes.get(name, {}).get(claim.key, "")
+            cells = [f"`{name}`" if i == 0 else "", f"{claim.text} {claim.source}", claim.decided_by, *verdicts, cause]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(record: Record | None, key: str) -> str:
+    if record is None:
+        return "not run"
+    found = [check.outcome.value for check in record.checks if check.claim.key == key]
+    return found[0] if found else "not run"
+
+
+def gallery(folder: Path) -> str:
+    """The page: for each record its picture, the claims with what was measured, seeds, time and
+    departures."""
+    causes = causes_of(folder)
+    parts = [
+        "# Gallery: the figures and tables of the papers\n",
+        _wrapped(
+            "One section for each record in the folder `records` of the repository: what the paper says, what we measured, and "
+            "where we differ from the print. `wellposed reproduce NAME --compare` runs a small part of a record anew. The "
+            "rules of the verdicts are on the page about [reproduction](reproduce.md).\n"
+        )
+        + "\n",
+        MARKER,
+    ]
+    for name, record in records_in(folder).items():
+        parts.append(_section(name, record, causes.get(name, {})))
+    return "\n".join(parts)
+
+
+def _section(name: str, record: Record, causes: dict[str, str]) -> str:
+    seeds = ", ".join(map(str, record.config["seeds"]))
+    hours = sum(result.seconds for result in record.results) / 3600
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    picture = f"images/papers/{name.replace('/', '-')}.png"
+    facts = f"Size: {record.size}. Seeds: {seeds}. CPU time: {time}. Commit: {str(record.environment.get('commit'))[:10]}."
+    lines = [f"## {name}: {record.title}\n", f"![{name}: {record.title}]({picture})\n", _wrapped(facts) + "\n"]
+    lines += [_wrapped(_check(check, causes.get(check.claim.key))) for check in record.checks]
+    lines += [_wrapped(f"- Note: {_plain(note)}") for note in record.notes]
+    lines += [_wrapped(f"- Departure: {_plain(departure)}") for departure in record.departures]
+    return "\n".join(lines) + "\n"
+
+
+def _check(check: Check, cause: str | None) -> str:
+    claim = check.claim
+    text = f"- **{check.outcome.value}**: {_plain(claim.text)} {claim.source}. Measured: {_plain(check.finding.measured)}."
+    return text if cause is None else f"{text} Cause: {cause}"
+
+
+def _wrapped(text: str) -> str:
+    """In lines of 100 columns; those of a list are indented."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _plain(text: str) -> str:
+    """Without the marks that Markdown would read."""
+    return text.replace("*", "\\*").replace("_", "\\_").replace("<", "&lt;")
+
+
+def without_cause(folder: Path) -> list[str]:
+    """Claims of papers that a large run does not reproduce and whose cause is not written down."""
+    causes = causes_of(folder)
+    return [
+        f"{name}: {check.claim.key}"
+        for name, record in records_in(folder).items()
+        for check in record.checks
+        if check.outcome is ClaimOutcome.NOT_REPRODUCED and not check.claim.ours
+        if check.claim.key not in causes.get(name, {})
+    ]
+
+
+def write_pages(folder: Path, docs: Path) -> None:
+    """Writes the pages and one picture for each record.
+
+    Args:
+        folder: Of records.
+        docs: Of the documentation.
+    """
+    from wellposed.plot.curves import experiment as picture_of
+
+    page = docs / "reproduce.md"
+    written = page.read_text(encoding="utf-8").partition(MARKER)[0]
+    page.write_text(f"{written}{MARKER}\n{claims_table(folder)}", encoding="utf-8")
+    (docs / "gallery.md").write_text(gallery(folder), encoding="utf-8")
+    pictures = docs / "images" / "papers"
+    pictures.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"format": "png", "dpi": 80, "metadata": {"Software": None}}
+    for name, record in records_in(folder).items():
+        picture_of(record).savefig(pictures / f"{name.replace('/', '-')}.png", **options)
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]), Path(sys.argv[2]))
