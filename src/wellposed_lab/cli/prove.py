@@ -12,7 +12,7 @@ import typer
 from wellposed import Proof, verify
 from wellposed._progress import progress_display
 from wellposed.certify import Verdict
-from wellposed.data.own import short_name
+from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ExitCode, app, guarded, print_message, print_plain, print_wrapped
 from wellposed_lab.runs.config import RunConfig, read
