@@ -51,6 +51,7 @@ PROBLEMS = [
     Problem("sphere-50", "sphere", (50, 500, 100), "gaussian", 1, "yes, <= 3 min"),
     Problem("sphere-100", "sphere", (100, 1000, 784), "gaussian", 1, "yes, <= 20 min"),
     Problem("mnist-20", "mnist", (20, 500, 784), "gaussian", 5, "at least 4 of 5, <= 3 min each"),
+    Problem("digits-10", "digits", (10, 200, 64), "gaussian", 3, ""),
     Problem("digits-20", "digits", (20, 200, 64), "gaussian", 1, "yes, <= 1 min"),
     Problem("digits-20-wide", "digits", (20, 500, 64), "gaussian", 1, "yes, <= 1 min"),
     Problem("digits-20-tanh", "digits", (20, 500, 64), "tanh", 3, "yes, <= 1 min"),

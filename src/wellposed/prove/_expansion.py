@@ -116,9 +116,9 @@ def curvature_weights(
 ) -> Tensor:
     r"""(n,) c_i >= |K^T diag(a s'') K| on the ball, K = (I - R D)^-1 = I + R T, a = w + R^T p.
 
-    The least of three: max|a s''/s'| |D^1/2 K|^2 <= max|a s''/s'| tau^2; max|a s''| (1 + |R| tau)^2;
-    and (max t + |diag(t) R| tau)^2 with t^2 = |a s''|, for which t is replaced by its maximum over the
-    samples.
+    The least of three: max|a s''/s'| |D^1/2 K|^2 <= max|a s''/s'| tau^2; max|a s''| (1 + |R|
+    tau)^2; and (max t + |diag(t) R| tau)^2 with t^2 = |a s''|, for which t is replaced by its
+    maximum over the samples.
     """
     slopes = problem.slopes
     moved = (point.v_error + ball.dv.unsqueeze(1)) * SLACK

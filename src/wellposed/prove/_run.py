@@ -229,7 +229,8 @@ class Run:
 
 
 def predicted_end(attempts: list[dict[str, Any]]) -> int | None:
-    """The step where the tail may hold: the shortfall of the last attempts, extrapolated; a guess."""
+    """The step where the tail may hold: the shortfall of the last attempts, extrapolated; a
+    guess."""
     known = [(attempt["step"], attempt.get("shortfall")) for attempt in attempts[-4:]]
     points = [(step, math.log(value)) for step, value in known if value is not None and 0 < value < math.inf]
     if len(points) < 2 or not points[-1][1] < points[0][1]:
