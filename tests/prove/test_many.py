@@ -73,18 +73,18 @@ def descend(W: Double, U: Double, a: Double, X: Tensor, y: Tensor, eta: float, s
     for _ in range(steps):
         C = (Double(X[:, None, :]) * Double(U.high[None], U.low[None])).sum(2)
         read = Double(a.high.expand(n, m), a.low.expand(n, m))
-        for _ in range(40):  # Newton's method, with the defect in 31 digits
+        for _ in range(12):  # Newton's method, with the defect in 31 digits
             V = (Double(Z.high[:, None, :], Z.low[:, None, :]) * Double(W.high[None], W.low[None])).sum(2) + C
             mask = V.high > 0
             g = V.masked(mask) + -Z
-            if g.norm() <= 1e-27 * Z.norm():
+            if g.norm() <= 1e-30 * Z.norm():
                 break
             system = one - mask.double()[:, :, None] * W.high
             Z = Z + Double(torch.linalg.solve(system, g.high[:, :, None]).squeeze(2))
         for _ in range(6):
             Q = (Double(P.high[:, :, None], P.low[:, :, None]) * Double(W.high[None], W.low[None])).sum(1) + read
             g = Q.masked(mask) + -P
-            if g.norm() <= 1e-27 * P.norm():
+            if g.norm() <= 1e-30 * P.norm():
                 break
             system = one - mask.double()[:, :, None] * W.high.T
             P = P + Double(torch.linalg.solve(system, g.high[:, :, None]).squeeze(2))
