@@ -13,7 +13,7 @@ PORTION ?= 0.65
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench bench-choices bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench bench-choices bench-own bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -63,6 +63,9 @@ bench: $(VENV)/.installed-run  ## Time us and the peers; writes benchmarks/resul
 
 bench-choices: $(VENV)/.installed-run  ## Time solvers, gradients and networks for docs/choosing.md.
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/choices.py $(ARGS)
+
+bench-own: $(PEERS)/.installed  ## Time a user's own module: us, torchdeq, a loop; Auto and its parts (pass options as ARGS=...).
+	PYTHONPATH=src $(PEERS)/bin/python benchmarks/own_cell.py $(ARGS)
 
 bench-kernels: $(VENV)/.installed-run  ## Time tangent kernels: us, neural-tangents, torch.func (pass options as ARGS=...).
 	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)

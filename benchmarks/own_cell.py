@@ -1,6 +1,6 @@
 """A user's own module: us, torchdeq 0.1.0 and a hand-written loop; and `Auto` against the solvers it chooses from.
 
-    make bench-peers, then: .venv-peers/bin/python benchmarks/own_cell.py [--rounds N] [--only WORD] [--suite peers|auto]
+    make bench-own ARGS="[--seconds N] [--only WORD] [--suite peers|auto]"
 
 Forward and exact backward to a relative residual of 1e-4, float32, 2 threads, one process. Contenders run turn by turn; a ratio
 is the median over rounds of the ratio within a round. Writes results/own_cell.json and results/own_cell.md.

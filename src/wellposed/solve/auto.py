@@ -23,7 +23,7 @@ from wellposed.status import Status
 OPERATIONS = 40
 #: What a step of Anderson acceleration costs, in plain steps, if the cost of f is not known (a dense cell), and how many
 #: its memory needs to build up: few, since it starts with the last plain steps.
-USUAL_PRICE, WARM_UP = 1.5, 2.0
+USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done.
 LOW_PRICE, VERY_FEW_STEPS = 1.6, 4.0
 #: Anderson gives up if it is predicted to need more than this many further steps.
@@ -114,15 +114,18 @@ class _LeavePlain(AbstractSwitchingRule):
             return None
         then, before = self._before
         q = (r / before) ** (1.0 / (count - then))
+        if len(point.trail) >= 2:  # the last two steps, where residuals fall more slowly than at first
+            older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
+            q = np.maximum(q, (r / to_host(torch.linalg.vector_norm(older, dim=1))) ** 0.5)
         remaining = _steps_to_target(r, target, q)
         due = True if point.due is None else point.due
         self._before = np.where(due, count, then), np.where(due, r, before)
         leave: Array = (~(q < 1) | (remaining > to_host(point.budget))) & due
         slow = ~(remaining <= self._few) & due
         if len(point.trail) >= 2 and (slow & ~leave).any():
-            older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
             cut = to_host(_extrapolated(older, old, point.g)) / r
-            leave |= slow & (self._price * _steps_to_target(r, target, q * cut ** (1 / 3)) + WARM_UP < remaining)
+            accelerated = 1.0 + _steps_to_target(np.maximum(cut * r, target), target, q * cut ** (1 / 3))
+            leave |= slow & (self._price * accelerated + WARM_UP < remaining)
         return leave
 
     def take(self, rows: Tensor) -> None:
