@@ -134,7 +134,7 @@ class PointCheck:
     def lipschitz(self, ball: Ball) -> float:
         """Lambda >= |J(theta) - J(theta')|/|theta - theta'| on the ball, for a smooth network.
 
-        It is M with any unit vector u in place of r: A <= tau |Xi|, B <= tau min(max |p_i| |Xi|, |P|
+        It is M with a unit vector u in place of r: A <= tau |Xi|, B <= tau min(max |p_i| |Xi|, |P|
         max |xi_i|), and sum_i |u_i| c_i |dOmega xi_i|^2 <= max (c_i |xi_i|) |Xi|.
         """
         P, tau = self.point.P.floats(), self.tau(ball)
