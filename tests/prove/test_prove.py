@@ -239,7 +239,13 @@ def test_other_networks_are_proved(kind: str, tmp_path: Path) -> None:
     model, X, y = problem(*sizes, kind=kind)
     proof = wp.prove(model, X, y, max_steps=400)
     assert proof.verdict is wp.Verdict.CERTIFIED, proof
-    assert str(wp.Proof.load(proof.save(tmp_path))) == str(proof)
+    read = wp.Proof.load(proof.save(tmp_path))
+    assert str(read) == str(proof)
+    for part, value in proof._at.parts().items():  # to the last bit, also what a scale made of the start
+        assert torch.equal(read._at.parts()[part].high, value.high) and torch.equal(read._at.parts()[part].low, value.low)
+    start = read_network(model, X, y)[1].R
+    assert torch.equal(read._checkpoints[0]["R"], start.high)
+    assert torch.equal(read._checkpoints[0].get("R.low", torch.zeros(1)).double().expand_as(start.low), start.low)
     history = wp.descend(model, X, y, step_size=proof.step_size, steps=proof.num_steps)
     assert history.loss[-1] == pytest.approx(proof.loss, rel=1e-5)
 
@@ -266,3 +272,15 @@ def test_the_end_is_predicted_from_the_last_attempts() -> None:
     assert predicted_end([]) is None and predicted_end([attempt(3, 2.0)]) is None
     assert predicted_end([attempt(0, 8.0), attempt(10, None), attempt(20, 2.0)]) == 30
     assert predicted_end([attempt(0, 2.0), attempt(10, 4.0)]) is None
+
+
+class Snapshots:
+    def on_step(self, state: Any) -> None:
+        state.proof()  # keeps a checkpoint
+
+
+def test_the_first_and_the_last_checkpoint_are_always_kept(proved: Any, tmp_path: Path) -> None:
+    model, X, y, whole = proved
+    proof = wp.prove(model, X, y, step_size=whole.step_size / 8, max_steps=101, callbacks=[Snapshots()])
+    assert proof.num_steps > 41 and {0, proof.num_steps} <= set(proof._checkpoints) and 20 <= len(proof._checkpoints) <= 41
+    assert wp.Proof.load(proof.save(tmp_path)).num_steps == proof.num_steps

@@ -24,9 +24,11 @@ from wellposed.prove.error_free import SLACK, UNIT, norm_up
 #: How far R may move before its reference is renewed, and the same for wide networks.
 _DRIFT, _DRIFT_WIDE, _WIDE = 0.02, 0.06, 800
 #: Added to smooth slopes of a reference, so that small ones do not leave it soon.
-_ROOM = 0.02
+_ROOM = 0.05
 #: How many times the reference slopes may become before the reference is renewed.
 _EXCESS = 1.15
+#: How much row weights may add to the square of a norm before their reference is renewed.
+_BEYOND = 0.3
 
 
 def sym_top(A: Tensor) -> float:
@@ -54,14 +56,15 @@ class Contraction:
         self._slopes = slopes
         self._reference: Tensor | None = None
         self._above: Tensor | None = None
-        self.omega = self.R_norm = self.tau = math.inf
+        self._weights: Tensor | None = None
+        self.omega = self.R_norm = self.tau = self._weighted = math.inf
 
     def update(self, R: Exact) -> None:
         """Bounds for this R."""
         low = norm_up(R.low)
         drift = math.inf if self._reference is None else norm_up(R.high - self._reference) + low
         if drift > (_DRIFT if R.high.shape[0] < _WIDE else _DRIFT_WIDE):
-            self._reference, self._above = R.high, None
+            self._reference, self._above, self._weights = R.high, None, None
             self._omega0, self._norm0 = sym_top(R.high), norm_upper_by_test(R.high)
             drift = low
         self._drift = drift * SLACK
@@ -89,6 +92,18 @@ class Contraction:
         omega = max(1.0, self._excess(upper)) * (self._omega_above + 1e-300) * SLACK + self._drift + change
         general = self.omega + change
         return SLACK / (1 - min(omega, general)) if min(omega, general) < 1 else math.inf
+
+    def row_weighted_norm(self, squares: Tensor, *, renew: bool) -> float:
+        r"""Upper bound of |diag(s) R|, given (m,) squares >= s^2.
+
+        From a reference t: |diag(s) R|^2 <= |diag(t) R|^2 + max(s^2 - t^2) |R|^2.
+        """
+        assert self._reference is not None
+        beyond = 0.0 if self._weights is None else max(0.0, float((squares - self._weights).max())) * self._norm0**2
+        if self._weights is None or (renew and beyond > _BEYOND * self._weighted**2):
+            self._weights, beyond = squares * (1 + _BEYOND / 4), 0.0
+            self._weighted = norm_upper_by_test(self._weights.sqrt().unsqueeze(1) * self._reference) * SLACK
+        return (math.sqrt(self._weighted**2 + beyond) + math.sqrt(float(squares.max())) * self._drift) * SLACK
 
     def _excess(self, upper: Tensor) -> float:
         """The least q with upper <= q E."""

@@ -82,7 +82,7 @@ def expansion(problem: Problem, point: Point, jacobian: Jacobian, contraction: C
     extra = 2 * tau * extra + 2 * ball.dr * problem.ell * problem.trains_v * norm_up(problem.X)
     M = B + math.hypot(B, A) + extra
     if slopes.smooth:
-        M += _curved(problem, point, jacobian, ball, tau)
+        M += _curved(problem, point, jacobian, contraction, ball, tau)
     return M * SLACK
 
 
@@ -111,27 +111,38 @@ def _linear_and_quadratic(problem: Problem, point: Point, jacobian: Jacobian, ta
     return A * SLACK, B * SLACK
 
 
-def curvature_weights(problem: Problem, point: Point, ball: Ball, tau: float) -> Tensor:
-    r"""(n,) c_i >= |K^T diag(a s'') K| on the ball, K = (I - R D)^-1, a = w + R^T p.
+def curvature_weights(
+    problem: Problem, point: Point, contraction: Contraction, ball: Ball, tau: float, *, renew: bool
+) -> Tensor:
+    r"""(n,) c_i >= |K^T diag(a s'') K| on the ball, K = (I - R D)^-1 = I + R T, a = w + R^T p.
 
-    The smaller of max|a s''/s'| |D^1/2 K|^2 <= max|a s''/s'| tau^2 and max|a s''| (1 + |R| tau)^2.
+    The least of three: max|a s''/s'| |D^1/2 K|^2 <= max|a s''/s'| tau^2; max|a s''| (1 + |R|
+    tau)^2; and (max t + |diag(t) R| tau)^2 with t^2 = |a s''|, for which t is replaced by its
+    maximum over the samples.
     """
     slopes = problem.slopes
     moved = (point.v_error + ball.dv.unsqueeze(1)) * SLACK
     # a moves by dw + dR^T p + R'^T dp; its rounding is a part of that of p
     read = torch.hypot(torch.full_like(point.p_norm, problem.trains_w), problem.k * point.p_norm)
-    da = ball.radius * read + (ball.R_norm + 2) * ball.dp + 4 * UNIT * rows_up(point.adjoint)
+    da = ball.radius * read + ball.R_norm * ball.dp + 2 * point.p_error + 4 * UNIT * rows_up(point.adjoint)
     a = point.adjoint.abs() + da.unsqueeze(1)
     curved = (slopes.curvature(point.V).abs() + slopes.most_third * moved + slopes.slope_error).clamp(max=slopes.most_curvature)
     ratio = slopes.curvature_ratio(point.V) + 2 * moved + slopes.slope_error
     by_ratio = (a * ratio).amax(dim=1) * tau**2
-    direct = (a * curved).amax(dim=1) * (1 + ball.R_norm * tau) ** 2
-    return torch.minimum(by_ratio, direct) * SLACK
+    squares = a * curved * SLACK
+    largest = squares.amax(dim=1)
+    direct = largest * (1 + ball.R_norm * tau) ** 2
+    rows = (
+        contraction.row_weighted_norm(squares.amax(dim=0), renew=renew)
+        + math.sqrt(float(largest.max())) * problem.k * ball.radius
+    )
+    by_rows = (largest.sqrt() + rows * tau).square()
+    return torch.minimum(torch.minimum(by_ratio, direct), by_rows) * SLACK
 
 
-def _curved(problem: Problem, point: Point, jacobian: Jacobian, ball: Ball, tau: float) -> float:
+def _curved(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball, tau: float) -> float:
     """E = lambda_max(g Gram g), g_i^2 = |r_i| c_i, on the ball."""
-    c = curvature_weights(problem, point, ball, tau)
+    c = curvature_weights(problem, point, contraction, ball, tau, renew=True)
     g = ((point.r.abs() + ball.dr) * c).sqrt()
     G = g.unsqueeze(1) * jacobian.gram * g
     top = max(0.0, top_eigenvalue(G)) + float(g.square().max()) * jacobian.gram_error + 8 * gamma(4) * float(G.diagonal().sum())

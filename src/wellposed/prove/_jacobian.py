@@ -119,7 +119,8 @@ class Jacobian:
         dz = tau * radius * self.xi
         dv = radius * self.xi + R_norm * dz
         read = torch.hypot(torch.full_like(at.p_norm, problem.trains_w), problem.k * at.p_norm)
-        adjoint = at.w_norm + R_norm * at.p_norm
+        # |dD a| <= |s''| |dv| max_u |a_u|, where the rounding of a is a part of that of p
+        adjoint = at.adjoint.abs().amax(dim=1) * SLACK + (R_norm + 2) * at.p_error
         dp = tau * radius * read + (1 + R_norm * tau) * problem.slopes.most_curvature * dv * adjoint
         dc = problem.ell * radius * problem.x_norms
         dq = dp + (radius if problem.trains_v else 0.0)

@@ -1,7 +1,7 @@
 r"""Why there is no proof for `MonotoneDEQ` yet: the number that is too large.
 
-With R = (1 - m) I - A^T A + B - B^T a change of the parameters enters R with the factor k =
-sqrt(4 |A|^2 + 4), and R is curved: R''[d, d] = -2 dA^T dA. The bound of the curvature of the loss becomes
+With R = (1 - m) I - A^T A + B - B^T a change of the parameters enters R with the factor k = sqrt(4
+|A|^2 + 4), and R is curved: R''[d, d] = -2 dA^T dA. The bound of the curvature of the loss becomes
 
     M = B' + sqrt(B'^2 + A'^2) + 2 |sum r_i p_i z_i^T|,
     A' = tau |r| sqrt(k^2 |Z|^2 + |X|^2),    B' = k max |p_i| A',    tau = 1/(1 - omega).

@@ -40,7 +40,7 @@ class Point:
         z_error, p_error, q_error, c_error, r_error: (n,) distances of the high parts to them.
         v_error: (n, m). y_error: (n,): errors of V and Y. slope_error: of the entries of D.
         z_norm, p_norm, q_norm, c_norm: (n,) of the exact values.
-        row_R: (m,) norms of the rows of R, w_norm: of w.
+        row_R: (m,) norms of the rows of R.
     """
 
     at: Parameters
@@ -69,7 +69,6 @@ class Point:
     q_norm: Tensor
     c_norm: Tensor
     row_R: Tensor
-    w_norm: float
 
     @property
     def loss(self) -> float:
@@ -218,7 +217,6 @@ class Evaluator:
             q_norm=rows_up(Q) + q_error,
             c_norm=rows_up(C) + y_error + rows_up(C_low),
             row_R=row_R,
-            w_norm=norm_up(at.w.high) + norm_up(at.w.low),
         )
 
     def _injection(self, at: Parameters) -> tuple[Tensor, Tensor, Tensor]:

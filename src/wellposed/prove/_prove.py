@@ -124,10 +124,23 @@ def _without_theorem(model: AbstractNetwork, X: Tensor, y: Tensor) -> Proof:
     )
     steps: dict[str, list[Any]] = {item.name: [] for item in fields(Row)}
     sizes = {"n": X.shape[0], "m": model.width, "d": model.in_features}
-    numbers = {"step_size": eta, "num_steps": 0, "delta": 0.0, "loss": loss, "seconds": 0.0}
-    none = dict.fromkeys(("radius", "rate", "distance", "tail"))
-    about = {"family": name, "activation": "relu", "sizes": sizes, "steps": steps | {"delta": [0.0]}}
-    return Proof(verdict=Verdict.UNDECIDED, reason=reason, **numbers, **none, **about)
+    return Proof(
+        verdict=Verdict.UNDECIDED,
+        reason=reason,
+        step_size=eta,
+        num_steps=0,
+        delta=0.0,
+        loss=loss,
+        radius=None,
+        rate=None,
+        distance=None,
+        seconds=0.0,
+        family=name,
+        activation="relu",
+        sizes=sizes,
+        steps=steps | {"delta": [0.0]},
+        tail=None,
+    )
 
 
 class CallablePackage(ModuleType):

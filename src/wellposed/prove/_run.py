@@ -150,14 +150,17 @@ class Run:
             if part in self.problem.trained or self.step == 0:
                 kept[part] = value.high
                 if bool(value.low.any()):
-                    kept[f"{part}.low"] = value.low.float()
+                    short = value.low.float()  # exact, but for what a scale makes of the start
+                    kept[f"{part}.low"] = short if torch.equal(short.double(), value.low) else value.low
         values = {"Z": point.Z, "P": point.P, "r": point.r}
         values |= {"Q": point.Q, "C": point.C} if self.problem.rectified else {}
         kept |= values | {f"{name}.low": point.lows[name] for name in values if bool(point.lows[name].any())}
         self._checkpoints[self.step] = kept
         if len(self._checkpoints) > 2 * _CHECKPOINTS:
             self._stride *= 2
-            self._checkpoints = {step: kept for step, kept in self._checkpoints.items() if step % self._stride == 0}
+            self._checkpoints = {
+                step: kept for step, kept in self._checkpoints.items() if step % self._stride == 0 or step == self.step
+            }
 
     def proof(self) -> Proof:
         """The proof so far."""
@@ -226,7 +229,8 @@ class Run:
 
 
 def predicted_end(attempts: list[dict[str, Any]]) -> int | None:
-    """The step where the tail may hold: the shortfall of the last attempts, extrapolated; a guess."""
+    """The step where the tail may hold: the shortfall of the last attempts, extrapolated; a
+    guess."""
     known = [(attempt["step"], attempt.get("shortfall")) for attempt in attempts[-4:]]
     points = [(step, math.log(value)) for step, value in known if value is not None and 0 < value < math.inf]
     if len(points) < 2 or not points[-1][1] < points[0][1]:

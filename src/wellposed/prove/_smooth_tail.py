@@ -105,5 +105,5 @@ def lipschitz(problem: Problem, point: Point, jacobian: Jacobian, contraction: C
     xi = (jacobian.xi + k * ball.dz) * SLACK
     p = float((point.p_norm + ball.dp).max())
     b = k * tau * min(p * Xi, (jacobian.P_op + norm_up(ball.dp)) * float(xi.max()))
-    weights = curvature_weights(problem, point, ball, tau)
+    weights = curvature_weights(problem, point, contraction, ball, tau, renew=False)
     return (b + math.hypot(b, tau * Xi) + float((weights * xi).max()) * Xi) * SLACK

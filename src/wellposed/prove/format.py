@@ -41,30 +41,32 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
     distance          >= |theta_j - theta_0| for all exact iterates j >= K; null if undecided
     seconds           time that it took
     assumptions       list of sentences
-    hashes            {"X": ..., "y": ..., "start.W": ..., ...}: SHA-256, in hexadecimal, of the bytes of
-                      each tensor of proof.safetensors (little endian, row by row)
+    hashes            {"X": ..., "y": ..., "start.W": ..., ...}: SHA-256, in hexadecimal, of the
+                      bytes of each tensor of proof.safetensors (little endian, row by row)
     steps             one list per column, see below
     tail              null if undecided, else one number per name, see below
     checkpoints       list of the steps k that have a checkpoint; 0 and K are among them
-    attempts          list of {"step", "loss", "reason", "shortfall"}: where the tail was tried and did not
-                      hold; the last is a guess or null, and proves nothing
-    seal              SHA-256 of this document without its seal, as JSON with sorted keys and without spaces
+    attempts          list of {"step", "loss", "reason", "shortfall"}: where the tail was tried and
+                      did not hold; the last is a guess or null, and proves nothing
+    seal              SHA-256 of this document without its seal, as JSON with sorted keys and
+                      without spaces
 
 `steps`: lists of length K; entry k is about the step from point k to point k + 1. `delta` has K + 1
 entries, and its first is 0.
 
     delta             delta_k: the exact iterate is within this distance of the computed one
     loss              |r|^2/2 at the computed point k
-    expansion         M_k >= |sum_i r_i Hess f_i| on the ball of radius delta_k about the computed point
+    expansion         M_k >= |sum_i r_i Hess f_i| on the ball of radius delta_k about that point
     jacobian          L_k >= |J| on this ball
     omega             >= the largest eigenvalue of (R + R^T)/2 at the computed point
-    gradient_error    e_k >= |J^T r - G|, where J^T r is the exact gradient at the computed point and G
-                      the one made, in exact arithmetic, of the stored Z, P, Q, C, r (see checkpoints)
+    gradient_error    e_k >= |J^T r - G|, where J^T r is the exact gradient at the computed point
+                      and G the one made, in exact arithmetic, of the stored Z, P, Q, C, r (see
+                      checkpoints)
     error             eps_k >= |exact step from the computed point k - computed point k + 1|
-    mask_ratio        least (|pre-activation| - its error)/(its largest change on the ball), over samples
-                      and units; above 1; null for smooth activations and for delta = 0. The change is
-                      at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega - k delta)) for unit u, row R_u
-                      of R and xi_i = (k z_i, l x_i); and l delta |x_i| in c = relu(..)
+    mask_ratio        least (|pre-activation| - its error)/(its largest change on the ball), over
+                      samples and units; above 1; null for smooth activations and for delta = 0.
+                      The change of unit u is at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega
+                      - k delta)), R_u a row of R, xi_i = (k z_i, l x_i); in c = relu(..) l delta |x_i|
     least             least |pre-activation|; null for smooth activations
     residual          >= |r| at the exact iterate k
 
@@ -76,7 +78,7 @@ The inequalities between them, in exact arithmetic, for all k < K:
 A bound is not much looser than what it follows from, so that a number changed alone contradicts the
 others: delta_{k+1}, and in the tail c, s1, slope and 1 - rate, to 1e-6; kappa to 5 %.
 
-By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| is at most
+By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| <=
 delta_k.
 
 `tail` (activation relu): at the computed point K, in the ball of radius `radius` + delta_K.
@@ -85,9 +87,9 @@ delta_k.
     s, L              bounds of the singular values of N, for all pairs (J, secant S), N = (S + J)/2
     f                 >= |F|, F = (S - J)/2
     e0                >= |N F^T| + |F F^T|
-    kappa             > 0, and <= (A1 x^2 + A2 - f^2 - eta h E - eta E^2/2)/(x + f) for all x in [s, L], with
-                      t = eta L^2, A1 = 1 - t/2 - eta s^2/2, A2 = t s^2/2, E = f x + e0,
-                      h^2 = (s^2 + L^2)(x^2 - s^2) + s^4
+    kappa             > 0, and <= (A1 x^2 + A2 - f^2 - eta h E - eta E^2/2)/(x + f) for all x in
+                      [s, L], with t = eta L^2, A1 = 1 - t/2 - eta s^2/2, A2 = t s^2/2,
+                      E = f x + e0, h^2 = (s^2 + L^2)(x^2 - s^2) + s^4
     switches          how many pairs (sample, unit) may change their slope in the ball
     omega             as in `steps`, at point K
 
@@ -98,10 +100,10 @@ delta_k.
     residual          e as above
     s0, L             <= sigma_min(J) at the computed point K; >= |J| in the ball
     Lambda            the Lipschitz constant
-    c                 c x <= min over y in [x, L] of A1(x) y + A2(x)/y for all 0 < x <= s0, A1 and A2 as above
-                      with s = x
-    slope             kappa at the edge of the ball: <= c s1 - eta Lambda L e/2, s1 = s0 - Lambda (delta_K + radius)
-    s1                > 0, see `slope`
+    c                 c x <= min over y in [x, L] of A1(x) y + A2(x)/y for all 0 < x <= s0, A1 and
+                      A2 as above with s = x
+    slope             kappa at the edge of the ball: <= c s1 - eta Lambda L e/2
+    s1                > 0, and <= s0 - Lambda (delta_K + radius)
     omega             as in `steps`, at point K
 
     radius (c (s0 - Lambda delta_K - Lambda radius/2) - eta Lambda L e/2) >= e,   slope > 0,
@@ -112,22 +114,23 @@ K, and |r_{K+j}| <= rate^j e.
 
 **proof.safetensors**
 
-    X (n, d), y (n,)                         the data
-    start.NAME                               parameters and buffers of the network, in its own letters and shapes
-    checkpoint.k.R, checkpoint.k.R.low       (m, m) computed point k = high + low; also U (m, d), w (m,), v (m,). A part
-                                             that is not trained is in checkpoint 0 only. `low` is float32
-                                             (its values are exact; in checkpoint 0, whose point is the
-                                             start itself, rounded) and is absent if it is 0
-    checkpoint.k.Z, .P                       (n, m) computed equilibria and adjoints p = D (w + R^T p), D the slopes
-    checkpoint.k.Q, .C                       (n, m) only if c = relu(..): q = D' (p + v) with D' the slopes of c, and c
-    checkpoint.k.r                           (n,) computed residuals
-    checkpoint.k.Z.low, and P, Q, C, r       low parts in float64: what was computed is the sum; absent if 0
+    X (n, d), y (n,)      the data
+    start.NAME            parameters and buffers of the network, in its own letters and shapes
+    checkpoint.k.R        (m, m), also U (m, d), w (m,), v (m,): high parts of the computed point k;
+                          a part that is not trained is in checkpoint 0 only
+    checkpoint.k.R.low    (m, m), also U, w, v: low parts, float32 or float64, exact; absent if 0
+    checkpoint.k.Z, .P    (n, m) computed equilibria and adjoints p = D (w + R^T p), D the slopes
+    checkpoint.k.Q, .C    (n, m) only if c = relu(..): q = D' (p + v) with D' the slopes of c, and c
+    checkpoint.k.r        (n,) computed residuals
+    checkpoint.k.Z.low    also P, Q, C, r: low parts in float64; absent if 0
 
-The gradient G of step k, in R, U, w, v, is made of the sums high + low as
+What was computed is always the sum high + low. The gradient G of step k, in R, U, w, v, is made of
+these sums as
 
-    (sum_i r_i p_i z_i^T,   sum_i r_i q_i x_i^T,   sum_i r_i z_i,   sum_i r_i c_i),      q = p if Q is absent,
+    (sum_i r_i p_i z_i^T,   sum_i r_i q_i x_i^T,   sum_i r_i z_i,   sum_i r_i c_i),
 
-with norm |G|^2 = k^2 |G_R|^2 + l^2 |G_U|^2 + |G_w|^2 + |G_v|^2 over the trained parts.
+q = p if Q is absent, with norm |G|^2 = k^2 |G_R|^2 + l^2 |G_U|^2 + |G_w|^2 + |G_v|^2 over the
+trained parts.
 """
 
 from __future__ import annotations
