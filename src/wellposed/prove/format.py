@@ -65,9 +65,8 @@ entries, and its first is 0.
     error             eps_k >= |exact step from the computed point k - computed point k + 1|
     mask_ratio        least (|pre-activation| - its error)/(its largest change on the ball), over
                       samples and units; above 1; null for smooth activations and for delta = 0.
-                      The change is at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega - k delta))
-                      for unit u, row R_u of R and xi_i = (k z_i, l x_i); and l delta |x_i| in
-                      c = relu(..)
+                      The change of unit u is at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega
+                      - k delta)), R_u a row of R, xi_i = (k z_i, l x_i); in c = relu(..) l delta |x_i|
     least             least |pre-activation|; null for smooth activations
     residual          >= |r| at the exact iterate k
 
@@ -79,7 +78,7 @@ The inequalities between them, in exact arithmetic, for all k < K:
 A bound is not much looser than what it follows from, so that a number changed alone contradicts the
 others: delta_{k+1}, and in the tail c, s1, slope and 1 - rate, to 1e-6; kappa to 5 %.
 
-By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| is at most
+By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| <=
 delta_k.
 
 `tail` (activation relu): at the computed point K, in the ball of radius `radius` + delta_K.

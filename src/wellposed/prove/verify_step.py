@@ -131,20 +131,6 @@ class PointCheck:
         moved = ball.dv + point.v_error.max(axis=1)
         return curvature_weights(self.proof.activation, point.V.floats(), adjoint, moved, tau=tau, R_norm=ball.R_norm)
 
-    def lipschitz(self, ball: Ball) -> float:
-        """Lambda >= |J(theta) - J(theta')|/|theta - theta'| on the ball, for a smooth network.
-
-        It is M with any unit vector u in place of r: A <= tau |Xi|, B <= tau min(max |p_i| |Xi|, |P|
-        max |xi_i|), and sum_i |u_i| c_i |dOmega xi_i|^2 <= max (c_i |xi_i|) |Xi|.
-        """
-        P, tau = self.point.P.floats(), self.tau(ball)
-        Z, X = self.point.Z.floats(), self.data.X.floats()
-        Xi = spectral_norm(np.hstack([Z, X])) + norm(ball.dz)
-        xi = ball.xi + ball.dz
-        most = float((row_norms(P) + ball.dp).max())
-        B = tau * min(most * Xi, (spectral_norm(P) + norm(ball.dp)) * float(xi.max()))
-        return (B + math.hypot(B, tau * Xi) + float((self.curvature_weights(ball, tau) * xi).max()) * Xi) * ROOM
-
     def mask_ratio(self, ball: Ball) -> tuple[float, float]:
         """Least |pre-activation| over its change on the ball, and least |pre-activation|."""
         point, k, ell = self.point, self.proof.scales["R"], self.proof.scales["U"]
