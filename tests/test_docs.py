@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))]
 #: Without the pages made of docstrings: `test_docstring_examples_run` runs theirs. Tutorials are run by docs/test_tutorials.py.
-WITH_CODE = [page for page in PAGES if page.parent.name != "reference"]
+#: The gallery is made from records.
+WITH_CODE = [page for page in PAGES if page.parent.name != "reference" and page.name != "gallery.md"]
 #: Pages that exist in the site only.
 GENERATED = {DOCS / "references.md", DOCS / "tutorials" / "index.md"}
 

@@ -120,8 +120,7 @@ def check_model(who: str, model: nn.Module, *, relu: bool = False) -> None:
         who, model: The function that was called, for the message, and its model.
         relu: Whether a theory network must have the activation of its theorems.
     """
-    # by type: others have no activation, or one of their own
-    if relu and isinstance(model, AbstractNetwork) and not isinstance(model.activation, ReLU):
+    if relu and is_theory_network(model) and not isinstance(model.activation, ReLU):
         raise InvalidArgument(
             f"{who}: the theorems about {type(model).__name__} are for ReLU; this one has {type(model.activation).__name__}. "
             "wp.prove(model, X, y) has proofs for smooth activations."

@@ -128,14 +128,12 @@ def learned(task: Task) -> dict[str, Any]:
     found: dict[str, Any] = {"mean_abs": None, "mean_square": None, "solved": None}
     with torch.no_grad():
         model(X_test[:200])
-        if isinstance(model, AveragedOptEq):
-            z = model.state(X_test[:200])
-        elif isinstance(model, ConvOptEq):
-            z = model.equilibrium(X_test[:200])
         layer = getattr(model, "layer", None)
         if layer is not None and layer.last_solution is not None:
             found["solved"] = float(layer.last_solution.converged.double().mean())
-        if isinstance(model, (AveragedOptEq, ConvOptEq)):
+        method = {AveragedOptEq: "state", ConvOptEq: "equilibrium"}.get(type(model))
+        if method is not None:
+            z = getattr(model, method)(X_test[:200])
             found["mean_abs"], found["mean_square"] = float(z.abs().mean()), float(z.square().mean())
     if denormal:
         torch.set_flush_denormal(False)
