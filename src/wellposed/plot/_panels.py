@@ -72,29 +72,26 @@ def _ways(ax: Any, panel: Mapping[str, Any]) -> None:
 def _contour(ax: Any, panel: Mapping[str, Any]) -> None:
     """Contours of a loss on a square; points without a loss are grey and hatched, a white line is
     the edge of what is called small."""
+    from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.patches import Patch
 
     axis, values = array(panel["x"]), np.ma.masked_invalid(array(panel["values"]))
-    low, high = panel["limits"]
-    handles = []
-    if values.mask.any():
-        half = (axis[1] - axis[0]) / 2
-        bounds = (axis[0] - half, axis[-1] + half, axis[0] - half, axis[-1] + half)
-        ax.set_facecolor(_UNKNOWN)
-        ax.contourf(
-            values.mask.T.astype(float), levels=[0.5, 1.5], extent=bounds, colors=[_UNKNOWN], hatches=["xxxx"], origin="lower"
-        )
-        handles.append(Patch(facecolor=_UNKNOWN, hatch="xxxx", label="no equilibrium"))
+    levels = np.linspace(*panel["limits"], 13)
+    middle = (axis[1:] + axis[:-1]) / 2
+    sides = np.concatenate([[axis[0]], middle, [axis[-1]]])  # a point stands for the square half way to its neighbours
     if values.count():
-        edges = np.linspace(low, high, 13)
-        filled = ax.contourf(axis, axis, values.T, levels=edges, cmap="viridis", extend="both")
-        ax.figure.colorbar(filled, ax=ax, shrink=0.9, format="%.3g", ticks=edges[::4])
+        norm = BoundaryNorm(levels, 256, extend="both")
+        ax.pcolormesh(sides, sides, values.T, cmap="viridis", norm=norm)  # where contours end beside unknown points
+        filled = ax.contourf(axis, axis, values.T, levels=levels, cmap="viridis", norm=norm, extend="both")
+        ax.figure.colorbar(filled, ax=ax, shrink=0.9, format="%.3g", ticks=levels[::4])
         if panel["level"] is not None:
             ax.contour(axis, axis, values.T, levels=[panel["level"]], colors="white", linewidths=1.4)
+    if np.ma.getmaskarray(values).any():
+        unknown = np.ma.masked_where(~np.ma.getmaskarray(values), np.ones(values.shape))
+        ax.pcolor(sides, sides, unknown.T, cmap=ListedColormap([_UNKNOWN]), hatch="xxxx", edgecolor="0.5", linewidth=0)
+        ax.legend(handles=[Patch(facecolor=_UNKNOWN, edgecolor="0.5", hatch="xxxx", label="no equilibrium")], fontsize=7)
     ax.plot(0, 0, "+", color="red", markersize=8)
     ax.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]))
-    if handles:
-        ax.legend(handles=handles, fontsize=7, loc="lower left")
 
 
 def _bars(ax: Any, panel: Mapping[str, Any]) -> None:

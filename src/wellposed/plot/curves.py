@@ -174,6 +174,13 @@ def spectrum(eigenvalues: Any, *, lower_bounds: Mapping[str, float] | None = Non
 _COLUMNS = 3
 
 
+def _columns(panels: Sequence[Mapping[str, Any]]) -> int:
+    """Pictures of the same kind stand side by side: 4 or 5 in a row if that fits their number."""
+    pictures = sum(panel.get("kind") in ("ways", "contour") for panel in panels)
+    fitting = [columns for columns in (5, 4) if pictures and pictures % columns == 0]
+    return min([*fitting, _COLUMNS][0], len(panels))
+
+
 def experiment(record: Any) -> Any:
     """The panels of an experiment: curves (the mean over seeds as a line, least and greatest as a
     band), ways in a plane, contours of a loss, or bars for the rows of a table.
@@ -185,7 +192,7 @@ def experiment(record: Any) -> Any:
     panels = record["panels"]
     if not panels:
         raise InvalidArgument(f"The record of {record['experiment']} has no panels to draw.")
-    columns = min(_COLUMNS, len(panels))
+    columns = _columns(panels)
     rows = -(-len(panels) // columns)
     figure = new_figure(max(5.0, 4.2 * columns), 3.2 * rows + 0.4)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()

@@ -1,9 +1,14 @@
-"""The records in the repository: thinned, read again, compared with a part that is run anew."""
+"""The records in the repository: thinned, read again, compared with a part that is run anew.
+
+`python -m wellposed_lab.papers.records reproduced records` judges the runs of a folder (`--out`) by
+the present rules, and stores them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +17,10 @@ from typing import Any
 from wellposed.errors import InvalidArgument
 from wellposed_lab.papers.experiment import Task
 from wellposed_lab.papers.record import Record, write
-from wellposed_lab.papers.run import execute
+from wellposed_lab.papers.registry import EXPERIMENTS, find
+from wellposed_lab.papers.run import about_sizes, execute
 
-__all__ = ["Comparison", "compare", "path_of", "store", "stored", "thinned"]
+__all__ = ["Comparison", "collect", "compare", "judged_anew", "path_of", "store", "stored", "thinned"]
 
 #: Significant digits of numbers that are kept.
 DIGITS = 5
@@ -64,6 +70,32 @@ def stored(name: str, folder: Path) -> Record:
             "repository by --records."
         )
     return Record.from_json(path.read_text(encoding="utf-8"))
+
+
+def judged_anew(record: Record) -> Record:
+    """The record with verdicts, notes and panels by the present rules, from the same results."""
+    experiment = find(record.experiment)
+    config = experiment.full.changed(record.config)
+    about = "the verdicts are about these sizes"  # what --full has may have changed
+    departures = [text for text in record.departures if not text.startswith(about) and text not in experiment.departures]
+    return dataclasses.replace(
+        record,
+        checks=experiment.checks(config, record.results),
+        panels=experiment.panels(config, record.results),
+        notes=experiment.remarks(record.results),
+        departures=[*departures, *about_sizes(config, experiment), *experiment.departures],
+    )
+
+
+def collect(runs: Path, folder: Path) -> list[Path]:
+    """Stores the records of a folder of runs, judged by the present rules.
+
+    Args:
+        runs: `--out` of the runs.
+        folder: Of records.
+    """
+    found = [runs / name / "record.json" for name in EXPERIMENTS]
+    return [store(judged_anew(Record.from_json(path.read_text(encoding="utf-8"))), folder) for path in found if path.is_file()]
 
 
 @dataclass(frozen=True)
@@ -132,3 +164,8 @@ def _leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
             yield from _leaves(part, (*place, i))
     else:
         yield place, value
+
+
+if __name__ == "__main__":
+    for written in collect(Path(sys.argv[1]), Path(sys.argv[2])):
+        print(written)

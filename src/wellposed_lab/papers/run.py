@@ -20,7 +20,7 @@ from wellposed_lab.papers.record import Record, TaskCache, program, write
 from wellposed_lab.papers.registry import find
 from wellposed_lab.runs.processes import git_head, on_threads
 
-__all__ = ["reproduce", "run_tasks", "why_no_figure"]
+__all__ = ["about_sizes", "execute", "reproduce", "run_tasks", "why_no_figure"]
 
 SIZES = ("quick", "full")
 #: Called after every result with the number done, the total, and the result.
@@ -79,7 +79,7 @@ def reproduce(
         results=results,
         panels=experiment.panels(config, results),
         notes=experiment.remarks(results),
-        departures=[*notes, *_about_sizes(config, experiment), *experiment.departures],
+        departures=[*notes, *about_sizes(config, experiment), *experiment.departures],
         environment={
             "program": program(),
             "python": platform.python_version(),
@@ -97,7 +97,7 @@ def reproduce(
     return record
 
 
-def _about_sizes(config: ExperimentConfig, experiment: AbstractExperiment) -> list[str]:
+def about_sizes(config: ExperimentConfig, experiment: AbstractExperiment) -> list[str]:
     """Verdicts are about the sizes that were run."""
     full = experiment.full.to_dict()
     other = [f"{key} {full[key]}" for key, value in config.to_dict().items() if value != full[key]]

@@ -11,9 +11,21 @@ from typer.testing import CliRunner
 
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli.commands import app
-from wellposed_lab.papers import EXPERIMENTS, reproduce
+from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, reproduce
+from wellposed_lab.papers.claims import decide
 from wellposed_lab.papers.gallery import MARKER, claims_table, gallery, without_cause, write_pages
-from wellposed_lab.papers.records import LONGEST, _difference, _thin, compare, path_of, store, stored, thinned
+from wellposed_lab.papers.records import (
+    LONGEST,
+    _difference,
+    _thin,
+    collect,
+    compare,
+    judged_anew,
+    path_of,
+    store,
+    stored,
+    thinned,
+)
 
 from .toy_experiment import Toy
 
@@ -45,6 +57,18 @@ def test_store_and_read_again(toy: Toy, tmp_path: Path) -> None:
     assert again.results[0].values["square"] == 0.33333 and again.departures[-1] == "Only integers."
     with pytest.raises(InvalidArgument, match="no record of ling2022/figure1 at .*toy/squares"):
         stored("ling2022/figure1", tmp_path)
+
+
+def test_runs_are_collected_and_judged_by_the_present_rules(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = reproduce(toy.name, changes={"seeds": 0}, out=tmp_path / "runs", figure=False)
+    assert judged_anew(record).to_json() == record.to_json()
+    monkeypatch.setattr(Toy, "judge", lambda self, config, results: {"even": decide(True, f"{len(results)} numbers")})
+    monkeypatch.setattr(Toy, "departures", ("Small ones.",))
+    (path,) = collect(tmp_path / "runs", tmp_path / "records")
+    again = stored(toy.name, tmp_path / "records")
+    assert path == path_of(toy.name, tmp_path / "records")
+    assert again.outcome("even") is ClaimOutcome.REPRODUCED and again.checks[0].finding.measured == "3 numbers"
+    assert again.departures[-1] == "Small ones." and again.environment == record.environment
 
 
 def test_difference() -> None:
