@@ -1,8 +1,8 @@
 """Differentiating: how a cotangent passes through an equilibrium."""
 
 from wellposed.implicit._attached import attach_gradient
-from wellposed.implicit.exact import ImplicitGradient
 from wellposed.implicit.gradient import AbstractGradient
+from wellposed.implicit.implicit_gradient import ImplicitGradient
 from wellposed.implicit.inexact import JacobianFree, PhantomGradient, UnrolledGradient
 
 __all__ = [

@@ -11,8 +11,8 @@ from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import eager
 from wellposed._tree import LOW_PRECISION, Layout, map_leaves
 from wellposed.errors import InvalidType
-from wellposed.implicit.exact import ImplicitGradient
 from wellposed.implicit.gradient import AbstractGradient
+from wellposed.implicit.implicit_gradient import ImplicitGradient
 from wellposed.implicit.inexact import UnrolledGradient
 from wellposed.solve._closing import judge
 from wellposed.solve._fixed_point import check_options, require_values
