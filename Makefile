@@ -7,7 +7,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet -c constraints.txt
 ARGS ?=
 # Files of one worker: what a file prepares for its tests is prepared once.
 PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile
-NUMERICAL := $(addprefix tests/,linalg solve implicit nn kernel convex certify)
+NUMERICAL := $(addprefix tests/,linalg solve implicit nn kernel convex certify prove)
 # The part of them in each environment, another one in each: all of them take 8 minutes. `make test-portable PORTION=1` runs all.
 PORTION ?= 0.65
 

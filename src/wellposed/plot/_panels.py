@@ -76,7 +76,8 @@ def _contour(ax: Any, panel: Mapping[str, Any]) -> None:
     from matplotlib.patches import Patch
 
     axis, values = array(panel["x"]), np.ma.masked_invalid(array(panel["values"]))
-    levels = np.linspace(*panel["limits"], 13)
+    low, high = panel["limits"]
+    levels = np.linspace(float(low), float(high), 13)
     middle = (axis[1:] + axis[:-1]) / 2
     sides = np.concatenate([[axis[0]], middle, [axis[-1]]])  # a point stands for the square half way to its neighbours
     if values.count():
