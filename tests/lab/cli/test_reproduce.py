@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_a_claim_that_holds_exits_with_zero(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+def toy() -> Iterator[None]:
     """Two experiments that take no time in the place of all."""
 
     class Square(Lemma1):
@@ -63,10 +63,12 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cube(Square):
         name = "toy/cube"
 
-    for key in list(EXPERIMENTS):
-        monkeypatch.delitem(EXPERIMENTS, key)
-    for experiment in (Square(), Cube()):
-        monkeypatch.setitem(EXPERIMENTS, experiment.name, experiment)
+    before = dict(EXPERIMENTS)
+    EXPERIMENTS.clear()
+    EXPERIMENTS.update({experiment.name: experiment for experiment in (Square(), Cube())})
+    yield
+    EXPERIMENTS.clear()
+    EXPERIMENTS.update(before)  # in their order
 
 
 def test_without_a_name_all_are_run(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
