@@ -135,6 +135,8 @@ def test_gradients_of_a_constrained_weight() -> None:
         (nn.Linear(2, 2), 0.9, "got 0.9"),
         (nn.LazyLinear(2), wp.nn.Spectral(0.9), "no weight yet"),
         (nn.Sequential(nn.Conv2d(1, 1, 3, padding_mode="reflect")), wp.nn.Spectral(0.9), "'0' has padding_mode='reflect'"),
+        (nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), wp.nn.Spectral(0.9), "pixels are then repeated"),
+        (nn.Conv1d(1, 1, 1, padding=2, padding_mode="circular"), wp.nn.Spectral(0.9), "Use padding='same'"),
         (nn.Linear(2, 2, dtype=torch.complex64), wp.nn.Spectral(0.9), "real floating point is needed"),
         (lambda z: z, wp.nn.Spectral(0.9), "needs a module; got function"),
     ],

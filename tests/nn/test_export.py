@@ -177,3 +177,11 @@ class Branching(nn.Module):
 def test_what_cannot_be_exported(layer: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(wp.WellposedError, match=message):
         wp.export(layer, torch.ones(2, 2), **arguments)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+def test_the_residual_of_every_scale(size: float) -> None:
+    x = torch.full((2, 3), size)
+    z, residual = wp.export(wp.EquilibriumLayer(lambda z, x: 0.5 * z + x), x, steps=3)(x)
+    fz = 0.5 * z.double() + x.double()
+    torch.testing.assert_close(residual.double(), (fz - z.double()).norm(dim=1) / fz.norm(dim=1), rtol=1e-4, atol=1e-6)

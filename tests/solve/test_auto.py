@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -170,3 +172,22 @@ def test_a_sample_that_acceleration_cannot_solve_goes_back_to_plain_steps() -> N
             failed[type(solver).__name__] = int((~sol.converged).sum())
         fewer.append(failed["Auto"] <= min(failed["Anderson"], failed["Picard"]))
     assert all(fewer)
+
+
+def test_a_sample_switches_by_itself() -> None:
+    """Which points are kept for the decision to accelerate does not depend on whether another sample is slow."""
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        W = torch.randn(5, 5, generator=generator, dtype=torch.float64) / 5**0.5
+        x = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+        q = 3 * torch.rand(2, 1, generator=generator, dtype=torch.float64)
+
+        def f(z: Tensor, x: Tensor, q: Tensor, W: Tensor = W) -> Tensor:
+            return torch.tanh(q * (z @ W.T) + x)
+
+        options: dict[str, Any] = {"rtol": 1e-6, "on_failure": "ignore", "max_steps": (10, 200)[seed % 2]}
+        pair = wp.fixed_point(f, torch.zeros(2, 5, dtype=torch.float64), args=(x, q), **options)
+        for i in range(2):
+            part = slice(i, i + 1)
+            alone = wp.fixed_point(f, torch.zeros(1, 5, dtype=torch.float64), args=(x[part], q[part]), **options)
+            assert alone.status[0] == pair.status[i] and alone.num_steps[0] == pair.num_steps[i]

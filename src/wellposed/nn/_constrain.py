@@ -76,6 +76,20 @@ def _check_part(name: str, part: Any) -> None:
             f"constrain: {name!r} has padding_mode={mode!r}, which can amplify its input beyond the norm of the kernel; use "
             "'zeros' or 'circular'."
         )
+    if mode == "circular" and any(
+        sum(sides) > dilation * (size - 1)
+        for sides, dilation, size in zip(_paddings(part), part.dilation, part.kernel_size, strict=True)
+    ):
+        raise InvalidArgument(
+            f"constrain: {name!r} pads by {part.padding}, more than its kernel of size {part.kernel_size} reaches; with "
+            "padding_mode='circular' pixels are then repeated, beyond the norm of the kernel. Use padding='same'."
+        )
+
+
+def _paddings(part: Any) -> list[tuple[int, int]]:
+    """What a convolution adds on both sides of every dimension."""
+    flat = part._reversed_padding_repeated_twice[::-1]
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
 
 
 class _KnownValue(nn.Module):

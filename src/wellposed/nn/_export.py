@@ -52,7 +52,8 @@ def export(
 
     The module holds a copy of the cell in evaluation mode, with the present values of its
     parameters; parametrizations (`Spectral`, `constrain`, weight norms) are computed once and
-    replaced by their value. Low precision is lifted to float32, as in the layer.
+    replaced by their value. A function is used unchanged, with all that it refers to: make it a
+    module if its values or its mode may change. Low precision is lifted to float32.
 
     Args:
         layer: Of any cell that `torch.export` can trace: no Python branch on values of z or x.
@@ -191,8 +192,10 @@ def _solve_small(A: Tensor, b: Tensor) -> Tensor:
 
 def _relative(g: Tensor, fz: Tensor) -> Tensor:
     """(batch,) |g| / |f(z)|."""
-    r, s = g.square().sum(dim=1).sqrt(), fz.square().sum(dim=1).sqrt()
-    return r / torch.where(s > 0, s, torch.ones_like(s))
+    scale = torch.maximum(g.abs().amax(dim=1, keepdim=True), fz.abs().amax(dim=1, keepdim=True))
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # so that no square overflows or vanishes
+    r, s = (g / scale).square().sum(dim=1).sqrt(), (fz / scale).square().sum(dim=1).sqrt()
+    return torch.where(r > 0, r / s, torch.where(torch.isnan(r), r, torch.zeros_like(r)))
 
 
 def _residuals(f: Any, z: Tensor, steps: int, memory: int, until: float = 0.0) -> list[Tensor]:

@@ -167,7 +167,7 @@ class _Stage:
             more: int | Tensor = ahead
             if self.plain:
                 point = None  # would keep the memory of its tensors
-                self._plain_steps(ahead)
+                self._plain_steps(count - ahead, ahead)
             else:
                 point.spare, point.skip = self._spare(), ahead - 1 if self.solver.skips else 0
                 step = self.solver.step(self.state, self.f, point)
@@ -180,11 +180,15 @@ class _Stage:
                 samples.evaluations = samples.evaluations + (more if isinstance(more, int) else to_host(more))
             self.most = int(samples.evaluations.max())
 
-    def _plain_steps(self, steps: int) -> None:
-        """Takes plain steps without a measurement; keeps the last points for a rule."""
+    def _plain_steps(self, count: int, steps: int) -> None:
+        """Takes plain steps without a measurement; keeps the points before a judgement for a rule.
+
+        Which ones depends on the count alone: a sample must not switch because another is slow.
+        """
         samples, rule = self.samples, self.rule
-        keep = rule is not None and rule.uses_trail and self.schedule.any_slow
-        for _ in range(steps):
+        uses_trail = rule is not None and rule.uses_trail
+        for taken in range(count, count + steps):
+            keep = uses_trail and any(taken + 1 + more in JUDGED_AT for more in range(TRAIL))
             old = samples.z
             fz = self.f(samples.fz, out=None if keep else self._spare())  # what is kept cannot be written over
             samples.z, samples.fz = samples.fz, fz
