@@ -181,13 +181,9 @@ class _Stage:
             self.most = int(samples.evaluations.max())
 
     def _plain_steps(self, count: int, steps: int) -> None:
-        """Takes plain steps without a measurement; keeps the points before a judgement for a rule.
-
-        Which ones depends on the count alone: a sample must not switch because another is slow.
-        """
-        samples, rule = self.samples, self.rule
-        uses_trail = rule is not None and rule.uses_trail
-        for taken in range(count, count + steps):
+        """Takes plain steps without a measurement; keeps the points before a judgement."""
+        samples, uses_trail = self.samples, self.rule is not None and self.rule.uses_trail
+        for taken in range(count, count + steps):  # the count alone decides: none switches because another is slow
             keep = uses_trail and any(taken + 1 + more in JUDGED_AT for more in range(TRAIL))
             old = samples.z
             fz = self.f(samples.fz, out=None if keep else self._spare())  # what is kept cannot be written over
