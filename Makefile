@@ -9,7 +9,7 @@ ARGS ?=
 PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile
 NUMERICAL := $(addprefix tests/,linalg solve implicit nn kernel convex certify prove)
 # The part of them in each environment, another one in each: all of them take 8 minutes. `make test-portable PORTION=1` runs all.
-PORTION ?= 0.65
+PORTION ?= 0.55
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -114,7 +114,7 @@ def run(problem: Problem, seed: int, minutes: float, out: Path) -> None:
     X, y = data(problem, seed)
     proof = wp.prove(
         network(problem, seed), X, y, callbacks=[budget], resume=partial if partial.exists() else None, progress=True
-    )  # type: ignore[list-item]
+    )  # type: ignore[list-item]  # a budget is a callback by its method
     seconds = before + time.process_time() - start
     print(f"{problem.name}, seed {seed}\n{proof}", flush=True)
     if "callback" in proof.reason or "interrupted" in proof.reason:

@@ -29,7 +29,7 @@ def check_interval(owner: str, name: str, value: object, *, low: float, high: fl
     """A real option of `owner` must lie in an interval, `closed` on which sides."""
     left, right = closed in ("left", "both"), closed in ("right", "both") and high < math.inf
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    ok = ok and low <= value <= high and (left or value != low) and (right or value != high)  # type: ignore[operator]
+    ok = ok and low <= value <= high and (left or value != low) and (right or value != high)  # type: ignore[operator]  # a number, by `ok`
     if not ok:
         bounds = f"{'[' if left else '('}{low:g}, {high:g}{']' if right else ')'}"
         raise InvalidArgument(f"The {name!r} parameter of {owner} must be a float in {bounds}. Got {value!r} instead.")

@@ -251,7 +251,7 @@ def features_of(model: nn.Module, X: Tensor) -> TangentFeatures:
             f"Use X.to({parameter.dtype})."
         )
     with torch.no_grad():
-        found = model.tangent_features(X)  # type: ignore[operator]
+        found = model.tangent_features(X)  # type: ignore[operator]  # a method, where there is one
     if not isinstance(found, TangentFeatures):
         raise InvalidType(f"{name}.tangent_features must return TangentFeatures, got {type(found).__name__}.")
     for products in found.terms.values():

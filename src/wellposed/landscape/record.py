@@ -53,7 +53,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], 
     target = Path(path)
     sweep(target.parent, target=target.name)
     with replacing(target) as file:
-        np.savez(file, **{_TEXT: np.array(json.dumps(dict(text)))}, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **{_TEXT: np.array(json.dumps(dict(text)))}, **arrays)  # type: ignore[arg-type]  # numpy's own options have other types
 
 
 def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -259,7 +259,7 @@ def _replace_parametrizations(part: nn.Module) -> None:
 
     `remove_parametrizations` would take the attribute from the class, which the original shares.
     """
-    values = {name: getattr(part, name).detach() for name in part.parametrizations}  # type: ignore[union-attr]
+    values = {name: getattr(part, name).detach() for name in part.parametrizations}  # type: ignore[union-attr]  # a ModuleDict here
     part.__class__ = type(part).__bases__[0]
     del part.parametrizations
     for name, value in values.items():

@@ -96,7 +96,7 @@ def prove(
     _check_step_size(step_size)
     found = read_network(model, X, y)
     if found is None:
-        return _without_theorem(model, X, y)  # type: ignore[arg-type]
+        return _without_theorem(model, X, y)  # type: ignore[arg-type]  # a theory network, as was checked
     run = Run(*found, step_size)
     if resume is not None:
         run.continue_from(resume if isinstance(resume, Proof) else Proof.load(Path(resume)), step_size)
@@ -106,7 +106,7 @@ def prove(
                 run.advance(max_steps)
                 display.update(run.step, run.text)
                 state = ProofStep(**run.state(), proof=run.proof)
-                answers = [callback.on_step(state) for callback in callbacks]  # type: ignore[arg-type]
+                answers = [callback.on_step(state) for callback in callbacks]  # type: ignore[arg-type]  # a step of a proof stands for one of descent
                 if run.result is None and any(answer is True for answer in answers):
                     run.result = "stopped by a callback"
         except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
+from wellposed.solve._whole_batch import RegroupedMap
 from wellposed.solve.map import AbstractMap
 
 
@@ -91,7 +92,7 @@ class Groups:
         return rows, Groups(places, groups.shape[0], self.largest)
 
 
-class GroupedMap(AbstractMap):
+class GroupedMap(RegroupedMap):
     """A map of rows as a map of groups; rows of different groups do not depend on each other.
 
     Args:
@@ -99,18 +100,9 @@ class GroupedMap(AbstractMap):
         groups: Which rows belong together.
     """
 
-    regroups = True
-
     def __init__(self, f: AbstractMap, groups: Groups) -> None:
-        self._f, self.groups = f, groups
-
-    @property
-    def built_in(self) -> bool:
-        return self._f.built_in
-
-    @property
-    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]
-        return self._f.cost
+        super().__init__(f)
+        self.groups = groups
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self.groups.pad(self._f(self.groups.unpad(z)))

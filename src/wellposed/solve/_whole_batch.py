@@ -38,7 +38,24 @@ class Together(AbstractMap):
         return self.inner.jacobian(z)
 
 
-class WholeBatch(AbstractMap):
+class RegroupedMap(AbstractMap):
+    """A map of rows whose samples are several rows each; it costs what the map of rows costs."""
+
+    regroups = True
+
+    def __init__(self, f: AbstractMap) -> None:
+        self._f = f
+
+    @property
+    def built_in(self) -> bool:
+        return self._f.built_in
+
+    @property
+    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
+        return self._f.cost
+
+
+class WholeBatch(RegroupedMap):
     """A map of a batch whose rows depend on each other, as a map of one row.
 
     Args:
@@ -46,18 +63,9 @@ class WholeBatch(AbstractMap):
         shape: (batch, features) of its states.
     """
 
-    regroups = True
-
     def __init__(self, f: AbstractMap, shape: torch.Size) -> None:
-        self._f, self._shape = f, shape
-
-    @property
-    def built_in(self) -> bool:
-        return self._f.built_in
-
-    @property
-    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]
-        return self._f.cost
+        super().__init__(f)
+        self._shape = shape
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return self._f(z.reshape(self._shape)).reshape(1, -1)
@@ -125,7 +133,7 @@ class CountedMap(AbstractMap):
         return self.inner.built_in
 
     @property
-    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]
+    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
         return self.inner.cost
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:

@@ -172,7 +172,7 @@ class FunctionMap(AbstractMap):
         self._costs, self._key = {} if costs is None else costs, (layout.shapes, layout.dtype)
 
     @property
-    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]
+    def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
         cost = self._costs.get(self._key)
         return None if cost is None else (cost, sum(self._layout.sizes))
 

@@ -46,7 +46,8 @@ class Solution:
         residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
         absolute_residual: (batch,) |f(z) - z|, measured at `value`.
         num_steps: (batch,) evaluations of f that each sample took part in, at most max_steps; a
-            product with the Jacobian counts as one.
+            product with the Jacobian counts as one. Not counted: two evaluations by which a layer
+            finds out, once, whether coupled rows used up its budget.
         status: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the
             measured contraction.
