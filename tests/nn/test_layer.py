@@ -696,17 +696,24 @@ def test_a_cell_has_two_arguments() -> None:
         wp.EquilibriumLayer(torch.nn.Linear(5, 5))(torch.zeros(2, 5))
 
 
-def test_a_budget_used_up_by_coupled_rows_is_explained() -> None:
-    """Attention over the batch: all rows fail together, none leaves, and nothing else would show why."""
+def test_a_budget_used_up_by_coupled_rows_is_explained_without_further_evaluations() -> None:
+    """Attention over the batch: all rows fail together, none leaves, and nothing in the solve shows why."""
     W = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    calls = 0
 
     def cell(z: Tensor, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
         return 0.3 * torch.softmax(z @ z.T / 16, dim=1) @ torch.tanh(z @ W) + x
 
     x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     layer = wp.EquilibriumLayer(cell, wp.Picard(), max_steps=6)
-    with pytest.warns(wp.errors.NotConvergedWarning, match="Rows of the batch depend on each other.*coupled=True.*groups"):
+    hint = "rows of the batch depend on each other.*coupled=True.*groups"
+    with pytest.warns(wp.errors.NotConvergedWarning, match=hint), torch.no_grad():
         layer(x)
-    row_wise = wp.EquilibriumLayer(lambda z, x: 0.99 * z @ W + x, wp.Picard(), max_steps=6)
-    with pytest.warns(wp.errors.NotConvergedWarning, match="Raise max_steps"):
-        row_wise(x)
+    assert layer.last_solution is not None
+    assert layer.last_solution.num_steps.tolist() == [6] * 6 and calls == 6
+    for quiet in ({"coupled": True}, {}):  # one sample has no other rows
+        with pytest.warns(wp.errors.NotConvergedWarning, match="Raise max_steps") as caught, torch.no_grad():
+            wp.EquilibriumLayer(cell, wp.Picard(), max_steps=6, **quiet)(x if quiet else x[:1] * 9)
+        assert "depend on each other" not in str(caught[0].message)

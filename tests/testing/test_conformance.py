@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import wellposed as wp
 from wellposed.nn import DenseCell, Monotone, MonotoneConvCell, Spectral
+from wellposed.solve import AbstractMap, AbstractSolver, Point, Step
 from wellposed.testing import (
     CellConformance,
     FamilyConformance,
@@ -18,9 +21,31 @@ from wellposed.testing import (
 )
 
 
+@dataclass(frozen=True)
+class _Momentum(AbstractSolver):
+    """z <- f(z) + momentum (f(z) - f(the z before))."""
+
+    momentum: float
+
+    def init(self, f: AbstractMap, point: Point) -> dict[str, Tensor]:
+        return {"last": point.fz.clone()}
+
+    def step(self, state: dict[str, Tensor], f: AbstractMap, point: Point) -> Step:
+        z = point.fz + self.momentum * (point.fz - state["last"])
+        state["last"] = point.fz.clone()
+        return Step(z, f(z))
+
+
 class TestPicard(SolverConformance):
     def solver(self):
         return wp.Picard()
+
+
+class TestSolverOfAUser(SolverConformance):
+    """A solver that is not of this package: each solve is confirmed by an evaluation."""
+
+    def solver(self):
+        return _Momentum(0.3)
 
 
 @pytest.mark.slow  # tests/solve runs the same checks for every solver

@@ -17,7 +17,7 @@ from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
 from wellposed.implicit.adjoint import AbstractStructuredMap, Linearised
 from wellposed.nn.cell import AbstractCell, bind_function, check_state_shape
-from wellposed.solve._closing import COUPLED_FAILURE, depends_on_others, judge
+from wellposed.solve._closing import judge
 from wellposed.solve._fixed_point import check_options, in_groups, require_values
 from wellposed.solve._samples import Outcome
 from wellposed.solve._whole_batch import WholeBatch
@@ -25,7 +25,6 @@ from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import Solution, SolveOptions, SolveRecord
 from wellposed.solve.solver import AbstractSolver, Tolerance
-from wellposed.status import Status
 
 #: Tolerance by dtype of the solve when none is given.
 DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -168,7 +167,6 @@ class EquilibriumLayer(nn.Module):
             else:
                 # without a graph a copy: the caller may change it, and the record must not change
                 rows = gradient.attach(f, outcome, options) if tracked else outcome.value.clone()
-        self._probe(f, outcome, options)
         finite = outcome.g_norm.isfinite()
         options.judge(outcome, layout, f, by=unrolled)
         # where f was finite at no point there is no best value: a start of zeros is not an answer
@@ -241,14 +239,6 @@ class EquilibriumLayer(nn.Module):
         if rows is not None:
             f, start = WholeBatch(f, rows), start.reshape(1, -1)
         return f, start, layout, options
-
-    def _probe(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> None:
-        """After a budget was used up, once: rows that depend on each other may be why."""
-        asked = options.shape is None and outcome.value.shape[0] > 1 and not (f.built_in or outcome.note)
-        if asked and self.training not in self._record.probed and bool((outcome.codes == Status.MAX_STEPS).any()):
-            self._record.probed.add(self.training)
-            with torch.no_grad():
-                outcome.note = COUPLED_FAILURE if depends_on_others(f, outcome.value) else ""
 
     @staticmethod
     def _solve(f: AbstractMap, z: Tensor, options: SolveOptions, *, record: bool = False, keep_image: bool = False) -> Outcome:

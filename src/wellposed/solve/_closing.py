@@ -45,9 +45,9 @@ UNCONFIRMED = (
     "f of the whole batch, evaluated at the value returned, does not confirm what the samples showed: rows depend on each "
     "other (give coupled=True), an argument of the size of the batch is not one value a sample, or f is random."
 )
-COUPLED_FAILURE = (
-    "Rows of the batch depend on each other, and were solved as if they did not: give coupled=True, so that the batch is one "
-    "sample, or groups to the call for one sample per group. If rows should not depend on each other, correct f."
+COUPLED_HINT = (
+    " If rows of the batch depend on each other (attention over the batch, batch statistics, a graph), give coupled=True, or "
+    "groups to the call."
 )
 COUPLED = (
     "Rows of the batch depend on each other, so the batch was solved as one sample: status and residual are those of the whole "
@@ -245,15 +245,6 @@ def _others_moved(z: Tensor, row: int) -> tuple[Tensor, Tensor]:
     scale = z.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(torch.finfo(z.dtype).tiny)
     signs = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
     return torch.where(others, z + 0.5 * scale * signs, z), torch.where(others, 0.0, z)
-
-
-def depends_on_others(f: AbstractMap, z: Tensor) -> bool:
-    """Whether the first row of f(z) changes when all other rows are moved: two evaluations."""
-    try:
-        moved = f(_others_moved(z, 0)[0])
-    except Exception:  # f need not be defined there
-        return False
-    return bool(differs(moved[:1], f(z)[:1]).any())
 
 
 def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:

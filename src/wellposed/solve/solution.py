@@ -23,7 +23,7 @@ from wellposed.errors import (
     NotConvergedWarning,
 )
 from wellposed.linalg.directed import round_up
-from wellposed.solve._closing import COUPLED, Closing
+from wellposed.solve._closing import COUPLED, COUPLED_HINT, Closing
 from wellposed.solve._samples import Outcome, relative
 from wellposed.solve._whole_batch import WholeBatch
 from wellposed.solve.loop import iterate
@@ -46,8 +46,9 @@ class Solution:
         residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
         absolute_residual: (batch,) |f(z) - z|, measured at `value`.
         num_steps: (batch,) evaluations of f that each sample took part in, at most max_steps; a
-            product with the Jacobian counts as one. Not counted: two evaluations by which a layer
-            finds out, once, whether coupled rows used up its budget.
+            product with the Jacobian counts as one. The evaluations that check an answer are
+            included; a sample that diverged or met NaN may take part in up to five of them in a
+            batch, and in none alone.
         status: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation; for `Picard` the
             measured contraction.
@@ -129,7 +130,6 @@ class SolveRecord:
         coupled: The training modes in which rows were found to depend on each other: batch
             statistics couple rows in one of them only. training: The mode of the last forward
             solve.
-        probed: The training modes in which a solve that used up its budget was examined.
         costs: `AbstractMap.cost` of the cell by training mode, shapes and dtype, once counted.
     """
 
@@ -138,7 +138,6 @@ class SolveRecord:
     failures: Counter[str] = field(default_factory=Counter)
     coupled: set[bool] = field(default_factory=set)
     training: bool = False
-    probed: set[bool] = field(default_factory=set)
     costs: dict[bool, dict[Any, float]] = field(default_factory=lambda: {True: {}, False: {}})
 
 
@@ -208,7 +207,7 @@ class SolveOptions:
             self.record.solution = solution
         if outcome.coupled:
             self.report_coupling()
-        self.apply_policy(solution, by=by)
+        self.apply_policy(solution, by=by, row_wise=f.built_in or f.regroups or self.shape is not None)
         return solution
 
     def finish_adjoint(self, solution: Solution, by: Advising | None) -> None:
@@ -227,26 +226,32 @@ class SolveOptions:
         if self.on_failure != "ignore":
             warnings.warn(f"{self.owner}: {COUPLED}", CoupledRowsWarning, stacklevel=user_level())
 
-    def apply_policy(self, solution: Solution, *, by: Advising | None = None, adjoint: bool = False) -> None:
+    def apply_policy(
+        self, solution: Solution, *, by: Advising | None = None, adjoint: bool = False, row_wise: bool = True
+    ) -> None:
         """Raises or warns if a sample failed, by the policy; a warning points at the user's line.
 
         Args:
             solution: The answer.
             by: What gives advice, if it is not the solver: an unrolled network, or a linear solver.
             adjoint: Whether the linear system of a backward pass was solved.
+            row_wise: Whether samples are known not to depend on each other.
         """
         if bool(solution.converged.all()):
             return
         again = False
         if self.record is not None:
-            direction = "backward" if adjoint else "forward"
-            causes = [f"{direction} {cause}" for cause in _causes(solution)]
+            names = [solution.note.partition(":")[0]] if solution.note else []
+            names += sorted(status.name for status in set(solution.status.tolist()) if status is not Status.CONVERGED)
+            causes = [f"{'backward' if adjoint else 'forward'} {name}" for name in names]
             again = all(self.record.failures[cause] for cause in causes)
             self.record.failures.update(causes)
         if self.on_failure == "ignore" or (self.on_failure == "warn" and again):
             return
         unrolled = by is not None and not adjoint
         message = self._describe(solution, self.solver if by is None else by, unrolled)
+        if not (row_wise or solution.note or solution.converged.any() or len(solution.status) == 1):
+            message += COUPLED_HINT  # a sample that left the batch and was confirmed would not depend on the others
         if self.on_failure == "raise":
             raise (AdjointNotConverged if adjoint else NotConverged)(message, solution)
         if self.record is not None:
@@ -283,12 +288,6 @@ class SolveOptions:
                 "not help: loosen rtol, or solve in float64."
             )
         return f"{text} {by.advice(status, rate)}"
-
-
-def _causes(solution: Solution) -> list[str]:
-    """Why samples failed: the first words of a note, and the statuses."""
-    notes = [solution.note.partition(":")[0]] if solution.note else []
-    return notes + sorted(status.name for status in set(solution.status.tolist()) if status is not Status.CONVERGED)
 
 
 def user_level() -> int:

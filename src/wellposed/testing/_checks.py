@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wellposed.linalg import AbstractJacobian
 from wellposed.solve import AbstractMap, AbstractSolver, Solution, fixed_point
+from wellposed.solve._closing import MOST_PROBES
 from wellposed.status import Status
 from wellposed.testing._problem import Problem, compute_dtype, flat
 
@@ -95,12 +96,14 @@ def check_right(p: Problem, sol: Solution) -> None:
 def check_close(a: Solution, b: Solution, p: Problem) -> None:
     """Two solves of the same samples agree to rounding: same status, same steps, same values.
 
-    A rounding error in one evaluation is amplified by the rest of the run as the problem amplifies
-    residuals.
+    A sample that diverged or met NaN may take part in a few more evaluations in a batch: the
+    closing one, and those that find out whether other rows are the cause. A rounding error in one
+    evaluation is amplified by the rest of the run as the problem amplifies residuals.
     """
     require(a.status.codes == b.status.codes, f"{p.name}: the statuses differ, {a.status} and {b.status}")
+    allowed = torch.where((a.status == Status.DIVERGED) | (a.status == Status.NOT_FINITE), 1 + MOST_PROBES, 0)
     steps = a.num_steps.tolist(), b.num_steps.tolist()
-    require(steps[0] == steps[1], f"{p.name}: the numbers of steps differ, {steps[0]} and {steps[1]}")
+    require((a.num_steps - b.num_steps).abs() <= allowed, f"{p.name}: the numbers of steps differ, {steps[0]} and {steps[1]}")
     difference = (flat(a.value) - flat(b.value)).norm(dim=1)
     require(difference <= p.conditioning * p.rounding(a.value), f"{p.name}: the values differ by {difference.max():.1e}")
 
