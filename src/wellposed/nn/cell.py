@@ -204,16 +204,6 @@ def _lifted(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
 
 
-def check_state_shape(cell: Any, shape: Any) -> None:
-    """`state_shape` of a layer must be a tuple of sizes, and is not for an `AbstractCell`."""
-    if shape is None:
-        return
-    if isinstance(cell, AbstractCell):
-        raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shape!r} has no effect.")
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
-
-
 def check_norms(cell: nn.Module, *, coupled: bool) -> None:
     for name, module in cell.named_modules():
         if not isinstance(module, BatchNorm):
