@@ -176,9 +176,9 @@ def learning_rate(options: OptimizerSection, step: int, batches: int, epochs: in
     Constant: lr. Step: lr factor^floor(epoch/every). Cosine: lr (1 + cos(pi k/K))/2 at step k of
     K = epochs * batches. All grow linearly over the first `warmup` epochs.
 
-    These are the rates of torch's `StepLR`, `CosineAnnealingLR` and `LinearLR`, written as functions
-    of the step, because torch computes each rate from the one before: a run that is extended, or
-    resumed from an older checkpoint, would then not repeat its numbers bit for bit.
+    These are the rates of torch's `StepLR`, `CosineAnnealingLR` and `LinearLR`, written as
+    functions of the step, because torch computes each rate from the one before: a run that is
+    extended, or resumed from an older checkpoint, would then not repeat its numbers bit for bit.
 
     Args:
         options: With the name of the schedule.
