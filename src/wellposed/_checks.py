@@ -11,12 +11,12 @@ from wellposed.errors import InvalidArgument, did_you_mean
 Policy = Literal["raise", "warn", "ignore"]
 
 
-def check_policy(value: object, name: str = "on_failure") -> None:
+def check_policy(value: object) -> None:
     """`value` must be a `Policy`."""
     policies = ("raise", "warn", "ignore")
     if value not in policies:
         hint = did_you_mean(str(value), policies)
-        raise InvalidArgument(f"{name} must be 'raise', 'warn' or 'ignore'; got {value!r}.{hint}")
+        raise InvalidArgument(f"on_failure must be 'raise', 'warn' or 'ignore'; got {value!r}.{hint}")
 
 
 def check_positive_integer(owner: str, name: str, value: object) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wellposed.descent._minibatch import TOTALS, MinibatchStep, World, epoch
 from wellposed.errors import InvalidArgument
 from wellposed_lab.runs.epoch_logger import EpochLogger, Listener, RunOutcome
-from wellposed_lab.runs.models import AbstractLoss
+from wellposed_lab.runs.losses import AbstractLoss
 from wellposed_lab.runs.processes import Interruption
 from wellposed_lab.runs.training_state import Checkpoint, Progress, check_reachable, forget_tuned_values, restore
 

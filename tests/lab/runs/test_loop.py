@@ -20,7 +20,8 @@ from wellposed_lab.runs.checkpoint import newest
 from wellposed_lab.runs.config import RunConfig, resolve
 from wellposed_lab.runs.epoch_logger import RunOutcome
 from wellposed_lab.runs.loop import _order, fit, learning_rate, make_optimizer
-from wellposed_lab.runs.models import MODELS, CrossEntropy, Squared
+from wellposed_lab.runs.losses import CrossEntropy, Squared
+from wellposed_lab.runs.models import MODELS
 from wellposed_lab.runs.records import read_metrics
 from wellposed_lab.runs.run import Run, read_config
 from wellposed_lab.runs.setup import DataParts, prepare
