@@ -47,10 +47,15 @@ def digits() -> tuple[Parts, str]:
     return parts, "digits of scikit-learn, every fifth sample to test"
 
 
+def path_of(name: str) -> Path | None:
+    """Where the file of a data set is expected; None if WELLPOSED_DATA is not set."""
+    folder = os.environ.get("WELLPOSED_DATA")
+    return Path(folder) / f"{name}.npz" if folder else None
+
+
 def read(name: str) -> tuple[Parts, str]:
     """The arrays of a data set, checked, and where they come from."""
-    folder = os.environ.get("WELLPOSED_DATA")
-    path = None if not folder else Path(folder) / f"{name}.npz"
+    path = path_of(name)
     if path is not None and path.is_file():
         return _from_file(name, path)
     where = f"{path} does not exist" if path is not None else "WELLPOSED_DATA is not set"
