@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellposed._reading import read_arrays, sha256
-from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
+from wellposed.errors import InvalidArgument, required
 
 #: name -> (shape of an image, number of classes, name at OpenML)
 FILES: dict[str, tuple[tuple[int, ...], int, str | None]] = {
@@ -123,11 +123,7 @@ def _images(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _scikit_learn(name: str) -> Any:
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise MissingPackage(f"{name} needs scikit-learn; install it with: {how_to_install('data')}.") from error
-    return datasets
+    return required("sklearn.datasets", f"{name} needs scikit-learn", extra="data")
 
 
 NORMS = ("unit", "sqrt_d")
