@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed_lab.runs.processes import World
+from wellposed.descent._minibatch import World
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),

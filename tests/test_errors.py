@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
+import pytest
+
 import wellposed as wp
-from wellposed.errors import how_to_install
+from wellposed.errors import MissingPackage, how_to_install, required
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,7 +22,7 @@ def test_run_errors_are_public() -> None:
 
 def test_every_extra_that_is_advised_exists_and_is_on_the_page() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    advised = set(re.findall(r"how_to_install\('(\w+)'\)", sources))
+    advised = {a or b for a, b in re.findall(r"""how_to_install\('(\w+)'\)|required\([^\n]*extra="(\w+)"\)""", sources)}
     known = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.MULTILINE))
     page = (ROOT / "docs" / "tool.md").read_text(encoding="utf-8")
     assert len(advised) >= 8 and advised <= known
@@ -30,3 +33,9 @@ def test_every_extra_that_is_advised_exists_and_is_on_the_page() -> None:
 def test_the_advice_is_right_from_an_index_and_in_a_clone() -> None:
     advice = how_to_install("plot")
     assert advice.startswith("pip install 'wellposed[plot]' ") and "pip install -c constraints.txt -e '.[plot]'" in advice
+
+
+def test_an_optional_module_is_imported_or_refused_with_advice() -> None:
+    assert required("math", "This needs math", extra="plot") is math
+    with pytest.raises(MissingPackage, match=r"^This needs it; install it with: pip install 'wellposed\[plot\]'"):
+        required("no_such_module", "This needs it", extra="plot")

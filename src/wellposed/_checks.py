@@ -11,12 +11,12 @@ from wellposed.errors import InvalidArgument, did_you_mean
 Policy = Literal["raise", "warn", "ignore"]
 
 
-def check_policy(value: object, name: str = "on_failure") -> None:
+def check_policy(value: object) -> None:
     """`value` must be a `Policy`."""
     policies = ("raise", "warn", "ignore")
     if value not in policies:
         hint = did_you_mean(str(value), policies)
-        raise InvalidArgument(f"{name} must be 'raise', 'warn' or 'ignore'; got {value!r}.{hint}")
+        raise InvalidArgument(f"on_failure must be 'raise', 'warn' or 'ignore'; got {value!r}.{hint}")
 
 
 def check_positive_integer(owner: str, name: str, value: object) -> None:
@@ -42,3 +42,13 @@ def check_tolerances(*, rtol: object, atol: object, max_steps: object) -> None:
             raise InvalidArgument(f"{name} must be a finite float of at least 0; got {value!r}.")
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
         raise InvalidArgument(f"max_steps must be an integer of at least 1; got {max_steps!r}.")
+
+
+def check_state_shape(shape: object, cell: object, *, own: bool) -> None:
+    """`state_shape` of a layer must be a tuple of sizes, and is not for a cell with its `own`."""
+    if shape is None:
+        return
+    if own:
+        raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shape!r} has no effect.")
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")

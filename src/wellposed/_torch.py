@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from wellposed.errors import WellposedError
+
 __all__ = [
     "BatchNorm",
     "DispatchMode",
@@ -84,6 +86,12 @@ def uncompiled(call: Callable[[], R]) -> R:
 def transforms_active() -> bool:
     """Whether a transform of `torch.func`, or forward-mode differentiation, is active."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def require_values(owner: str, advice: str) -> None:
+    """Raises inside transforms of torch.func, which hide the values that a solve depends on."""
+    if transforms_active():
+        raise WellposedError(f"{owner} needs concrete values; it is not supported under torch.func transforms. {advice}")
 
 
 def concrete(tensor: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ UserWarning
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -130,3 +131,11 @@ def how_to_install(extra: str) -> str:
     In a clone the constraints keep pip from fetching another torch.
     """
     return f"pip install 'wellposed[{extra}]' (in a clone of the repository: pip install -c constraints.txt -e '.[{extra}]')"
+
+
+def required(module: str, why: str, *, extra: str) -> Any:
+    """An optional module, imported; without it `MissingPackage`, with `why` and what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackage(f"{why}; install it with: {how_to_install(extra)}.") from error

@@ -30,7 +30,6 @@ _MOVES = (
 _SUMS = ("sum", "mean", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "upsample_bilinear2d", "cumsum", "im2col", "col2im")
 #: Several linear results.
 _SPLITS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
-_ORDER = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
 
 LOWER: dict[str, Callable[..., Any]] = {}
 

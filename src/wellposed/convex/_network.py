@@ -16,7 +16,8 @@ from wellposed.convex.composition import CompositionMap
 from wellposed.convex.stages import AbstractPrior, AbstractStage, UnitLayer, as_prior
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient
-from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer, ReLU
+from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer
+from wellposed.nn.cell import activation_of
 from wellposed.solve import AbstractSolver, Solution
 
 
@@ -55,12 +56,7 @@ class AbstractOptEq(nn.Module, abc.ABC):
         name = type(self).__name__
         check_interval(name, "alpha", alpha, low=0.0, high=1.0)
         check_interval(name, "mu", mu, low=0.0, closed="neither")
-        activation = ReLU() if activation is None else activation
-        if not isinstance(activation, AbstractActivation):
-            raise InvalidType(
-                f"The 'activation' parameter of {name} must be one of wellposed.nn, such as wp.nn.ReLU(); got {activation!r}."
-            )
-        self.alpha, self.mu, self.activation = float(alpha), float(mu), activation
+        self.alpha, self.mu, self.activation = float(alpha), float(mu), activation_of(name, activation)
         self.prior: AbstractPrior | None = as_prior(prior, name)
         self.layer = EquilibriumLayer(_Cell(self), solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellposed._reading import read_arrays, sha256
-from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
+from wellposed.errors import InvalidArgument, required
 
 #: name -> (shape of an image, number of classes, name at OpenML)
 FILES: dict[str, tuple[tuple[int, ...], int, str | None]] = {
@@ -47,10 +47,15 @@ def digits() -> tuple[Parts, str]:
     return parts, "digits of scikit-learn, every fifth sample to test"
 
 
+def path_of(name: str) -> Path | None:
+    """Where the file of a data set is expected; None if WELLPOSED_DATA is not set."""
+    folder = os.environ.get("WELLPOSED_DATA")
+    return Path(folder) / f"{name}.npz" if folder else None
+
+
 def read(name: str) -> tuple[Parts, str]:
     """The arrays of a data set, checked, and where they come from."""
-    folder = os.environ.get("WELLPOSED_DATA")
-    path = None if not folder else Path(folder) / f"{name}.npz"
+    path = path_of(name)
     if path is not None and path.is_file():
         return _from_file(name, path)
     where = f"{path} does not exist" if path is not None else "WELLPOSED_DATA is not set"
@@ -118,11 +123,7 @@ def _images(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _scikit_learn(name: str) -> Any:
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise MissingPackage(f"{name} needs scikit-learn; install it with: {how_to_install('data')}.") from error
-    return datasets
+    return required("sklearn.datasets", f"{name} needs scikit-learn", extra="data")
 
 
 NORMS = ("unit", "sqrt_d")

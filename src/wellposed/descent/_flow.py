@@ -14,15 +14,7 @@ from wellposed._progress import progress_display
 from wellposed.descent._objective import AbstractObjective, Evaluation, objective_of, speeds
 from wellposed.descent.history import History, Stop
 from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
-from wellposed.errors import (
-    DivergedWarning,
-    InvalidArgument,
-    InvalidType,
-    MissingPackage,
-    WellposedError,
-    did_you_mean,
-    how_to_install,
-)
+from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, WellposedError, did_you_mean, required
 from wellposed.solve.solution import user_level
 
 #: Explicit Runge-Kutta pairs of torchdiffeq, which control their error.
@@ -218,11 +210,7 @@ def _integrate(
 
 
 def _odeint() -> Any:
-    try:
-        from torchdiffeq import odeint
-    except ImportError:
-        raise MissingPackage(f"flow integrates with torchdiffeq, which is not installed: {how_to_install('flow')}.") from None
-    return odeint
+    return required("torchdiffeq", "flow integrates with torchdiffeq, which is not installed", extra="flow").odeint
 
 
 def _grid(t_end: float | None, times: Sequence[float] | Tensor | None) -> list[float]:

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager
+from wellposed._torch import eager, require_values
 from wellposed._tree import LOW_PRECISION, Layout, map_leaves
 from wellposed.errors import InvalidType
 from wellposed.implicit.gradient import AbstractGradient
 from wellposed.implicit.implicit_gradient import ImplicitGradient
 from wellposed.implicit.inexact import UnrolledGradient
 from wellposed.solve._closing import judge
-from wellposed.solve._fixed_point import check_options, require_values
+from wellposed.solve._fixed_point import check_args
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import FunctionMap
 from wellposed.solve.solution import SolveOptions
-from wellposed.solve.solver import Tolerance
+from wellposed.solve.solver import Tolerance, check_options
 
 #: Relative tolerance of the linear solve, as of a layer without a tolerance.
 ADJOINT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -69,7 +69,8 @@ def attach_gradient(
             "The 'gradient' parameter of attach_gradient must be a gradient mode at an equilibrium, such as ImplicitGradient() "
             f"or PhantomGradient(); got {gradient!r}."
         )
-    check_options(f, Auto(), args)
+    check_options(f, Auto())
+    check_args(f, args)
     check_tolerances(rtol=rtol, atol=atol, max_steps=max_steps)
     check_policy(on_failure)
     require_values("attach_gradient", "Inside them use EquilibriumLayer instead.")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
 from wellposed._tree import Layout
-from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, NotConverged, how_to_install
+from wellposed.errors import InvalidArgument, InvalidType, NotConverged, required
 from wellposed.landscape._model import equilibrium_layers, strict
 from wellposed.landscape.record import from_plain, load_arrays, plain, save_arrays, whole
 from wellposed.nn import EquilibriumLayer
@@ -271,10 +271,7 @@ def project(
     features = {one.states.shape[2] for one in trajectories}
     if len(features) != 1:
         raise InvalidArgument(f"project needs trajectories of equally many features; got {sorted(features)}.")
-    try:
-        from sklearn.decomposition import PCA
-    except ImportError as error:
-        raise MissingPackage(f"project needs scikit-learn; install it with: {how_to_install('data')}.") from error
+    PCA = required("sklearn.decomposition", "project needs scikit-learn", extra="data").PCA
     known = [np.isfinite(one.states).all(axis=2) for one in trajectories]
     rows = np.concatenate([one.states[mask] for one, mask in zip(trajectories, known, strict=True)])
     if min(rows.shape) < num:

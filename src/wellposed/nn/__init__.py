@@ -4,16 +4,7 @@ together."""
 from wellposed.nn._constrain import constrain
 from wellposed.nn._export import export
 from wellposed.nn._trajectory import correction_loss, trajectory
-from wellposed.nn.activations import (
-    AbstractActivation,
-    Identity,
-    LeakyReLU,
-    ReLU,
-    Sigmoid,
-    Softplus,
-    SoftThreshold,
-    Tanh,
-)
+from wellposed.nn.activations import AbstractActivation, Identity, LeakyReLU, ReLU, Sigmoid, Softplus, SoftThreshold, Tanh
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions import unrolled, weight_tied
 from wellposed.nn.families import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ

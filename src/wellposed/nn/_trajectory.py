@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval
-from wellposed._torch import eager
+from wellposed._torch import eager, require_values
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, JacobianFree, UnrolledGradient
 from wellposed.nn.layer import EquilibriumLayer
-from wellposed.solve._fixed_point import require_values
 
 
 @eager

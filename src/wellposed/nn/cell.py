@@ -47,6 +47,17 @@ class AbstractCell(nn.Module, abc.ABC):
         """f(z, x)."""
 
 
+def activation_of(owner: str, activation: Any) -> AbstractActivation:
+    """The activation that `owner` was given, `ReLU()` for None."""
+    activation = ReLU() if activation is None else activation
+    if not isinstance(activation, AbstractActivation):
+        kind = f"{type(activation).__module__}.{activation!r}"
+        raise InvalidType(
+            f"The 'activation' parameter of {owner} must be one of wellposed.nn, such as wp.nn.ReLU(); got {kind}."
+        )
+    return activation
+
+
 class DenseCell(AbstractCell):
     r"""f(z, x) = s(W z + U x + b).
 
@@ -86,12 +97,7 @@ class DenseCell(AbstractCell):
         super().__init__()
         check_positive_integer("DenseCell", "in_features", in_features)
         check_positive_integer("DenseCell", "width", width)
-        activation = ReLU() if activation is None else activation
-        if not isinstance(activation, AbstractActivation):
-            raise InvalidType(
-                f"The 'activation' parameter of DenseCell must be one of wellposed.nn, such as wp.nn.ReLU(); "
-                f"got {type(activation).__module__}.{activation!r}."
-            )
+        activation = activation_of("DenseCell", activation)
         if not isinstance(weight, (Spectral, Monotone, type(None))):
             raise InvalidType(
                 f"The 'weight' parameter of DenseCell must be Spectral(...), Monotone(...) or None; got {weight!r}. "
@@ -202,16 +208,6 @@ class _BoundModule:
 
 def _lifted(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
-
-
-def check_state_shape(cell: Any, shape: Any) -> None:
-    """`state_shape` of a layer must be a tuple of sizes, and is not for an `AbstractCell`."""
-    if shape is None:
-        return
-    if isinstance(cell, AbstractCell):
-        raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shape!r} has no effect.")
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
 
 
 def check_norms(cell: nn.Module, *, coupled: bool) -> None:

@@ -10,21 +10,21 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager, transforms_active, unhooked
+from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances
+from wellposed._torch import eager, require_values, transforms_active, unhooked
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
 from wellposed.implicit.adjoint import AbstractStructuredMap, Linearised
-from wellposed.nn.cell import AbstractCell, bind_function, check_state_shape
+from wellposed.nn.cell import AbstractCell, bind_function
 from wellposed.solve._closing import judge
-from wellposed.solve._fixed_point import check_options, in_groups, require_values
+from wellposed.solve._fixed_point import in_groups
 from wellposed.solve._samples import Outcome
 from wellposed.solve._whole_batch import WholeBatch
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import Solution, SolveOptions, SolveRecord
-from wellposed.solve.solver import AbstractSolver, Tolerance
+from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
 
 #: Tolerance by dtype of the solve when none is given.
 DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -103,7 +103,7 @@ class EquilibriumLayer(nn.Module):
         if not isinstance(gradient, AbstractGradient):
             hint = " Choices are objects: give ImplicitGradient()." if isinstance(gradient, (str, type)) else ""
             raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {gradient!r}.{hint}")
-        check_state_shape(cell, state_shape)
+        check_state_shape(state_shape, cell, own=isinstance(cell, AbstractCell))
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
         self._state_shape, self.coupled = state_shape, coupled

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, how_to_install
+from wellposed.errors import InvalidArgument, InvalidType, required
 
 #: Distinct also for most colour-blind readers (Okabe and Ito).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -16,11 +16,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 
 def new_figure(width: float, height: float) -> Any:
     """An empty figure, in inches; raises `MissingPackage` without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage(f"wellposed.plot needs matplotlib; install it with: {how_to_install('plot')}.") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = required("matplotlib.figure", "wellposed.plot needs matplotlib", extra="plot")
+    return figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def record_of(record: Any, kind: str, fields: tuple[str, ...]) -> Mapping[str, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ from torch import Tensor, nn
 from wellposed.certify import Certificate, certify
 from wellposed.certify._dispatch import has_certificate
 from wellposed.certify.well_posedness import well_posed
+from wellposed.descent._minibatch import TOTALS, MinibatchStep, epoch, solves
 from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
@@ -47,21 +45,6 @@ def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certi
 BOUND = 0.95
 
 
-@dataclass
-class EpochStats:
-    """Results of an epoch.
-
-    Attributes:
-        loss: Mean over the samples, each at the parameters of its batch.
-        failed: Equilibria and adjoints that did not converge.
-        finite: Whether all losses and gradients were; if not, the epoch ended before that step.
-    """
-
-    loss: float = 0.0
-    failed: int = 0
-    finite: bool = True
-
-
 class SpectralProjection:
     """Keeps |R| <= 0.95 in the networks that are well-posed because they contract.
 
@@ -78,47 +61,6 @@ class SpectralProjection:
             upper = network.contraction_upper(below=BOUND)
             if upper > BOUND:
                 parameter.mul_(BOUND / upper)
-
-
-def epoch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    data: tuple[Tensor, Tensor],
-    *,
-    batch_size: int,
-    random: np.random.RandomState,
-) -> EpochStats:
-    """One pass over (n, d) inputs and (n,) targets in random order, a step a batch."""
-    X, y = data
-    stats, projection = EpochStats(), SpectralProjection(model)
-    model.train()
-    for rows in torch.from_numpy(random.permutation(len(X))).split(batch_size):
-        optimizer.zero_grad()
-        value = loss(model(X[rows]), y[rows])
-        stats.failed += unconverged(model)
-        if not math.isfinite(float(value.detach())):
-            stats.finite = False
-            break
-        value.backward()
-        stats.failed += unconverged(model, adjoint=True)
-        if not all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None):
-            stats.finite = False
-            break
-        optimizer.step()
-        projection.apply()
-        stats.loss += float(value.detach()) * len(rows) / len(X)
-    return stats
-
-
-def unconverged(model: nn.Module, *, adjoint: bool = False) -> int:
-    """How many equilibria, or adjoints, of the last pass did not converge."""
-    failed = 0
-    for module in model.modules():
-        if isinstance(module, EquilibriumLayer):
-            solution = module.last_adjoint if adjoint else module.last_solution
-            failed += 0 if solution is None else int((~solution.converged).sum())
-    return failed
 
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -163,6 +105,7 @@ class AbstractEstimator(BaseEstimator):
         self.random_state = random_state
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The sum of the loss over the samples."""
         raise NotImplementedError
 
     def _check_parameters(self) -> None:
@@ -211,31 +154,34 @@ class AbstractEstimator(BaseEstimator):
 
     def _epochs(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
         """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
-        best, since, failed = np.inf, 0, 0
+        model, projection = self.model_, SpectralProjection(self.model_)
+        step = MinibatchStep(model, self._optimizer, lambda x, y: (self._loss(model(x), y), len(x)), project=projection.apply)
+        best, since = np.inf, 0
         for _ in range(epochs):
-            stats = epoch(
-                self.model_, self._optimizer, self._loss, (X, y), batch_size=int(self.batch_size), random=self._random
-            )
+            totals, failed = [0.0] * len(TOTALS), 0.0
+            order = torch.from_numpy(self._random.permutation(len(X)))
             self.n_iter_ += 1
-            failed = stats.failed
-            if not stats.finite:
-                return f"the loss or a gradient was not finite in epoch {self.n_iter_}; take a smaller learning_rate"
-            self.loss_curve_.append(stats.loss)
-            since = 0 if stats.loss < best - float(self.tol) else since + 1
-            best = min(best, stats.loss)
+            for sums in epoch(lambda rows: step(X, y, rows), order.split(int(self.batch_size)), totals):
+                if sums is None:
+                    return f"the loss or a gradient was not finite in epoch {self.n_iter_}; take a smaller learning_rate"
+                failed += float(sums[TOTALS.index("unconverged")]) + solves(self.model_, adjoint=True)[2]
+            loss = totals[0] / totals[1]
+            self.loss_curve_.append(loss)
+            since = 0 if loss < best - float(self.tol) else since + 1
+            best = min(best, loss)
             if since >= self.n_iter_no_change:
                 break
         first, much = self.loss_curve_[0], 2.0 if epochs > 1 else 10.0  # the parts of partial_fit differ among themselves
-        if stats.loss > much * first + float(self.tol):
+        if loss > much * first + float(self.tol):
             return (
-                f"the loss rose from {first:.3g} to {stats.loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
+                f"the loss rose from {first:.3g} to {loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
                 f"smaller learning_rate than {self.learning_rate}"
             )
         if since < self.n_iter_no_change and (epochs > 1 or self.max_iter == 1):
-            return f"the loss still fell after max_iter={self.max_iter} epochs (now {stats.loss:.3g}); raise max_iter"
+            return f"the loss still fell after max_iter={self.max_iter} epochs (now {loss:.3g}); raise max_iter"
         if failed:
             return (
-                f"{failed} equilibria or adjoints of the last epoch did not converge to rtol={self.rtol}, so the gradients "
+                f"{failed:.0f} equilibria or adjoints of the last epoch did not converge to rtol={self.rtol}, so the gradients "
                 "were not exact; loosen rtol or take another family"
             )
         return None
@@ -265,7 +211,9 @@ class AbstractEstimator(BaseEstimator):
         self.model_.eval()
         with torch.no_grad():
             output: Tensor = self.model_(self._tensor(X))
-        failed = unconverged(self.model_)
+        failed = solves(self.model_)[2]
         if failed:
-            self._warn(f"{failed} of {len(X)} equilibria did not converge, and their predictions are not those of the network")
+            self._warn(
+                f"{failed:.0f} of {len(X)} equilibria did not converge, and their predictions are not those of the network"
+            )
         return output

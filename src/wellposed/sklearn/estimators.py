@@ -89,7 +89,7 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
         return torch.tensor(np.searchsorted(self.classes_, y))
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(output, target)
+        return nn.functional.cross_entropy(output, target, reduction="sum")
 
 
 class EquilibriumRegressor(RegressorMixin, AbstractEstimator):
@@ -163,4 +163,4 @@ class EquilibriumRegressor(RegressorMixin, AbstractEstimator):
         return self._tensor((y - self.y_mean_) / self.y_scale_)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return 0.5 * (output.reshape(-1) - target).square().mean()
+        return 0.5 * (output.reshape(-1) - target).square().sum()

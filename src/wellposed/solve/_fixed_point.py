@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager, transforms_active, unhooked
+from wellposed._torch import eager, require_values, unhooked
 from wellposed._tree import Layout
-from wellposed.errors import InvalidArgument, InvalidType, WellposedError
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.solve._groups import GroupedMap, Groups
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.solution import Solution, SolveOptions
-from wellposed.solve.solver import AbstractSolver, Tolerance
+from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
 
 
 @eager  # a loop that depends on values gains nothing from a trace
@@ -73,7 +73,8 @@ def fixed_point(
             tensors of shape (2, edges) in `args` are edges, which follow their nodes.
     """
     solver = Auto() if solver is None else solver
-    check_options(f, solver, args)
+    check_options(f, solver)
+    check_args(f, args)
     check_tolerances(rtol=rtol, atol=atol, max_steps=max_steps)
     check_policy(on_failure)
     require_values("fixed_point", "Inside them use EquilibriumLayer instead.")
@@ -98,20 +99,9 @@ def in_groups(f: AbstractMap, start: Tensor, groups: Tensor, *, coupled: bool = 
     return (GroupedMap(f, together), together.pad(start)) if together.count else (f, start)
 
 
-def check_options(f: Any, solver: Any, args: Any = (), *, name: str = "f") -> None:
-    """Checks the map (called `name`), the solver and the further arguments of a solve."""
-    if not callable(f):
-        raise InvalidType(f"{name} must be callable; got {type(f).__name__}.")
-    if not isinstance(solver, AbstractSolver):
-        hint = " Choices are objects: give Anderson(), not its name or class." if isinstance(solver, (str, type)) else ""
-        raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")
+def check_args(f: Any, args: Any) -> None:
+    """Checks the further arguments of a map."""
     if not isinstance(args, tuple):
         raise InvalidType(f"args must be a tuple; got {type(args).__name__}. For one argument write args=(x,).")
     if args and isinstance(f, AbstractMap):
         raise InvalidArgument(f"{type(f).__name__} holds what it needs, so args must be empty; got {len(args)}.")
-
-
-def require_values(owner: str, advice: str) -> None:
-    """Raises inside transforms of torch.func, which hide the values that a solve depends on."""
-    if transforms_active():
-        raise WellposedError(f"{owner} needs concrete values; it is not supported under torch.func transforms. {advice}")

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager, unhooked
+from wellposed._torch import eager, require_values, unhooked
 from wellposed._tree import Layout, leaves, rebuild
 from wellposed.errors import InvalidArgument, WellposedWarning
-from wellposed.solve._fixed_point import check_options, require_values
+from wellposed.solve._fixed_point import check_args
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.solution import Solution, SolveOptions, user_level
-from wellposed.solve.solver import AbstractSolver, Tolerance
+from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
 from wellposed.status import Status
 
 #: |J_F u| / |u| below which a small |F(z)| says little about the distance to a root.
@@ -64,7 +64,8 @@ def root(
         The solution; its `absolute_residual` is |F(z)| and its `residual` |F(z)| / |z - F(z)|.
     """
     solver = NewtonKrylov() if solver is None else solver
-    check_options(F, solver, args, name="F")
+    check_options(F, solver, name="F")
+    check_args(F, args)
     check_tolerances(rtol=rtol, atol=atol, max_steps=max_steps)
     check_policy(on_failure)
     require_values("root", "Call it outside of them.")

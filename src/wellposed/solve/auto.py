@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,9 +55,9 @@ class Auto(AbstractSolver):
         plain, accelerated, newton: The solvers of the three stages.
     """
 
-    plain: Picard = field(default_factory=Picard)
-    accelerated: Anderson = field(default_factory=Anderson)
-    newton: NewtonKrylov = field(default_factory=NewtonKrylov)
+    plain: Picard = Picard()
+    accelerated: Anderson = Anderson()
+    newton: NewtonKrylov = NewtonKrylov()
 
     def __post_init__(self) -> None:
         for name, kind in (("plain", Picard), ("accelerated", Anderson), ("newton", NewtonKrylov)):

@@ -231,6 +231,15 @@ class Picard(AbstractSolver):
         return Step(z, f(z, out=point.spare))
 
 
+def check_options(f: Any, solver: Any, *, name: str = "f") -> None:
+    """Checks the map (called `name`) and the solver of a solve."""
+    if not callable(f):
+        raise InvalidType(f"{name} must be callable; got {type(f).__name__}.")
+    if not isinstance(solver, AbstractSolver):
+        hint = " Choices are objects: give Anderson(), not its name or class." if isinstance(solver, (str, type)) else ""
+        raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")
+
+
 def advice(status: Status, rate: float, others: tuple[str, ...] = ("Auto()", "NewtonKrylov()")) -> str:
     """The advice of most solvers, with the solvers to try instead."""
     if status is Status.NOT_FINITE:

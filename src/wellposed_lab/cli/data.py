@@ -13,7 +13,7 @@ from rich.table import Table
 
 from wellposed.data import Dataset, load
 from wellposed.data._load import NAMES
-from wellposed.data.files import FILES
+from wellposed.data.files import FILES, path_of
 from wellposed.errors import InvalidArgument, WellposedError, did_you_mean
 from wellposed_lab.cli._app import ExitCode, app, guarded, message_console, print_plain, print_table
 
@@ -125,8 +125,7 @@ def _origin(name: str) -> dict[str, Any]:
         available = drawn or importlib.util.find_spec("sklearn") is not None
         return {"samples": built_in[name], "available": available, "from": "drawn" if drawn else "scikit-learn"}
     shape, classes, remote = FILES[name]
-    folder = os.environ.get("WELLPOSED_DATA")
-    path = None if not folder else Path(folder) / f"{name}.npz"
+    path = path_of(name)
     samples = f"{'x'.join(map(str, shape))}, {classes} classes"
     if path is not None and path.is_file():
         return {"samples": samples, "available": True, "from": str(path)}

@@ -20,7 +20,7 @@ from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, di
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
 from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, message_console, print_message, print_table
-from wellposed_lab.runs.models import AbstractLoss
+from wellposed_lab.runs.losses import AbstractLoss
 from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.processes import threads_for
 from wellposed_lab.runs.run import refuse_foreign
@@ -49,7 +49,7 @@ LINE = "landscape: {done:g} of {total:g} points"
 @guarded
 def landscape(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    points: Annotated[int, typer.Option("--points", min=2, help="Along each direction.")] = 21,
+    points: Annotated[int, typer.Option("--points", min=2, help="Points along each direction.")] = 21,
     radius: Annotated[float, typer.Option("--radius", help="Steps along a direction go from -radius to radius.")] = 1.0,
     one: Annotated[bool, typer.Option("--line", help="One direction in place of two.")] = False,
     direction: Annotated[

@@ -60,13 +60,7 @@ def prove(
     """Prove that plain gradient descent from the start of a network ends at zero loss."""
     config, folder = _source(source, list(changes or []), folder, resume)
     proof = prove_start(
-        config,
-        folder,
-        samples=samples,
-        step_size=_step_size(step_size),
-        max_steps=max_steps,
-        resume=resume,
-        progress=not quiet,
+        config, folder, samples=samples, step_size=_step_size(step_size), max_steps=max_steps, resume=resume, progress=not quiet
     )
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **_summary(proof)}, indent=2))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wellposed.data import Dataset, load
-from wellposed.data.files import FILES, digits, read
+from wellposed.data.files import FILES, digits, path_of, read
 from wellposed.errors import InvalidArgument
 
 __all__ = ["channels_of", "images", "samples", "ten_classes", "two_classes"]
@@ -66,8 +64,8 @@ def two_classes(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> t
         try:
             samples(name, 2, 2, paper=paper, seed=0)
         except InvalidArgument as error:
-            folder = os.environ.get("WELLPOSED_DATA")
-            if name not in FILES or (folder and Path(folder, f"{name}.npz").is_file()):
+            path = path_of(name)
+            if name not in FILES or (path is not None and path.is_file()):
                 raise  # an unknown name, or a file that exists and is wrong
             notes.append(f"scikit-learn's digits take the place of {name}: {error}")
             name = "digits"

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from wellposed.descent._minibatch import TOTALS, MinibatchStep, epoch
+
 __all__ = ["accuracy", "fit"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -59,22 +61,24 @@ def fit(
     kinds: Any = torch.optim.lr_scheduler
     schedule = kinds.PolynomialLR(optimizer, steps, power=0.9) if poly else kinds.CosineAnnealingLR(optimizer, steps)
     penalized: Any = getattr(model, "penalized") if penalty else None  # noqa: B009 (any module)
-    losses = []
-    model.train()
-    for epoch in range(1, epochs + 1):
-        total = 0.0
-        for rows in torch.randperm(len(X), generator=generator).split(batch):
-            prediction, extra = (model(X[rows]), 0.0) if penalized is None else penalized(X[rows], generator=generator)
-            value = loss(prediction, y[rows])
-            optimizer.zero_grad()
-            (value + extra).backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
+    losses: list[float] = []
+
+    def objective(x: Tensor, target: Tensor) -> tuple[Tensor, float]:
+        """Mean loss and penalty, as of one item; keeps the sum of the losses without penalty."""
+        prediction, extra = (model(x), 0.0) if penalized is None else penalized(x, generator=generator)
+        value = loss(prediction, target)
+        losses[-1] += float(value.detach()) * len(x)
+        return value + extra, 1.0
+
+    step = MinibatchStep(model, optimizer, objective, clip=1.0)
+    for number in range(1, epochs + 1):
+        losses.append(0.0)
+        order = torch.randperm(len(X), generator=generator)
+        for _ in epoch(lambda rows: step(X, y, rows), order.split(batch), [0.0] * len(TOTALS)):
             schedule.step()
-            total += float(value.detach()) * len(rows)
-        losses.append(total / len(X))
+        losses[-1] /= len(X)
         if each is not None:
-            each(epoch)
+            each(number)
     model.eval()
     return losses
 

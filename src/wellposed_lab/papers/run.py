@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean, how_to_install
+from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean, required
 from wellposed.plot._figure import new_figure
 from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
@@ -166,12 +166,7 @@ def run_tasks(experiment: str, tasks: Sequence[Task], *, jobs: int = 1, dask: st
         for task in tasks:
             yield execute(experiment, task)
         return
-    try:
-        import joblib
-    except ImportError as error:
-        raise MissingPackage(
-            f"Several processes need joblib; take jobs=1, or install it with: {how_to_install('experiments')}."
-        ) from error
+    joblib = required("joblib", "Several processes need joblib, and jobs=1 does not", extra="experiments")
     with ExitStack() as stack:
         if dask is not None:
             stack.enter_context(_client(dask))
@@ -181,14 +176,9 @@ def run_tasks(experiment: str, tasks: Sequence[Task], *, jobs: int = 1, dask: st
 
 
 def _client(address: str) -> Any:
+    distributed = required("distributed", "A Dask cluster needs dask.distributed", extra="experiments")
     try:
-        from distributed import Client
-    except ImportError as error:
-        raise MissingPackage(
-            f"A Dask cluster needs dask.distributed; install it with: {how_to_install('experiments')}."
-        ) from error
-    try:
-        return Client(address, timeout="10s")
+        return distributed.Client(address, timeout="10s")
     except (OSError, ValueError, TimeoutError) as error:
         raise InvalidArgument(
             f"No Dask scheduler answers at {address!r} ({type(error).__name__}). Start one with `dask scheduler` and workers "

@@ -18,7 +18,7 @@ from wellposed.nn.families import is_theory_network
 from wellposed_lab.report._charts import COLOURS, Lines, axes, line, plain
 from wellposed_lab.report._page import Figure, number, table, thinned
 from wellposed_lab.runs.checkpoint import newest
-from wellposed_lab.runs.models import Segmentation, Squared
+from wellposed_lab.runs.losses import Segmentation, Squared
 from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import Problem, prepare

@@ -28,7 +28,7 @@ STOPS = {
     "epochs": "all epochs are done",
     "patience": "the validation loss did not get better",
     "stop_loss": "the training loss is small enough",
-    "not_finite": "the loss became NaN or infinite; the parameters are those before",
+    "not_finite": "the loss or a gradient became NaN or infinite; the parameters are those before",
     "interrupted": "it was interrupted",
 }
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed.descent._minibatch import TOTALS, MinibatchStep, World, epoch
 from wellposed.errors import InvalidArgument
-from wellposed.nn import EquilibriumLayer
 from wellposed_lab.runs.epoch_logger import EpochLogger, Listener, RunOutcome
-from wellposed_lab.runs.models import AbstractLoss
-from wellposed_lab.runs.processes import Interruption, World
+from wellposed_lab.runs.losses import AbstractLoss
+from wellposed_lab.runs.processes import Interruption
 from wellposed_lab.runs.training_state import Checkpoint, Progress, check_reachable, forget_tuned_values, restore
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ __all__ = ["TrainStep", "check_patience", "fit", "learning_rate", "make_optimize
 
 #: Samples at once in evaluations, unless the batches are larger.
 EVALUATED_AT_ONCE = 1024
-#: What is summed over the batches of an epoch.
-TOTALS = ("loss", "items", "equilibrium_steps", "solved", "unconverged")
 
 
 def fit(
@@ -75,6 +73,9 @@ def fit(
     def rate_of(step: int) -> float:
         return learning_rate(config.optimizer, step, batches, _length_at(options, step, batches))
 
+    def step(rows: Tensor) -> Tensor | None:
+        return train_step(X, y, rows, rate_of(progress.step), interrupted=interruption.asked)
+
     with Interruption() as interruption, logger:
         if checkpoint is None:
             logger.close_epoch(rate=rate_of(0), began=time.perf_counter())
@@ -84,13 +85,11 @@ def fit(
                 forget_tuned_values(model)  # as after a resume
                 progress.order, progress.totals = _order(options.seed, progress.epoch, len(X)), [0.0] * len(TOTALS)
             rate = rate_of(progress.step)
-            for rows in progress.order.split(batch_size)[progress.batch :]:
-                rate = rate_of(progress.step)
-                sums = train_step(X, y, rows, rate, interrupted=interruption.asked)
+            for sums in epoch(step, progress.order.split(batch_size)[progress.batch :], progress.totals):
                 if sums is None:
                     progress.stop = "not_finite"
                     break
-                progress.totals = [a + b for a, b in zip(progress.totals, sums.tolist(), strict=False)]
+                rate = rate_of(progress.step)
                 progress.step, progress.batch = progress.step + 1, progress.batch + 1
                 if listener is not None:
                     listener.on_batch(progress.epoch, progress.batch, batches, float(sums[0] / sums[1]))
@@ -132,43 +131,14 @@ class TrainStep:
     world: World
 
     def __call__(self, X: Tensor, y: Tensor, rows: Tensor, rate: float, *, interrupted: bool) -> Tensor | None:
-        """Takes a step on these rows.
-
-        Returns:
-            Sums as in `TOTALS`, and how many processes were interrupted; None if the loss is not
-            finite, and then the parameters stay.
-        """
-        mine = self.world.part(rows)
-        self.model.train()
-        self.optimizer.zero_grad()
-        x, target = X[mine.to(X.device)], y[mine.to(y.device)]
-        total, local = None, [0.0] * len(TOTALS)
-        if len(mine):  # empty with more processes than samples
-            total = self.loss.total(self.model(x), target)
-            local = [float(total.detach()), self.loss.count(target), *self._solves()]
-        sums = self.world.add(torch.tensor([*local, float(interrupted)], dtype=torch.float64))
-        if not math.isfinite(float(sums[0])):
-            return None
-        if total is not None:
-            (total / max(float(sums[1]), 1.0)).backward()
-        self.world.add_gradients(self.model)
-        if self.config.optimizer.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)
+        """A `MinibatchStep` on these rows; the last sum counts interrupted processes."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
-        return sums
+        step = MinibatchStep(self.model, self.optimizer, self._objective, self.world, self.config.optimizer.clip)
+        return step(X, y, rows, float(interrupted))
 
-    def _solves(self) -> tuple[float, float, float]:
-        """Evaluations, samples and failures in the equilibrium solves of the last forward pass."""
-        steps = solved = failed = 0.0
-        for module in self.model.modules():
-            if isinstance(module, EquilibriumLayer) and module.last_solution is not None:
-                solution = module.last_solution
-                steps += float(solution.num_steps.sum())
-                solved += solution.num_steps.numel()
-                failed += float((~solution.converged).sum())
-        return steps, solved, failed
+    def _objective(self, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        return self.loss.total(self.model(x), y), self.loss.count(y)
 
     @torch.no_grad()
     def evaluate(self, X: Tensor, y: Tensor) -> dict[str, float]:
@@ -206,9 +176,9 @@ def learning_rate(options: OptimizerSection, step: int, batches: int, epochs: in
     Constant: lr. Step: lr factor^floor(epoch/every). Cosine: lr (1 + cos(pi k/K))/2 at step k of
     K = epochs * batches. All grow linearly over the first `warmup` epochs.
 
-    The values are those of torch's schedulers up to rounding. These are recursive (the rate of a
-    step is computed from the one before, so it depends on the path by rounding) and would add state
-    to checkpoints; a function of the step keeps resumed, extended and older runs bit-exact.
+    These are the rates of torch's `StepLR`, `CosineAnnealingLR` and `LinearLR`, written as
+    functions of the step, because torch computes each rate from the one before: a run that is
+    extended, or resumed from an older checkpoint, would then not repeat its numbers bit for bit.
 
     Args:
         options: With the name of the schedule.

@@ -1,4 +1,4 @@
-"""Networks by name, for configurations; the losses are in `losses.py`."""
+"""Networks by name, for configurations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier, MonotoneConvCell, Spectral
 from wellposed.nn.families import FAMILIES
 from wellposed.solve import PeacemanRachford, TunedStep
-from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
 from wellposed_lab.runs.own_class import own_network
 
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import ModelSection
 
-__all__ = ["MODELS", "AbstractLoss", "CrossEntropy", "ModelKind", "Segmentation", "Squared", "build", "kind_of"]
+__all__ = ["MODELS", "OWN", "ModelKind", "build", "kind_of"]
 
 #: Keys of the section `model` that every network takes.
 COMMON = ("name", "width", "rtol", "max_steps", "on_failure", "class", "arguments")

@@ -7,6 +7,7 @@ nothing here imports unless the command was told to (`code_allowed`).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -86,9 +87,7 @@ def own_network(
             f"model.class names code to run, {path!r}, and a configuration or a run from someone else could name any. Nothing "
             "was imported. If you trust it, give --allow-code to train, certify or landscape; report never imports."
         )
-    features = 1
-    for size in shape:
-        features *= size
+    features = math.prod(shape)
     offered = {"in_features": features, "width": width, "classes": classes, "generator": generator, "dtype": dtype}
     with _folder_on_path(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -22,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ReduceOp
 
 from wellposed._io import open_plain
+from wellposed.descent._minibatch import World
 from wellposed.errors import InvalidArgument
 
-__all__ = ["Interruption", "World", "environment", "git_head", "joined", "largest_product", "on_threads", "threads_for"]
+__all__ = ["Interruption", "environment", "git_head", "joined", "largest_product", "on_threads", "threads_for"]
 
 #: How long the other processes wait for the first one, which certifies.
 PATIENCE = timedelta(hours=12)
@@ -41,63 +40,6 @@ PACKAGES = ("wellposed", "torch", "numpy", "scipy", "scikit-learn", "safetensors
 _LONGEST = 4 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REFERENCE = re.compile(r"refs(/[A-Za-z0-9_+@-][A-Za-z0-9_.+@-]*)+")
-
-
-@dataclass(frozen=True)
-class World:
-    """The processes that train one model together.
-
-    Attributes:
-        rank: The number of this one; 0 writes the files.
-        size: The number of processes.
-    """
-
-    rank: int = 0
-    size: int = 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this process writes."""
-        return self.rank == 0
-
-    def part(self, rows: Tensor) -> Tensor:
-        """The rows that this process works on; possibly none."""
-        return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
-
-    def add(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
-        if self.size > 1:
-            torch.distributed.all_reduce(numbers, op=ReduceOp.SUM)
-        return numbers
-
-    def add_gradients(self, model: nn.Module) -> None:
-        """Replaces every gradient by its sum over the processes; None stays None if all have None.
-
-        `DistributedDataParallel` would do it during the backward pass. But when it is freed after
-        its process group (as after an exception, whose traceback holds it), its destructor may
-        deadlock: it joins gloo's threads and holds the interpreter's lock that they wait for.
-        """
-        if self.size == 1:
-            return
-        trained = [p for p in model.parameters() if p.requires_grad]
-        somewhere = self.add(torch.tensor([p.grad is not None for p in trained], dtype=torch.int64))
-        for parameter, count in zip(trained, somewhere.tolist(), strict=True):
-            if count and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad is not None:
-                parameter.grad = self.add(parameter.grad.contiguous())
-
-    def wait(self) -> None:
-        """Waits for all processes."""
-        self.add(torch.zeros(1))
-
-    def agree(self, code: int) -> int:
-        """The code of the first process."""
-        if self.size == 1:
-            return code
-        said = torch.tensor([code])
-        torch.distributed.broadcast(said, src=0)
-        return int(said)
 
 
 @contextmanager

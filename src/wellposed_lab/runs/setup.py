@@ -17,7 +17,8 @@ from wellposed.data._load import is_path
 from wellposed.data.own import checksum, own_path
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.kernel._memory import available_memory, readable
-from wellposed_lab.runs.models import MODELS, OWN, AbstractLoss, CrossEntropy, Segmentation, Squared, build, kind_of
+from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
+from wellposed_lab.runs.models import MODELS, OWN, build, kind_of
 
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import DataSection, RunConfig

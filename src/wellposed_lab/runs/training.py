@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wellposed.certify._dispatch import check_theorem
+from wellposed.descent._minibatch import World
 from wellposed.errors import RunError, WellposedError
 from wellposed_lab.runs.checkpoint import load, newest, tidy
 from wellposed_lab.runs.epoch_logger import STOPS, Listener, RunOutcome
 from wellposed_lab.runs.loop import check_patience, fit
-from wellposed_lab.runs.processes import World, joined, on_threads, threads_for
+from wellposed_lab.runs.processes import joined, on_threads, threads_for
 from wellposed_lab.runs.records import certificate_files, last_recorded, read_certificate, read_metrics, read_times
 from wellposed_lab.runs.run import Run, read_config
 from wellposed_lab.runs.setup import Problem, prepare, resolve_auto

@@ -227,8 +227,9 @@ def _check_optimizer(
     for group, mine in zip(groups, own, strict=True):
         need(set(group) == set(mine) and group["params"] == mine["params"], "optimizer.groups")
         for name, value in mine.items():
-            same = _is_step_size(group[name]) if name == "lr" else _equals(group[name], value)
-            need(same, f"optimizer.groups.{name}")
+            new = group[name]
+            good = _is_number(new) and 0 <= new < math.inf if name == "lr" else _equals(new, value)
+            need(good, f"optimizer.groups.{name}")
     parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in slots.items():
         need(index < len(parameters), f"optimizer/{index}")
@@ -263,10 +264,6 @@ def _is_in_range(name: str, value: Any) -> bool:
         count = float(value)
         return math.isfinite(count) and count >= 0 and count == int(count)
     return name != "exp_avg_sq" or not bool((value < 0).any())
-
-
-def _is_step_size(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value) and value >= 0
 
 
 def _equals(value: Any, own: Any) -> bool:

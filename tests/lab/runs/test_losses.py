@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, jaccard_score
 from torch import nn
 
-from wellposed_lab.runs.models import CrossEntropy, Segmentation, Squared
+from wellposed_lab.runs.losses import CrossEntropy, Segmentation, Squared
 
 
 @settings(deadline=None, max_examples=25)

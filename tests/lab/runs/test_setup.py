@@ -11,7 +11,7 @@ import torch
 from wellposed.errors import CheckpointRefused, InvalidArgument, RunError, WellposedError
 from wellposed.nn import MonotoneClassifier
 from wellposed_lab.runs.config import resolve
-from wellposed_lab.runs.models import CrossEntropy, Segmentation, Squared
+from wellposed_lab.runs.losses import CrossEntropy, Segmentation, Squared
 from wellposed_lab.runs.records import read_metrics
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import prepare, resolve_auto

@@ -238,7 +238,7 @@ class AbstractNetwork(nn.Module, abc.ABC):
         solution = self.layer.last_solution
         if solution is None:
             return z
-        lost = solution.status == Status.NOT_FINITE
+        lost = solution.status.codes == Status.NOT_FINITE
         return torch.where(lost.unsqueeze(1), torch.nan, z) if bool(lost.any()) else z
 
     @eager

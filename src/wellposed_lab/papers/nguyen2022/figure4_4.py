@@ -20,7 +20,7 @@ from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig
 from wellposed_lab.papers.image_training import accuracy, fit
 from wellposed_lab.papers.nguyen2022.figure4_2 import residual
 
-__all__ = ["Figure44", "LandscapeConfig", "contours", "landscape"]
+__all__ = ["FULL", "AbstractLandscape", "Figure44", "LandscapeConfig", "contours", "landscape"]
 
 #: "small loss": at most so much above that of the minimizer.
 ABOVE = 0.5
@@ -42,6 +42,12 @@ class LandscapeConfig(ExperimentConfig):
     slow: float = 30.0  # cells take steps so many times smaller than encoders and heads
     points: int = 7  # points, radius: of the surface, along each of two filter-normalized directions
     radius: float = 1.0
+
+
+#: The sizes of --full.
+FULL = LandscapeConfig(
+    data="cifar10", n=10000, n_test=2000, n_seen=100, size=16, channels=12, epochs=10, batch=100, lr=1e-3, points=51, slow=3.0
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,15 @@ def landscape(model: nn.Module, task: Task, *, penalty: bool = False) -> dict[st
     }
 
 
-class Figure44(AbstractExperiment):
+class AbstractLandscape(AbstractExperiment):
+    """An experiment with a `LandscapeConfig`."""
+
+    def available(self, config: LandscapeConfig) -> tuple[LandscapeConfig, list[str]]:
+        data, n, n_test, notes = ten_classes(config.data, config.n, config.n_test)
+        return dataclasses.replace(config, data=data, n=n, n_test=n_test), notes
+
+
+class Figure44(AbstractLandscape):
     """The area of small loss around the network, for growing depth."""
 
     name = "nguyen2022/figure4.4"
@@ -120,23 +134,7 @@ class Figure44(AbstractExperiment):
     )
     varied = {"repeats": "repeats"}
     quick = RepeatConfig()
-    full = RepeatConfig(
-        data="cifar10",
-        n=10000,
-        n_test=2000,
-        n_seen=100,
-        size=16,
-        channels=12,
-        epochs=10,
-        batch=100,
-        lr=1e-3,
-        points=51,
-        slow=3.0,
-    )
-
-    def available(self, config: RepeatConfig) -> tuple[RepeatConfig, list[str]]:
-        data, n, n_test, notes = ten_classes(config.data, config.n, config.n_test)
-        return dataclasses.replace(config, data=data, n=n, n_test=n_test), notes
+    full = RepeatConfig(**vars(FULL))
 
     def tasks(self, config: RepeatConfig) -> list[Task]:
         equilibrium = dataclasses.replace(config, repeats=(0,))  # takes longest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from wellposed.nn import MultiscaleDEQ
 from wellposed.solve import Anderson
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, spread
-from wellposed_lab.papers.datasets import channels_of, ten_classes
-from wellposed_lab.papers.experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers.nguyen2022.figure4_4 import LandscapeConfig, contours, landscape
+from wellposed_lab.papers.datasets import channels_of
+from wellposed_lab.papers.experiment import Result, Task
+from wellposed_lab.papers.nguyen2022.figure4_4 import FULL, AbstractLandscape, LandscapeConfig, contours, landscape
 
 __all__ = ["Figure45"]
 
@@ -22,7 +21,7 @@ __all__ = ["Figure45"]
 KNOWN = 0.9
 
 
-class Figure45(AbstractExperiment):
+class Figure45(AbstractLandscape):
     """How many minima the surface has."""
 
     name = "nguyen2022/figure4.5"
@@ -48,23 +47,7 @@ class Figure45(AbstractExperiment):
         "them). Its cell takes smaller steps than encoder and head (key slow), with a Jacobian penalty.",
     )
     quick = LandscapeConfig(epochs=4, n=100, n_seen=40, points=7, radius=0.5)
-    full = LandscapeConfig(
-        data="cifar10",
-        n=10000,
-        n_test=2000,
-        n_seen=100,
-        size=16,
-        channels=12,
-        epochs=10,
-        batch=100,
-        lr=1e-3,
-        points=51,
-        slow=3.0,
-    )
-
-    def available(self, config: LandscapeConfig) -> tuple[LandscapeConfig, list[str]]:
-        data, n, n_test, notes = ten_classes(config.data, config.n, config.n_test)
-        return dataclasses.replace(config, data=data, n=n, n_test=n_test), notes
+    full = FULL
 
     def run(self, task: Task) -> dict[str, Any]:
         options: dict[str, Any] = {"solver": Anderson(), "rtol": 1e-3, "max_steps": 100, "on_failure": "ignore", "grid": 7}

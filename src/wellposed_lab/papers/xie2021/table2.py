@@ -58,12 +58,7 @@ class Table2(AbstractExperiment):
             "[xie2021, Table 2], on CamVid",
             "its mean intersection over union on test images is higher for every seed",
         ),
-        Claim(
-            "all",
-            "It is better in mAcc and aAcc too.",
-            "[xie2021, Table 2], on CamVid",
-            "both are higher for every seed",
-        ),
+        Claim("all", "It is better in mAcc and aAcc too.", "[xie2021, Table 2], on CamVid", "both are higher for every seed"),
         Claim(
             "cityscapes",
             "The values of the table, on Cityscapes.",
