@@ -153,7 +153,9 @@ def test_of_100_changes_with_new_checksums_100_are_rejected(folders: dict[str, P
         if number % 3 == 0:
             smooth = kind in ("tanh", "softplus")
             column = draw.choice([name for name in COLUMNS if not (smooth and name in ("mask_ratio", "least"))])
-            k, factor = draw.randrange(2, changed.document["num_steps"]), draw.choice(COLUMNS[column])
+            # a somewhat larger omega is still a bound, and without masks nothing depends on it
+            factors = [factor for factor in COLUMNS[column] if not (smooth and column == "omega" and factor == 1.1)]
+            k, factor = draw.randrange(2, changed.document["num_steps"]), draw.choice(factors)
             changed.document["steps"][column][k] *= factor
             what: Any = (kind, column, k, factor)
         elif number % 3 == 1:

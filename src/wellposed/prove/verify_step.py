@@ -217,6 +217,14 @@ def _residual_scale(check: PointCheck) -> float:
     return 1e-13 * norm(terms)
 
 
+def check_values(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
+    """The stored values of checkpoint k, also those that its gradient does not need."""
+    for name in "ZPQC" if proof.rectified else "ZP":
+        exact = getattr(check.point, name).floats()
+        off = np.abs(exact - proof.tensor(f"checkpoint.{k}.{name}", proof.n, proof.m)).max()
+        report("equilibria", off <= _COMPUTED * np.abs(exact).max(), f"point {k}: {name} is off by {off:.3g}")
+
+
 def check_gradient(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
     """|J^T r - G| against e_k, where G is made of the stored Z, P, Q, C, r."""
     weights = stored_values(proof, k, "r", proof.n).as_column()
@@ -256,6 +264,7 @@ def check_segment(proof: StoredProof, data: Data, first: int, last: int, report:
         check = PointCheck(proof, data, place, (Z, P))
         if k == first:
             check_gradient(proof, check, k, report)
+            check_values(proof, check, k, report)
         check_point(proof, check, k, away, report, whole=k == first)
         M, error = proof.steps["expansion"][k], proof.steps["error"][k]
         away = ((1 + eta * M) * away + error + lost + eta * check.point.gradient_error()) * ROOM

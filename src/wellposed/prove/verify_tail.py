@@ -11,7 +11,7 @@ from wellposed.prove.verify_bounds import is_positive
 from wellposed.prove.verify_digits import Digits, Floats
 from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
 from wellposed.prove.verify_reading import StoredProof
-from wellposed.prove.verify_step import Ball, PointCheck, Report
+from wellposed.prove.verify_step import Ball, PointCheck, Report, check_values
 
 #: Steps after the last point that are computed in more digits.
 _STEPS = 2
@@ -47,10 +47,7 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> list[int]:
     far = distance_between(proof, check.place, stored_place(proof, 0)) + delta + radius
     stated = proof.number("distance", proof.document.get("distance"), least=0.0)
     report("distance", far <= stated <= 1.001 * far, f"{stated:.8g} stored, {far:.8g} found")
-    for name in "ZPQC" if proof.rectified else "ZP":
-        exact = getattr(check.point, name).floats()
-        off = np.abs(exact - proof.tensor(f"checkpoint.{K}.{name}", proof.n, proof.m)).max()
-        report("tail", off <= 1e-9 * np.abs(exact).max(), f"point {K}: {name} is off by {off:.3g}")
+    check_values(proof, check, K, report)
     if not proof.smooth:
         _check_switches(proof, check, radius + delta, report)
     _check_singular_values(proof, check, K, report)
