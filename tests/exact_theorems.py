@@ -6,6 +6,7 @@ parameters: the bound of the Jacobian is about them, with their exact distance f
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,22 @@ class Change:
     flippable: Array
 
 
+@functools.lru_cache(maxsize=4)
+def _numbers(point: ExactPoint) -> dict[str, Any]:
+    """What does not depend on a radius."""
+    k, scale = point.network.scales
+    both = np.concatenate([k * point.Z, scale * point.X], axis=1)
+    norms = {name: largest_singular_value(getattr(point, name)) for name in "ZXR"}
+    least = {"inputs": point.X, "both": both, "features": point.features}
+    rows = {"z": row_norms(point.Z), "x": row_norms(point.X), "rows": row_norms(point.R)}
+    return (
+        norms
+        | rows
+        | {name: least_singular_value(M) for name, M in least.items()}
+        | {"omega": largest_of_symmetric_part(point.R)}
+    )
+
+
 class ExactContraction:
     """The sensitivities of GaussianDEQ, SkipDEQ and ImplicitOnlyDEQ, within `hidden` of the present hidden parameters."""
 
@@ -50,10 +67,9 @@ class ExactContraction:
         self.point, self.at, self.sharpen, self.hidden = point, at, sharpen, hidden
         self.skip, self.readout = network.kind is wp.SkipDEQ, bool(network.readout)
         self.k, self.l = network.scales
-        self.B, self.b = largest_singular_value(point.Z), largest_singular_value(point.X)
-        self.z, self.x = row_norms(point.Z), row_norms(point.X)
-        self.norm = largest_singular_value(point.R)
-        self.omega = largest_of_symmetric_part(point.R)
+        self.known = known = _numbers(point)
+        self.B, self.b, self.norm, self.omega = (known[name] for name in ("Z", "X", "R", "omega"))
+        self.z, self.x = known["z"], known["x"]
         if "active" in sharpen:
             for _ in range(2):
                 possible, _ = self.reach()
@@ -78,7 +94,7 @@ class ExactContraction:
     def reach(self) -> tuple[Array, Array]:
         """Units that may be active somewhere in the ball, and those that are active everywhere."""
         moved = self.moved()
-        rows = row_norms(self.point.R) + self.k * self.hidden
+        rows = self.known["rows"] + self.k * self.hidden
         reach = np.outer(moved * self.factor(self.hidden), rows) + moved[:, None]
         return self.point.V >= -reach, self.point.V > reach
 
@@ -86,15 +102,13 @@ class ExactContraction:
         """s: the best of the lower bounds of sqrt(lambda_min(K)) that are switched on."""
         drift = self.hidden * mp.hypot(self.k * self.B, self.l * self.b) * self.factor(self.hidden)
         features = mp.hypot(drift, self.l * self.hidden * self.b) if self.skip else drift
-        simple = least_singular_value(self.point.features) - features
+        simple = self.known["features"] - features
         if self.readout and ("kernel" not in self.sharpen or self.skip):
             return simple
         jacobian = least_root(self.found_gram(h)) - self.change(R, h).jacobian
         if not self.readout:
             return jacobian
-        inputs = self.l * least_singular_value(self.point.X)
-        both = np.concatenate([self.k * self.point.Z, self.l * self.point.X], axis=1)
-        inputs = max(inputs, least_singular_value(both) - self.k * drift)
+        inputs = max(self.l * self.known["inputs"], self.known["both"] - self.k * drift)
         share = h * self.least_adjoint(R) ** 2 * inputs**2
         return max(mp.sqrt(max(mp.mpf(0), simple) ** 2 + share), jacobian)
 

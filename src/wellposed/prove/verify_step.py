@@ -129,7 +129,9 @@ class PointCheck:
         da = ball.rho * np.hypot(1.0, row_norms(point.P.floats()) + ball.dp) + (ball.R_norm + 2) * ball.dp
         adjoint = np.abs(point.adjoint.floats()) + da[:, None]
         moved = ball.dv + point.v_error.max(axis=1)
-        return curvature_weights(self.proof.activation, point.V.floats(), adjoint, moved, tau=tau, R_norm=ball.R_norm)
+        change = self.proof.scales["R"] * ball.rho + (LOST + 4 * UNIT) * norm(self.R)
+        V, name = point.V.floats(), self.proof.activation
+        return curvature_weights(name, V, adjoint, moved, tau=tau, R_norm=ball.R_norm, R=self.R, change=change)
 
     def mask_ratio(self, ball: Ball) -> tuple[float, float]:
         """Least |pre-activation| over its change on the ball, and least |pre-activation|."""
