@@ -46,6 +46,11 @@ def largest_singular_value(M: Array) -> Any:
     return mp.sqrt(max(_eigenvalues(_gram(M)))) if M.size else mp.mpf(0)
 
 
+def largest_of_symmetric_part(M: Array) -> Any:
+    """lambda_max((M + M^T)/2)."""
+    return max(_eigenvalues((M + M.T) / 2)) if M.size else mp.mpf(0)
+
+
 def least_singular_value(M: Array) -> Any:
     """Over the rows of M: 0 if there are more rows than columns."""
     return least_root(M @ M.T) if M.shape[0] <= M.shape[1] else mp.mpf(0)

@@ -6,9 +6,11 @@ parameters: the bound of the Jacobian is about them, with their exact distance f
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
+import mpmath
 import numpy as np
 from mpmath import mp
 
@@ -17,6 +19,7 @@ from exact_networks import (
     Array,
     ExactPoint,
     exact,
+    largest_of_symmetric_part,
     largest_singular_value,
     least_root,
     least_singular_value,
@@ -25,6 +28,7 @@ from exact_networks import (
     row_norms,
 )
 from wellposed.certify import Certificate
+from wellposed.certify._radius_search import FLOW_PARTS
 from wellposed.certify.measurement import Measurement
 
 
@@ -39,6 +43,22 @@ class Change:
     flippable: Array
 
 
+@functools.lru_cache(maxsize=4)
+def _numbers(point: ExactPoint) -> dict[str, Any]:
+    """What does not depend on a radius."""
+    k, scale = point.network.scales
+    both = np.concatenate([k * point.Z, scale * point.X], axis=1)
+    norms = {name: largest_singular_value(getattr(point, name)) for name in "ZXR"}
+    least = {"inputs": point.X, "both": both, "features": point.features}
+    rows = {"z": row_norms(point.Z), "x": row_norms(point.X), "rows": row_norms(point.R)}
+    return (
+        norms
+        | rows
+        | {name: least_singular_value(M) for name, M in least.items()}
+        | {"omega": largest_of_symmetric_part(point.R)}
+    )
+
+
 class ExactContraction:
     """The sensitivities of GaussianDEQ, SkipDEQ and ImplicitOnlyDEQ, within `hidden` of the present hidden parameters."""
 
@@ -47,19 +67,26 @@ class ExactContraction:
         self.point, self.at, self.sharpen, self.hidden = point, at, sharpen, hidden
         self.skip, self.readout = network.kind is wp.SkipDEQ, bool(network.readout)
         self.k, self.l = network.scales
-        self.B, self.b = largest_singular_value(point.Z), largest_singular_value(point.X)
-        self.z, self.x = row_norms(point.Z), row_norms(point.X)
-        self.q = largest_singular_value(point.R)
+        self.known = known = _numbers(point)
+        self.B, self.b, self.norm, self.omega = (known[name] for name in ("Z", "X", "R", "omega"))
+        self.z, self.x = known["z"], known["x"]
         if "active" in sharpen:
             for _ in range(2):
                 possible, _ = self.reach()
                 sets = [np.flatnonzero(row) for row in possible]
-                self.q = min(self.q, max(largest_singular_value(point.R[np.ix_(S, S)]) for S in sets))
+                self.omega = max([mp.mpf(0), *(largest_of_symmetric_part(point.R[np.ix_(S, S)]) for S in sets)])
+                if not self.readout:
+                    self.norm = min(self.norm, max(largest_singular_value(point.R[np.ix_(S, S)]) for S in sets))
 
     def factor(self, moved: Any) -> Any:
-        q = self.q + self.k * moved
-        assert q < 1, "a certificate without a contraction"
-        return 1 / (1 - q)
+        omega = self.omega + self.k * moved
+        assert omega < 1, "a certificate without exactly one equilibrium"
+        return 1 / (1 - omega)
+
+    def jump(self, moved: Any) -> Any:
+        """Of a vector that no mask precedes."""
+        q = self.norm + self.k * moved
+        return min(1 + q * self.factor(moved), 1 / (1 - q) if q < 1 else mp.inf)
 
     def moved(self) -> Array:
         return np.array([self.hidden * mp.hypot(self.k * z, self.l * x) for z, x in zip(self.z, self.x, strict=True)])
@@ -67,7 +94,7 @@ class ExactContraction:
     def reach(self) -> tuple[Array, Array]:
         """Units that may be active somewhere in the ball, and those that are active everywhere."""
         moved = self.moved()
-        rows = row_norms(self.point.R) + self.k * self.hidden
+        rows = self.known["rows"] + self.k * self.hidden
         reach = np.outer(moved * self.factor(self.hidden), rows) + moved[:, None]
         return self.point.V >= -reach, self.point.V > reach
 
@@ -75,20 +102,28 @@ class ExactContraction:
         """s: the best of the lower bounds of sqrt(lambda_min(K)) that are switched on."""
         drift = self.hidden * mp.hypot(self.k * self.B, self.l * self.b) * self.factor(self.hidden)
         features = mp.hypot(drift, self.l * self.hidden * self.b) if self.skip else drift
-        simple = least_singular_value(self.point.features) - features
+        simple = self.known["features"] - features
         if self.readout and ("kernel" not in self.sharpen or self.skip):
             return simple
         jacobian = least_root(self.found_gram(h)) - self.change(R, h).jacobian
         if not self.readout:
             return jacobian
-        if simple <= 0:
-            return max(simple, jacobian)
-        _, sure = self.reach()
-        v = self.point.network.weight()
-        steady = min(norm(v * row) for row in sure)
-        p = max(mp.mpf(0), steady - R) / (1 + self.q + self.k * self.hidden)
-        share = h * p**2 * ((self.k * simple) ** 2 + (self.l * least_singular_value(self.point.X)) ** 2)
-        return max(mp.sqrt(simple**2 + share), jacobian)
+        inputs = max(self.l * self.known["inputs"], self.known["both"] - self.k * drift)
+        share = h * self.least_adjoint(R) ** 2 * inputs**2
+        return max(mp.sqrt(max(mp.mpf(0), simple) ** 2 + share), jacobian)
+
+    def least_adjoint(self, R: Any) -> Any:
+        """Of min |p_i|: by norms, and with "active" at most the least p on S with p_Q = v_Q + (R^T p)_Q."""
+        possible, sure = self.reach()
+        v, found = self.point.network.weight(), []
+        for S, Q in zip(map(np.flatnonzero, possible), map(np.flatnonzero, sure), strict=True):
+            best = max(mp.mpf(0), norm(v[Q]) - R) / (1 + self.norm + self.k * self.hidden)
+            if "active" in self.sharpen and len(Q):
+                B = (np.eye(len(v), dtype=int) - self.point.R)[np.ix_(S, Q)]
+                w = np.array(mp.lu_solve(mpmath.matrix((B.T @ B).tolist()), mpmath.matrix(v[Q].tolist())).T.tolist()[0])
+                best = max(best, mp.sqrt(w @ v[Q]))
+            found.append(best)
+        return min(found)
 
     def found(self) -> tuple[Array, Array, Array]:
         """The equilibria and adjoints that float64 found, and its masks."""
@@ -108,7 +143,7 @@ class ExactContraction:
         flippable = (possible & ~sure) | (masks != self.point.masks)
         back = self.point.network.weight() + P @ self.point.R
         flips, residual = row_norms(back * flippable), row_norms(back * masks - P)
-        dp = ((R if self.readout else 0) + self.k * self.hidden * p + flips + residual) * factor
+        dp = ((R if self.readout else 0) + self.k * self.hidden * p) * factor + (flips + residual) * self.jump(self.hidden)
         outer = self.k * (dp * (self.z + moved * factor) + p * dz)
         square = h * (outer**2 + (self.l * dp * self.x) ** 2) + (dz**2 if self.readout else 0)
         return Change(dz, dp, flips + residual, mp.sqrt(mp.fsum(square)), flippable)
@@ -120,17 +155,22 @@ def check_flow_theorem(point: ExactPoint, at: Measurement, cert: Certificate, sh
     rates, radii, claimed = cert.rates, cert.radii, number(cert.hypotheses[0].value)
     h = number(rates[network.hidden[0]])
     R = number(radii[network.readout[0]]) if network.readout else number(radii[network.hidden[0]])
-    hidden = mp.sqrt(h) * R
-    if network.kind is wp.MonotoneDEQ:
+
+    def least(radius: Any) -> Any:
+        hidden = mp.sqrt(h) * radius
+        if network.kind is not wp.MonotoneDEQ:
+            return ExactContraction(point, at, sharpen, hidden).least(radius, h)
         A, B, b = (largest_singular_value(M) for M in (network.parameters["A"], point.Z, point.X))
         slope = mp.sqrt(((2 * A + hidden) * B) ** 2 + (2 * B) ** 2 + b**2)
-        s = least_singular_value(point.Z) - hidden * slope / network.margin
-    else:
-        s = ExactContraction(point, at, sharpen, hidden).least(R, h)
+        return least_singular_value(point.Z) - hidden * slope / network.margin
+
+    s = least(R)
     assert 0 < claimed <= s, "s from above"
-    assert R >= e / claimed and number(cert.rate) <= s**2
-    assert all(number(radii[name]) >= mp.sqrt(h) * e / s for name in network.hidden)
-    assert all(number(radii[name]) >= e / s for name in network.readout)
+    assert number(cert.rate) <= s**2
+    # the integral of s over [0, R] is at least e: sums over ever more parts, from below
+    assert any(R / parts * mp.fsum(least(R * j / parts) for j in range(1, parts + 1)) >= e for parts in (1, 4, FLOW_PARTS))
+    assert all(number(radii[name]) >= mp.sqrt(h) * R * (1 - mp.mpf(2) ** -50) for name in network.hidden)
+    assert all(number(radii[name]) >= R for name in network.readout)
     return claimed / s
 
 
@@ -193,8 +233,8 @@ def check_plain_descent_theorem(point: ExactPoint, at: Measurement, cert: Certif
     G = bounds.found_gram(mp.mpf(1))
     s, L = least_root(G) - change.jacobian, mp.sqrt(largest_singular_value(G)) + change.jacobian
     t, p = step * L**2, row_norms(bounds.found()[1])
-    crossed = (change.flips + k * R * p + (bounds.q + k * R) * change.adjoints) * change.flippable.any(axis=1)
-    nearby = (k * step * L * e * (p + change.adjoints) + crossed) * bounds.factor(R)
+    crossed = (change.flips + k * R * p + (bounds.norm + k * R) * change.adjoints) * change.flippable.any(axis=1)
+    nearby = k * step * L * e * (p + change.adjoints) * bounds.factor(R) + crossed * bounds.jump(R)
     d = norm(k * np.minimum(2 * change.adjoints, nearby) * (bounds.z + change.equilibria))
     assert 0 < t <= 1 and number(cert.hypotheses[0].value) <= s
     slope = (1 - t / 2) * s - d

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ import wellposed as wp
 from certificate_problems import FAMILIES, Point, check_descent, check_flow, clone, move, problem, train
 from wellposed.certify import AbstractSensitivity, Certificate, Contractive, Verdict, radius
 from wellposed.certify._gate import check_data
-from wellposed.certify._radius_search import descent_radii, flow_radius
+from wellposed.certify._radius_search import FLOW_PARTS, descent_radii, flow_radius
+from wellposed.certify._reach import Reach, Steady
 from wellposed.certify._sensitivity import sensitivity_of
 from wellposed.certify.measurement import Measurement, measure
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.linalg.verified_cholesky import restricted_norm_upper
+from wellposed.linalg.verified_cholesky import restricted_norm_upper, restricted_symmetric_part_upper, symmetric_part_upper
 from wellposed.nn.sensitivity import DescentBounds
 
 SHARPENINGS: tuple[tuple[str, ...], ...] = ((), ("active",), ("kernel",), ("active", "kernel"))
@@ -278,29 +280,27 @@ def test_descent_bounds_within_the_radii(family: str) -> None:
 # --- the formula -------------------------------------------------------------------------------------------------------------
 
 
-def plain_flow(model: Any, X: Tensor, y: Tensor, h: float = 1.0, error: float = 0.0) -> tuple[float, float] | None:
-    """(R, s(R)) of the unsharpened theorem for GaussianDEQ, written down once more: the least R by iteration from 0.
+class PlainFlow:
+    """The unsharpened theorem for GaussianDEQ, written down once more: s and its integral, which has a closed form."""
 
-    `error` is what is uncertain about |r|: of a residual of 1e-6 more than the sixth digit.
-    """
-    with torch.no_grad():
-        Z = model.equilibrium(X)
-        r = Z @ model.a - y
-        s0, B = torch.linalg.svdvals(Z)[[-1, 0]].tolist()
-        rho, b, e = (float(torch.linalg.matrix_norm(M, ord=2)) for M in (model.W, X, r.unsqueeze(1)))
-    e += error
-    R = 0.0
-    for _ in range(100_000):
-        moved = math.sqrt(h) * R
-        if rho + moved >= 1:
-            return None
-        s = s0 - moved * math.sqrt(B**2 + b**2) / (1 - rho - moved)
-        if s <= 0:
-            return None
-        if abs(e / s - R) <= 1e-12 * R:
-            return R, s
-        R = e / s
-    return None
+    def __init__(self, model: Any, X: Tensor, y: Tensor, h: float = 1.0) -> None:
+        with torch.no_grad():
+            Z = model.equilibrium(X)
+            self.e = float((Z @ model.a - y).norm())
+            self.s0, B = torch.linalg.svdvals(Z)[[-1, 0]].tolist()
+            self.room = 1 - float(torch.linalg.eigvalsh((model.W + model.W.T) / 2)[-1])
+        self.c, self.root = math.hypot(B, float(torch.linalg.matrix_norm(X, ord=2))), math.sqrt(h)
+
+    def least(self, R: float) -> float:
+        moved = self.root * R
+        return self.s0 - self.c * moved / (self.room - moved) if moved < self.room else -math.inf
+
+    def integral(self, R: float) -> float:
+        moved = self.root * R
+        return self.s0 * R + self.c / self.root * (moved + self.room * math.log1p(-moved / self.room))
+
+    def lower_sum(self, R: float, parts: int = FLOW_PARTS) -> float:
+        return R / parts * sum(self.least(R * j / parts) for j in range(1, parts + 1))
 
 
 @settings(deadline=None, max_examples=20)
@@ -308,16 +308,16 @@ def plain_flow(model: Any, X: Tensor, y: Tensor, h: float = 1.0, error: float = 
 def test_without_sharpenings_it_is_the_plain_formula(seed: int, n: int, steps: int, h: float) -> None:
     model, X, y = problem("gaussian", seed, n=n, m=30)
     train(model, X, y, steps)
-    cert, expected = radius(model, X, y, hidden_rate=h, sharpen=()), plain_flow(model, X, y, h)
-    if expected is None:
-        assert not cert.certified
-    elif cert.certified:
-        assert cert.radii is not None and cert.rate is not None
-        uncertain = plain_flow(model, X, y, h, cert.errors["|r - r*|"])
-        assert uncertain is not None
-        assert cert.radii["a"] == pytest.approx(uncertain[0], rel=1e-6) and cert.radii["a"] >= expected[0] * (1 - 1e-9)
-        assert cert.radii["W"] == pytest.approx(math.sqrt(h) * uncertain[0], rel=1e-6)
-        assert cert.rate == pytest.approx(expected[1] ** 2, rel=1e-6) and cert.rate <= expected[1] ** 2 * (1 + 1e-9)
+    cert, formula = radius(model, X, y, hidden_rate=h, sharpen=()), PlainFlow(model, X, y, h)
+    if not cert.certified:
+        end = formula.room * formula.s0 / (formula.c + formula.s0) / formula.root  # where s becomes 0
+        assert all(formula.lower_sum(end * j / 200) <= formula.e + cert.errors["|r - r*|"] * (1 + 1e-6) for j in range(1, 201))
+        return
+    assert cert.radii is not None and cert.rate is not None
+    R, e = cert.radii["a"], formula.e + cert.errors["|r - r*|"]
+    assert cert.radii["W"] == pytest.approx(math.sqrt(h) * R, rel=1e-9)
+    assert cert.rate == pytest.approx(formula.least(R) ** 2, rel=1e-6) and cert.rate <= formula.least(R) ** 2 * (1 + 1e-9)
+    assert formula.lower_sum(R) == pytest.approx(e, rel=1e-6) and formula.integral(R) >= formula.e * (1 - 1e-9)
 
 
 def test_the_plain_formula_is_met_where_it_certifies() -> None:
@@ -325,8 +325,71 @@ def test_the_plain_formula_is_met_where_it_certifies() -> None:
     for seed in range(8):
         model, X, y = problem("gaussian", seed)
         train(model, X, y, 40)
-        agreed += radius(model, X, y, sharpen=()).certified and plain_flow(model, X, y) is not None
+        agreed += radius(model, X, y, sharpen=()).certified
     assert agreed >= 6
+
+
+def largest_residual(holds: Callable[[float], bool], low: float) -> float:
+    """The largest e that holds, to five per cent."""
+    high = low
+    while holds(high):
+        low, high = high, 1.5 * high
+    while high > 1.05 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def test_what_the_symmetric_part_and_the_integral_gain() -> None:
+    """Against the same theorem with |W| for omega and one s for the whole ball, in the residual: measured 1.7 times by omega
+    alone, 3.2 with the integral, 5.8 with the sharpenings. Inputs that are nearly parallel make the radius small."""
+    model, X, y = problem("gaussian", 1, n=4, m=100)
+    X = X[:1] + 0.1 * X
+    with torch.no_grad():
+        predictions = model(X)
+        room = 1 - float(torch.linalg.matrix_norm(model.W, ord=2))
+    formula = PlainFlow(model, X, y)
+    formula.room, symmetric = room, formula.room
+    before = max(R * formula.least(R) for R in (room * j / 2000 for j in range(2000)))
+    formula.room = symmetric
+    omega_alone = max(R * formula.least(R) for R in (symmetric * j / 2000 for j in range(2000)))
+    direction = torch.ones_like(predictions) / math.sqrt(len(X))
+
+    def gain(*sharpen: str) -> float:
+        return (
+            largest_residual(lambda e: radius(model, X, predictions - e * direction, sharpen=sharpen).certified, before)
+            / before
+        )
+
+    assert omega_alone > 1.5 * before
+    plain, active, both = gain(), gain("active"), gain("active", "kernel")
+    assert plain > 1.7 * omega_alone / before and active > 1.1 * plain and both > 1.1 * active
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10_000), m=st.integers(2, 12), density=st.floats(0.0, 1.0), moved=st.sampled_from([0.0, 0.01, 0.1]))
+def test_no_adjoint_is_smaller_than_what_is_steady(seed: int, m: int, density: float, moved: float) -> None:
+    """Any slopes between 0 and 1 on the units that may flip, and other parameters: |p| is at least the bound."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    R, v = 0.4 * normal(m, m) / math.sqrt(m), normal(m)
+    possible = torch.rand(1, m, generator=g) < 0.7
+    sure = possible & (torch.rand(1, m, generator=g) < density)
+    steady = Steady.of(R, v, Reach(possible, sure))
+    bound = steady.least(moved, moved)
+    for _ in range(5):
+        dR, dv = normal(m, m), normal(m)
+        R1, v1 = R + moved * dR / torch.linalg.matrix_norm(dR, ord=2), v + moved * dv / dv.norm()
+        D = torch.where(sure, 1.0, torch.where(possible, torch.rand(1, m, generator=g, dtype=torch.float64), 0.0)).squeeze(0)
+        if bool(torch.rand((), generator=g) < 0.5):
+            D = D.round()
+        p = torch.linalg.solve(torch.eye(m, dtype=torch.float64) - D.unsqueeze(1) * R1.T, D * v1)
+        assert bound <= float(p.norm()) * (1 + 1e-12)
+        if moved == 0.0 and bool((sure == possible).all()) and m <= 6:  # then w is found to rounding: nothing is lost
+            assert bound >= float(p.norm()) * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -349,20 +412,6 @@ def test_sharpenings_never_certify_less(family: str) -> None:
 def cert_name(cert: Certificate) -> str:
     assert cert.radii is not None
     return next(iter(cert.radii))
-
-
-def test_a_sharpening_gains_something() -> None:
-    gained = {sharpen: 0 for sharpen in SHARPENINGS[1:]}
-    for seed in range(3):
-        model, X, y = problem("gaussian", seed)
-        train(model, X, y, 6)
-        for _ in range(30):
-            if radius(model, X, y, sharpen=("active", "kernel")).certified:
-                break
-            train(model, X, y, 1)
-        for sharpen in gained:
-            gained[sharpen] += radius(model, X, y, sharpen=sharpen).certified and not radius(model, X, y, sharpen=()).certified
-    assert gained[("active", "kernel")] >= 1 and gained[("active",)] >= 1
 
 
 # --- traps -------------------------------------------------------------------------------------------------------------------
@@ -485,6 +534,31 @@ def test_restricted_norm_ends_where_the_power_iteration_sees_nothing() -> None:
     R[:2, :2] = 0.0
     assert 0.0 <= restricted_norm_upper(R, sets) <= 0.9 / 16
     assert restricted_norm_upper(torch.zeros_like(R), sets) == 0.0
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), m=st.integers(1, 20), n=st.integers(1, 5), density=st.floats(0.0, 1.0))
+def test_restricted_eigenvalue_is_an_upper_bound(seed: int, m: int, n: int, density: float) -> None:
+    g = torch.Generator().manual_seed(seed)
+    R = torch.randn(m, m, generator=g, dtype=torch.float64) / math.sqrt(m)
+    sets = torch.rand(n, m, generator=g) < density
+    S = (R + R.T) / 2
+    exact = max([0.0, *(float(torch.linalg.eigvalsh(S[s][:, s])[-1]) for s in sets if bool(s.any()))])
+    bound = restricted_symmetric_part_upper(R, sets)
+    assert exact <= bound <= 1.02 * exact + 0.01 * float(R.abs().max())
+    whole = float(torch.linalg.eigvalsh(S)[-1])
+    assert whole <= symmetric_part_upper(R) <= whole + 1e-8 * float(R.norm())
+
+
+def test_restricted_eigenvalue_of_what_vanishes_or_is_skew() -> None:
+    R = torch.zeros(4, 4, dtype=torch.float64)
+    R[0, 1], R[1, 0], R[3, 3] = 0.7, -0.7, 0.5
+    skew, none = torch.tensor([[True, True, True, False]]), torch.zeros(1, 4, dtype=torch.bool)
+    assert 0.0 <= restricted_symmetric_part_upper(R, skew) <= 0.01
+    assert 0.0 <= restricted_symmetric_part_upper(R, none) <= 1e-12
+    assert 0.5 <= restricted_symmetric_part_upper(R, torch.ones(1, 4, dtype=torch.bool)) <= 0.51
+    assert restricted_symmetric_part_upper(torch.zeros_like(R), skew) == 0.0
+    assert 1e-200 <= symmetric_part_upper(torch.full((1, 1), 1e-200, dtype=torch.float64)) <= 2e-200
 
 
 def test_inexact_equilibria_only_cost() -> None:

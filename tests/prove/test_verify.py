@@ -38,6 +38,9 @@ def test_a_proof_is_verified(kind: str, folders: dict[str, Path]) -> None:
     assert found.ok, found
     assert len(found.steps) >= 4 and set(found.steps) <= set(range(proof["num_steps"]))
     assert str(found).startswith("VERIFIED: plain gradient descent") and "FAILS" not in str(found)
+    K = proof["num_steps"]
+    assert found.tail_points[-3:] == [K, K + 1, K + 2] and set(found.tail_points[:-3]) <= set(proof["checkpoints"])
+    assert f"constants of the tail were bounded again: {len(found.tail_points)}." in str(found)
     assert {"delta", "expansion", "gradient_error", "tail", "hashes"} <= {check.name for check in found.checks}
 
 
@@ -138,6 +141,35 @@ def test_a_forger_who_computes_the_checksums_is_rejected_in_scalars(
         changed = Stored(folders[kind])
         changed.put(path, changed.at(path) * factor)
         assert not accepted(changed.write(tmp_path / "forged", sealed=True)), factor
+
+
+@pytest.mark.slow
+def test_of_100_changes_with_new_checksums_100_are_rejected(folders: dict[str, Path], tmp_path: Path) -> None:
+    """By a forger who knows the format: columns at any step, scalars, and tensors of any network."""
+    draw, genuine = random.Random(1), {kind: Stored(folder) for kind, folder in folders.items()}
+    for number in range(100):
+        kind = draw.choice(list(SCALARS) if number % 3 == 1 else list(NETWORKS))
+        changed = genuine[kind].copy()
+        if number % 3 == 0:
+            smooth = kind in ("tanh", "softplus")
+            column = draw.choice([name for name in COLUMNS if not (smooth and name in ("mask_ratio", "least"))])
+            # a somewhat larger omega is still a bound, and without masks nothing depends on it
+            factors = [factor for factor in COLUMNS[column] if not (smooth and column == "omega" and factor == 1.1)]
+            k, factor = draw.randrange(2, changed.document["num_steps"]), draw.choice(factors)
+            changed.document["steps"][column][k] *= factor
+            what: Any = (kind, column, k, factor)
+        elif number % 3 == 1:
+            path = draw.choice(list(SCALARS[kind]))
+            factor = draw.choice(SCALARS[kind][path])
+            changed.put(path, changed.at(path) * factor)
+            what = (kind, path, factor)
+        else:
+            name = draw.choice(sorted(name for name in changed.tensors if "low" not in name))
+            values = changed.tensors[name].reshape(-1)
+            i = int(abs(values).argmax())
+            values[i] += draw.choice([1e-6, -1e-3, 1.0])
+            what = (kind, name, i)
+        assert not accepted(changed.write(tmp_path / "forged", sealed=True)), what
 
 
 @pytest.mark.parametrize("kind", ["relu", "skip"])

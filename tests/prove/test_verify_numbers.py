@@ -15,6 +15,7 @@ from stored_proofs import NETWORKS, proved
 from wellposed.prove.verify_activation import evaluate
 from wellposed.prove.verify_bounds import active_omega, is_positive, omega_bounds, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import LOST, PLACES, Digits
+from wellposed.prove.verify_expansion import curvature_weights
 from wellposed.prove.verify_numbers import _least_quotient
 from wellposed.prove.verify_place import Data, stored_place
 from wellposed.prove.verify_reading import StoredProof
@@ -59,6 +60,32 @@ def test_numbers_that_are_too_large_are_refused() -> None:
         Digits.of(np.array([1e13]))
     with pytest.raises(RunError, match="grows beyond"):
         _ = Digits.of(np.array([1e9])) * Digits.of(np.array([1e9]))
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 8), (2, 150)])
+@pytest.mark.parametrize("moved", [0.0, 0.1])
+def test_the_curvature_of_smooth_activations_is_bounded(n: int, m: int, moved: float) -> None:
+    """|K^T diag(a s'') K| by dense algebra, also at other pre-activations and another R."""
+    draw = np.random.default_rng(m)
+    R, V = 0.4 * draw.standard_normal((m, m)) / math.sqrt(m), draw.standard_normal((n, m))
+    a = draw.standard_normal((n, m)) / math.sqrt(m)
+    dR, dV = draw.standard_normal((m, m)), moved * draw.uniform(-1, 1, (n, m))
+    R1 = R + moved * dR / np.linalg.norm(dR, 2) / 4
+    slope = 1 / np.cosh(V + dV) ** 2
+    bent = a * -2 * np.tanh(V + dV) * slope
+    K = [np.linalg.inv(np.eye(m) - R1 * D) for D in slope]
+    tau = max(
+        max(np.linalg.norm(D[:, None] * k, 2), np.linalg.norm(np.sqrt(D)[:, None] * k, 2))
+        for D, k in zip(slope, K, strict=True)
+    )
+    norms = {"tau": float(tau), "R_norm": float(np.linalg.norm(R, 2)) + moved / 4}
+    c = curvature_weights("tanh", V, np.abs(a), np.full(n, moved), R=R, change=moved / 4, **norms)
+    truth = [np.abs(np.linalg.eigvalsh(k.T @ (t[:, None] * k))).max() for t, k in zip(bent, K, strict=True)]
+    assert (np.array(truth) <= c).all()
+    if m == 150 and moved == 0:  # where |R| is far above the norm of its weighted rows that bound is the best
+        curved = np.abs(bent).max(axis=1) * (1 + norms["R_norm"] * norms["tau"]) ** 2
+        ratio = (np.abs(a) * 2 * np.abs(np.tanh(V))).max(axis=1) * norms["tau"] ** 2
+        assert (c < 0.95 * np.minimum(curved, ratio)).all()
 
 
 @pytest.mark.parametrize("name", ["tanh", "softplus"])

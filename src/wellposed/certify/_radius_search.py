@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from wellposed.certify.certificate import Hypothesis
-from wellposed.linalg.directed import DataUnit, down, rate_after, up
+from wellposed.linalg.directed import down, rate_after, up
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 
 _ROUNDS = 400
 _WIDENINGS = 6
+#: Parts of [0, R] in the sum that bounds the integral of s.
+FLOW_PARTS = 24
 #: Of the hidden parameters, relative to the read-out: where the search for the largest begins.
 SMALLEST_SPEED = 1e-12
 #: Radii beyond those of the first certificate for which active sets are tried, as factors.
@@ -24,10 +25,11 @@ SHARES = (1.0, 0.5, 0.25, 0.0625, 2.0**-10)
 
 @dataclass(frozen=True)
 class FlowResult:
-    """A radius R >= e/s(R), with s = s(R)."""
+    """A radius R >= e/mean, where s = s(R), and the mean is that of s over [0, R], from below."""
 
     radius: float
     least: float
+    mean: float
     speed: float
 
     @property
@@ -37,19 +39,47 @@ class FlowResult:
 
 
 def flow_radius(sensitivity: AbstractSensitivity, h: float) -> FlowResult | None:
-    r"""The least R with R >= e/s(R), if there is one: then the flow never leaves the ball of radius
-    R.
+    r"""The least R for which the integral of s from 0 to R is at least e, if there is one: then the
+    path of the flow is never longer than R.
 
-    In the ball |theta'| >= s |r|, and along the flow d(|r|^2/2)/dt = -|theta'|^2, so d|r|/dt <= -s
-    |theta'|: the path is never longer than e/s. The right side grows with R, so iterating R <-
-    e/s(R) upward from 0 finds the least R.
+    Once the path has the length l, |theta'| >= s(l) |r|, and along the flow d(|r|^2/2)/dt =
+    -|theta'|^2, so d|r| <= -s(l) dl. s falls, so the integral is bounded from below by a sum, and
+    is concave: Newton's method finds the least R from below.
 
     Args:
         sensitivity: Of the family.
         h: Speed of the hidden parameters relative to the read-out.
     """
-    found = _least_radius(sensitivity, h, lambda R: sensitivity.least(R, h))
-    return None if found is None else FlowResult(*found, h)
+    e = sensitivity.residual
+    sensitivity.prepare(math.inf)
+    s = sensitivity.least(0.0, h)
+    if s <= 0:
+        return None
+    R = e / s
+    for _ in range(_WIDENINGS):
+        cap = up(2.0 * R)  # where s falls linearly R is below it
+        sensitivity.prepare(up(math.sqrt(h) * cap))
+        for _ in range(_ROUNDS):
+            R = R * (1 + 1e-9)
+            if cap < R:
+                break
+            s = sensitivity.least(R, h)
+            if s <= 0:
+                return None
+            mean = _mean(sensitivity, R, h, s)
+            missing = e - down(R * mean)
+            if missing <= 0:
+                return FlowResult(R, s, mean, h)
+            R = R + missing / s
+        else:
+            return None
+    return None
+
+
+def _mean(sensitivity: AbstractSensitivity, R: float, h: float, last: float) -> float:
+    """Lower bound of the mean of s over [0, R]: in each part s is at least that at its end."""
+    ends = (up(R * j / FLOW_PARTS) for j in range(1, FLOW_PARTS))
+    return down(math.fsum([last, *(max(last, sensitivity.least(end, h)) for end in ends)]) / FLOW_PARTS)
 
 
 def _least_radius(sensitivity: AbstractSensitivity, h: float, slope: Callable[[float], float]) -> tuple[float, float] | None:
@@ -251,44 +281,3 @@ def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLES
         else:
             best, low = result, middle
     return best
-
-
-def full_rank(s: float, unit: DataUnit) -> Hypothesis:
-    """Of all theorems: s > 0."""
-    name = "s: sqrt(lambda_min) of the kernel in the ball"
-    return _in_units(Hypothesis.compare(name, "docs/certificates.md", s, ">", 0.0, refutes=False), unit, 1)
-
-
-def ball(s: float, e: float, R: float | None) -> Hypothesis:
-    """The ball is not left: R >= e/s(R)."""
-    if R is None:
-        return no_radius("radius R >= e/s(R)", e / s if s > 0 else math.inf)
-    return Hypothesis.compare("radius R >= e/s(R)", "docs/certificates.md", R, ">=", e / s)
-
-
-def no_radius(name: str, needed: float, note: str = "") -> Hypothesis:
-    """The condition that failed for every radius, with what it asks for at the present point."""
-    text = "no radius satisfies it; the bound shown is that of the present point" + (f", {note}" if note else "")
-    return Hypothesis(name, "docs/certificates.md", None, needed, ">=", None, text)
-
-
-def outweighs(h: float, E: float, s: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
-    """Of Theorem 2; `here` if the numbers are those of the present point instead of a ball's."""
-    name, note = "the read-out outweighs the hidden steps: 2 h E < s^2", "at the present point" if here else ""
-    hypothesis = Hypothesis.compare(name, "docs/certificates.md", 2 * h * E, "<", s**2, refutes=not here, note=note)
-    return _in_units(hypothesis, unit, 2)
-
-
-def steady(bounds: JacobianBounds, share: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
-    """Of Theorem 3; `here` as in `outweighs`."""
-    name, right = "the Jacobian is steady: |S - J| < (1 - share/2) s", (1 - share / 2) * bounds.least
-    note = f"steps of {share:g}/|J|^2" + (", at the present point" if here else "")
-    hypothesis = Hypothesis.compare(name, "docs/certificates.md", bounds.variation, "<", right, refutes=not here, note=note)
-    return _in_units(hypothesis, unit, 1)
-
-
-def _in_units(hypothesis: Hypothesis, unit: DataUnit, power: int) -> Hypothesis:
-    """A comparison that was made in the unit, with the sides of the data as they were given."""
-    assert hypothesis.value is not None and hypothesis.bound is not None
-    value, bound, where = unit.sides(hypothesis.value, hypothesis.bound, power)
-    return replace(hypothesis, value=value, bound=bound, note=", ".join(filter(None, (hypothesis.note, where))))

@@ -1,12 +1,13 @@
 r"""How much the features and the kernel of a contraction can change in a ball of parameters.
 
-A unit that is inactive at both of two equilibria contributes nothing to their difference. So for
-sample i, with S_i the units that are active anywhere in the ball,
+Two equilibria have dz = E (R' dz + dR z + dc) with slopes E in [0, 1], hence dz . (R' dz + dR z +
+dc) >= |dz|^2, and
 
-    |dz_i| <= |R'_{S_i S_i}| |dz_i| + |dR z_i| + |dc_i|,
+    |dz| <= |dR z + dc|/(1 - omega),      omega = lambda_max((R' + R'^T)/2).
 
-and |R| may be replaced by max_i |R_{S_i S_i}|, which for a Gaussian R with half of the units active
-is about 0.7 |R|.
+A unit that is inactive at both contributes nothing. So omega may be that of R' on S_i, the units of
+sample i that are active anywhere in the ball. For a Gaussian R omega is about 0.7 |R|, and with
+half of the units active about 0.5 |R|.
 """
 
 from __future__ import annotations
@@ -20,30 +21,17 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._jacobian import FoundJacobian
+from wellposed.certify._reach import Reach, Steady
 from wellposed.certify.measurement import LIMIT, Measurement
 from wellposed.errors import InvalidType
 from wellposed.linalg import least_singular_value_lower
-from wellposed.linalg.directed import UNDERFLOW, down, row_norms_upper, up, vector_norm_upper
-from wellposed.linalg.verified_cholesky import restricted_norm_upper
+from wellposed.linalg.directed import ROUNDING, UNDERFLOW, down, row_norms_upper, up, vector_norm_upper
+from wellposed.linalg.verified_cholesky import restricted_norm_upper, restricted_symmetric_part_upper, symmetric_part_upper
 from wellposed.nn.families import Theory
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 
 #: What can be switched off to see what it gains: units that cannot become active; the hidden layers' share of the kernel.
 SHARPENINGS = ("active", "kernel")
-
-
-@dataclass(frozen=True)
-class _Reach:
-    """(n, m) bool: units that may be active somewhere in the ball, and units that are active
-    everywhere in it."""
-
-    possible: Tensor
-    sure: Tensor
-
-    @property
-    def flippable(self) -> Tensor:
-        """Units that may be active at one point of the ball and inactive at another."""
-        return self.possible & ~self.sure
 
 
 @dataclass(frozen=True)
@@ -60,22 +48,22 @@ class _Change:
 class Contractive(AbstractSensitivity):
     r"""z = relu(R z + c), y = v . z (+ v' . c), where |dR|_F <= k |dA|_F and |dc_i| <= l |dU x_i|.
 
-    With q = max_i |R_{S_i S_i}| + k |dA| < 1, S_i the units that can be active, samples in rows and
-    operator norms B = |Z|, b = |X|:
+    With omega = max_i lambda_max(sym R on S_i) + k |dA| < 1, S_i the units that can be active,
+    samples in rows and operator norms B = |Z|, b = |X|:
 
-        |Z' - Z|_F <= (k |dA| B + l |dU| b)/(1 - q)                                                    (1)
+        |Z' - Z|_F <= (k |dA| B + l |dU| b)/(1 - omega)                                                (1)
 
     so sigma_min(Z') >= sigma_min(Z) - (1) by Weyl's inequality, and lambda_min(K) >=
     sigma_min(Z')^2. Two ways add the hidden layers' share of the kernel, (P P^T) o (k^2 Z Z^T + l^2
     X X^T):
 
     - Schur: lambda_min of a Hadamard product is at least the least diagonal entry of one factor
-      times lambda_min of the other. On the units Q_i that stay active, p_Q - (R^T p)_Q = v_Q, so
-      |p_i| >= |v'_{Q_i}|/(1 + q): a linear relation, so it holds for every convex combination of
-      the derivatives at a kink too.
+      times lambda_min of the other. On the units Q_i that stay active, p_Q - (R'^T p)_Q = v'_Q, so
+      |p_i| >= w . v'_Q/|(w - R' w) on S_i| for every w on Q_i: a linear relation, so it holds for
+      every convex combination of the derivatives at a kink too.
     - Weyl on the whole Jacobian, whose rows are (z_i, sqrt(h) k p_i (x) z_i, sqrt(h) l p_i (x)
-      x_i). With T_i the units that may flip, |dp_i| <= (|dv| + k |dA| |p_i| + |(v + R^T
-      p_i)_{T_i}|)/(1 - q); this too holds for convex combinations.
+      x_i). With T_i the units that may flip, |dp_i| <= (|dv| + k |dA| |p_i|)/(1 - omega) + (1 +
+      |R'|/(1 - omega)) |(v + R^T p_i)_{T_i}|; this too holds for convex combinations.
 
     Args:
         point: The measurement.
@@ -104,43 +92,67 @@ class Contractive(AbstractSensitivity):
             self._alpha = vector_norm_upper(self._v)
             skipped = [getattr(point.model, theory.readout[1]).detach()] if self._skip else []
             self._weights = vector_norm_upper(torch.cat([self._v, *skipped]))
+            symmetric = symmetric_part_upper(self._R) + point.model.recurrent_error()
         self._s0 = point.F_least if self.readout else 0.0
+        self._omega_whole = self._omega = min(point.contraction, up(symmetric))
         self._q = point.contraction
-        self._cap = math.inf  # the hidden radius up to which self._q is valid
+        self._cap = math.inf  # the hidden radius up to which omega and what is steady are valid
+        self._steady: Steady | None = None
         # what the two ways of adding the hidden layers' kernel need
-        self._x_least = 0.0
+        self._x_least = self._xi_least = 0.0
         self._adds_kernel = not self.readout or ("kernel" in sharpen and not self._skip)
         if self._adds_kernel:
             if self._injected and point.X.shape[0] <= point.X.shape[1]:
                 self._x_least = least_singular_value_lower(point.X)
             scales = ((self._k_lower, self._k), (self._l_lower, self._l))
             self._found = FoundJacobian(point, readout=bool(self.readout), scales=scales)
+            if self.readout and point.X.shape[0] <= point.Z.shape[1] + point.X.shape[1]:
+                both = torch.cat([self._k_lower * point.Z, self._l_lower * point.X], dim=1)
+                rounding = 4 * ROUNDING * vector_norm_upper(both) + UNDERFLOW
+                self._xi_least = least_singular_value_lower(both) - up(self._k * point.z_error_F + rounding)
 
     def prepare(self, hidden: float) -> None:
-        # the active sets, first with |R| and then with what the first sets give
-        self._q, self._cap = self._at.contraction, hidden
+        # the active sets, first with omega of the whole matrix and then with what the first sets give
+        self._omega, self._q, self._cap, self._steady = self._omega_whole, self._at.contraction, hidden, None
         if "active" not in self._sharpen or hidden == math.inf:
             return
         for _ in range(2):
             reach = self._reach(hidden)
             if reach is None:
                 return
-            q = restricted_norm_upper(self._R, reach.possible)
-            if q > 0.98 * self._q:
-                self._q = min(self._q, q)
-                return
-            self._q = q
+            before = self._omega
+            omega = restricted_symmetric_part_upper(self._R, reach.possible) + self._at.model.recurrent_error()
+            self._omega = min(before, up(omega))
+            if self._omega > 0.98 * before:
+                break
+        reach = self._reach(hidden)
+        if reach is None or not self._adds_kernel:
+            return
+        if self.readout:
+            self._steady = Steady.of(self._R, self._v, reach)
+        else:  # where all depends on how far adjoints move
+            q = restricted_norm_upper(self._R, reach.possible) + self._at.model.recurrent_error()
+            self._q = min(self._q, up(q))
 
     def _factor(self, hidden: float) -> float:
-        """1/(1 - q), or infinity."""
-        q = up(self._q + self._k * hidden)
-        return up(1.0 / (1.0 - q)) if q < 1.0 else math.inf
+        """1/(1 - omega), or infinity."""
+        omega = up(self._omega + self._k * hidden)
+        return up(1.0 / (1.0 - omega)) if omega < 1.0 else math.inf
+
+    def _norm(self, hidden: float) -> float:
+        """Upper bound of |R'|, on the units that can be active."""
+        return up(self._q + self._k * hidden)
+
+    def _jump(self, hidden: float) -> float:
+        """Upper bound of |(I - D' R'^T)^-1|: for a vector that no mask precedes."""
+        q = self._norm(hidden)
+        return min(up(1.0 + q * self._factor(hidden)), up(1.0 / (1.0 - q)) if q < 1.0 else math.inf)
 
     def _moved(self, hidden: float) -> Tensor:
         """(n,) bounds of |dR z_i + dc_i|."""
         return hidden * torch.hypot(self._k * self._z, self._l * self._x) + UNDERFLOW
 
-    def _reach(self, hidden: float) -> _Reach | None:
+    def _reach(self, hidden: float) -> Reach | None:
         """How far pre-activations move: |R'_k| |dz_i| + |dR_k z_i| + |dc_ik|, and what is uncertain
         about them now."""
         factor = self._factor(hidden)
@@ -151,7 +163,7 @@ class Contractive(AbstractSensitivity):
         rows = self._rows + self._k * hidden
         reach = torch.outer(dz, rows) + moved.unsqueeze(1)
         reach = reach * (1 + 2.0**-30) + self._at.v_error
-        return _Reach(-reach <= self._at.V, reach < self._at.V)
+        return Reach(-reach <= self._at.V, reach < self._at.V)
 
     def least(self, R: float, h: float) -> float:
         hidden = up(math.sqrt(h) * R)
@@ -168,18 +180,21 @@ class Contractive(AbstractSensitivity):
             reach = self._reach(hidden)
             if reach is not None:
                 by_jacobian = down(self._found.least(h) - self._change(reach, R, h).jacobian)
-                return max(self._by_schur(simple, reach, R if self.readout else 0.0, hidden, h), by_jacobian)
+                return max(self._by_schur(simple, drift, reach, R, hidden, h), by_jacobian)
         return simple
 
-    def _by_schur(self, simple: float, reach: _Reach, R: float, hidden: float, h: float) -> float:
-        if simple <= 0 or not self.readout:
+    def _by_schur(self, simple: float, drift: float, reach: Reach, R: float, hidden: float, h: float) -> float:
+        if not self.readout:
             return simple
-        steady = torch.linalg.vector_norm(self._v * reach.sure, dim=1).min()
-        p = max(0.0, down(float(steady) - R)) / up(1.0 + self._q + self._k * hidden)
-        hidden_share = h * p * p * ((self._k_lower * simple) ** 2 + (self._l_lower * self._x_least) ** 2)
-        return down(math.sqrt(simple**2 + down(hidden_share)))
+        active = float(torch.linalg.vector_norm(self._v * reach.sure, dim=1).min())
+        p = max(0.0, down(active - R)) / up(1.0 + self._norm(hidden))
+        if self._steady is not None:
+            p = max(p, self._steady.least(R, self._k * hidden))
+        inputs = max(down(self._xi_least - up(self._k * drift)), self._l_lower * self._x_least)
+        share = h * (p * max(0.0, inputs)) ** 2
+        return down(math.sqrt(max(0.0, simple) ** 2 + down(share))) if share > 0 else simple
 
-    def _change(self, reach: _Reach, R: float, h: float) -> _Change:
+    def _change(self, reach: Reach, R: float, h: float) -> _Change:
         """How far the equilibria, the adjoints and the Jacobian are, anywhere in the ball, from
         those that were found."""
         hidden = up(math.sqrt(h) * R)
@@ -188,7 +203,7 @@ class Contractive(AbstractSensitivity):
         dv = R if self.readout else 0.0
         p = self._found.norms
         flips = row_norms_upper(self._found.back * reach.flippable)
-        dp = (dv + self._k * hidden * p + flips + self._found.residual) * factor
+        dp = (dv + self._k * hidden * p) * factor + (flips + self._found.residual) * self._jump(hidden)
         outer = self._k * (dp * (self._z + dz) + p * dz)
         inner = self._l * dp * self._x
         square = h * (outer.square() + inner.square())
@@ -207,12 +222,12 @@ class Contractive(AbstractSensitivity):
         if self._found.is_zero:  # no sample has features: nothing moves
             return None
         step = up(share * self.residual / largest)  # |step| <= eta |J| |r|, eta = share/largest^2
-        # the step's adjoint against the one it begins with: both are within dp of the one found, or, with |R'| <= q + k R,
-        # (|dR| |p'| + |(v + R'^T p')_T|)/(1 - q), where T is empty unless a unit can flip
-        p, q = self._found.norms, up(self._q + self._k * R)
-        crossed = change.flips + self._found.residual + self._k * R * p + q * change.adjoints
+        # the step's adjoint against the one it begins with: both are within dp of the one found, or nearer, as `_jump` says
+        # of (v + R'^T p')_T; T is empty unless a unit can flip
+        p = self._found.norms
+        crossed = change.flips + self._found.residual + self._k * R * p + self._norm(R) * change.adjoints
         crossed = crossed * reach.flippable.any(dim=1)
-        nearby = (self._k * step * (p + change.adjoints) + crossed) * factor
+        nearby = self._k * step * (p + change.adjoints) * factor + crossed * self._jump(R)
         dp = torch.minimum(2 * change.adjoints, nearby)
         variation = vector_norm_upper(self._k * dp * (self._z + change.equilibria)) * (1 + 2.0**-30)
         return JacobianBounds(down(self._found.least(1.0) - change.jacobian), largest, variation)
@@ -251,6 +266,8 @@ class Contractive(AbstractSensitivity):
             "|r|": point.unit.upper(point.residual),
             "|R|": point.contraction,
             "|R| on active units": self._q,
+            "omega": self._omega_whole,
+            "omega on active units": self._omega,
         }
         if self.readout:  # features count only if what reads them out is trained
             numbers["sigma_min(F)"] = point.unit.lower(self._s0)

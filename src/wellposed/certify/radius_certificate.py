@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wellposed.certify import _radius_search as search
 from wellposed.certify._gate import changed, check_data, not_finite, trained_otherwise
-from wellposed.certify._radius_search import ball, full_rank, no_radius, outweighs, steady
+from wellposed.certify._radius_hypotheses import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._sensitivity import SHARPENINGS, sensitivity_of
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, finish, in_range
 from wellposed.certify.measurement import LIMIT, Measurement, has_no_bias, measure, no_room
@@ -34,13 +34,14 @@ def radius(
     r"""Proves from the present parameters that training ends at zero loss, or says what is missing.
 
     Flow: in a ball of radius R around the parameters the tangent kernel has sqrt(lambda_min) >=
-    s(R). If R >= e/s(R), e the norm of the present residual, the path of the flow is shorter than
-    R, so it never leaves the ball, and |r(t)| <= exp(-s^2 t) e. The proof, and that for descent, is
-    in docs/certificates.md. The loss is |r|^2/2 summed over the samples; the read-out is trained,
-    except in `ImplicitOnlyDEQ`, whose kernel is that of its recurrent matrix.
+    s(R). If the integral of s from 0 to R is at least e, the norm of the present residual, the path
+    of the flow is shorter than R, so it never leaves the ball, and |r(t)| <= exp(-s(R)^2 t) e. The
+    proof, and that for descent, is in docs/certificates.md. The loss is |r|^2/2 summed over the
+    samples; the read-out is trained, except in `ImplicitOnlyDEQ`, whose kernel is that of its
+    recurrent matrix.
 
     Costs a few singular value decompositions of (n, m) and (m, m), and with the sharpening "active"
-    about n products of the recurrent matrix on active units.
+    about n factorizations of the recurrent matrix on active units.
 
     Args:
         model: A theory network, a dense OptEq network, or any network with a `theory` or a
@@ -145,7 +146,7 @@ def _flow(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float
         f"|r(t)| <= exp(-{rate:.4g} t) {unit.upper(e):.3g} for all t: it ends at zero loss",
     )
     numbers = {"rates": rates, "rate": rate, "radii": radii}
-    return _certified(sensitivity, "flow", (full_rank(s, unit), ball(s, e, R)), licenses, numbers)
+    return _certified(sensitivity, "flow", (full_rank(s, unit), ball(result.mean, e, R)), licenses, numbers)
 
 
 def _descent(sensitivity: AbstractSensitivity, samples: Samples, hidden_rate: float | str, unit: DataUnit) -> Certificate:

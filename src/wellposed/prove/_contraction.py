@@ -16,7 +16,11 @@ import math
 import torch
 from torch import Tensor
 
-from wellposed.linalg.verified_cholesky import least_eigenvalue_lower_by_cholesky, norm_upper_by_test
+from wellposed.linalg.verified_cholesky import (
+    least_eigenvalue_lower_by_cholesky,
+    norm_upper_by_test,
+    symmetric_part_upper,
+)
 from wellposed.prove._problem import Exact
 from wellposed.prove._slopes import AbstractSlopes
 from wellposed.prove.error_free import SLACK, UNIT, norm_up
@@ -29,15 +33,6 @@ _ROOM = 0.05
 _EXCESS = 1.15
 #: How much row weights may add to the square of a norm before their reference is renewed.
 _BEYOND = 0.3
-
-
-def sym_top(A: Tensor) -> float:
-    """Upper bound of lambda_max((A + A^T)/2), by a factorization that is checked."""
-    if not bool(A.any()):
-        return 0.0
-    S = (A + A.T) / -2
-    guess = float(torch.linalg.eigvalsh(S)[0])
-    return _proved(S, guess - 1e-9 * abs(guess), A)
 
 
 def _proved(S: Tensor, guess: float, A: Tensor) -> float:
@@ -65,7 +60,7 @@ class Contraction:
         drift = math.inf if self._reference is None else norm_up(R.high - self._reference) + low
         if drift > (_DRIFT if R.high.shape[0] < _WIDE else _DRIFT_WIDE):
             self._reference, self._above, self._weights = R.high, None, None
-            self._omega0, self._norm0 = sym_top(R.high), norm_upper_by_test(R.high)
+            self._omega0, self._norm0 = symmetric_part_upper(R.high), norm_upper_by_test(R.high)
             drift = low
         self._drift = drift * SLACK
         self.omega = self._omega0 + self._drift

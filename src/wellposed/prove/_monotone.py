@@ -18,9 +18,8 @@ from torch import Tensor
 
 from wellposed.kernel import tangent_kernel
 from wellposed.linalg import spectral_norm_upper
-from wellposed.linalg.verified_cholesky import norm_upper_by_test
+from wellposed.linalg.verified_cholesky import norm_upper_by_test, symmetric_part_upper
 from wellposed.nn.families import AbstractNetwork
-from wellposed.prove._contraction import sym_top
 from wellposed.prove.error_free import norm_up, rows_up
 
 
@@ -31,7 +30,7 @@ def curvature_at_start(model: AbstractNetwork, X: Tensor, y: Tensor) -> tuple[fl
         Z, P = point.value, point.adjoint
         r = model.readout(Z, model.injection(X)) - y
         eta = 1.0 / float(torch.linalg.eigvalsh(tangent_kernel(model, X))[-1])
-        tau = 1.0 / (1.0 - sym_top(model.recurrent().contiguous()))
+        tau = 1.0 / (1.0 - symmetric_part_upper(model.recurrent().contiguous()))
         A = next(model.parameters())
         k = math.sqrt(4 * norm_upper_by_test(A) ** 2 + 4)
         linear = tau * norm_up(r) * math.hypot(k * spectral_norm_upper(Z), spectral_norm_upper(X))

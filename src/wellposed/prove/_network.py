@@ -7,12 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.certify._gate import changed
+from wellposed.certify._gate import changed, trained_otherwise
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import ReLU, Softplus, Tanh
-from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network
+from wellposed.nn.families import (
+    AbstractNetwork,
+    GaussianDEQ,
+    ImplicitOnlyDEQ,
+    MonotoneDEQ,
+    SkipDEQ,
+    is_theory_network,
+    theory_of,
+)
 from wellposed.prove._problem import Exact, Parameters, Problem
 from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
+
+#: The networks that `format` defines, and the one whose number that fails is known. Not `FAMILIES`: what a user adds to it is
+#: only known by its `Theory`, which does not say which orthogonal matrices stand beside A.
+_PROVED: dict[type, str] = {
+    GaussianDEQ: "gaussian",
+    SkipDEQ: "skip",
+    ImplicitOnlyDEQ: "implicit_only",
+    MonotoneDEQ: "monotone",
+}
 
 
 def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | None:
@@ -24,17 +41,27 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | Non
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"prove: model must be a network such as wp.GaussianDEQ(d, m); got {type(model).__name__}.")
-    family = next((name for name, kind in FAMILIES.items() if type(model) is kind), None)
+    # by what the class is derived from: `changed` refuses one that computes something else than its base
+    family = next((_PROVED[kind] for kind in type(model).__mro__ if kind in _PROVED), None)
     if family is None or not is_theory_network(model):
-        known = ", ".join(kind.__name__ for kind in FAMILIES.values())
-        raise InvalidType(f"prove: there are proofs for {known}; got {type(model).__name__}.")
-    theory, altered = model.theory, changed(model)
-    if altered:
+        raise InvalidType(_unknown(model))
+    if altered := changed(model):
         raise InvalidArgument(f"prove: {altered}")
+    theory = model.theory
     _check_parameters(model)
     X, y = _check_data(model, X, y)
     if not theory.recurrent:
         return None
+    letters = (theory.recurrent, theory.injected, *theory.readout)
+    if other := trained_otherwise(model, (name for name in letters if name not in theory.fixed)):
+        raise InvalidArgument(f"prove: {other}")
+    stored = dict((*model.named_parameters(), *model.named_buffers()))
+    for name in letters:
+        if getattr(model, name) is not stored.get(name):
+            raise InvalidArgument(
+                f"prove: {name} of {type(model).__name__} is not the tensor that is stored under this name, so nothing is "
+                "proved about its training; take an object of the original class."
+            )
     slopes = _slopes(getattr(model, "activation", None) or ReLU())
     recurrent = getattr(model, theory.recurrent)
     R = Exact.product(recurrent.T if theory.transposed else recurrent, theory.recurrent_scale)
@@ -47,9 +74,19 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | Non
     if more:
         scales["v"], names["v"] = 1.0, theory.readout[1]
     scales = {part: 0.0 if names[part] in theory.fixed else scale for part, scale in scales.items()}
-    start = {name: tensor.detach().double().cpu().clone() for name, tensor in model.state_dict().items()}
+    start = {name: getattr(model, name).detach().double().cpu().clone() for name in letters}
     at = Parameters(R, U, Exact.product(w, 1.0), Exact.product(more[0], 1.0) if more else None)
     return Problem(family, slopes, scales, theory.rectified, X, y, start), at
+
+
+def _unknown(model: nn.Module) -> str:
+    name, known = type(model).__name__, ", ".join(kind.__name__ for kind in _PROVED)
+    if theory_of(model) is None:
+        return f"prove: there are proofs for {known}; got {name}."
+    return (
+        f"prove: there are proofs for {known}, and {name} is a separate family; the theory that it declares is enough for "
+        "wp.certify(model, X, y), but not to follow its descent step by step."
+    )
 
 
 def _slopes(activation: Any) -> AbstractSlopes:

@@ -44,8 +44,8 @@ _SUMMARIES = {
     "residual": "|r| of the exact iterate, bounded again",
     "verdict": "the file claims a proof",
     "distance": "how far the iterates are from the start",
-    "tail": "all inequalities of the tail, and its constants at the last point",
-    "equilibria": "equilibria and adjoints are enclosed at every recomputed point",
+    "tail": "all inequalities of the tail, and its constants at the points above",
+    "equilibria": "equilibria and adjoints are enclosed at every recomputed point, and stored ones are near them",
 }
 
 
@@ -77,12 +77,16 @@ class Verification:
         ok: Whether the folder holds a proof and every check held.
         checks: What was checked, in the order of the first occurrence.
         steps: The steps that were computed again in more digits.
+        tail_points: The points of the tail's ball at which its constants were bounded again: the
+            last, all checkpoints in the ball, and two beyond. The constants are about the whole
+            ball, which these points sample.
         claim: What is proved, in a sentence; empty unless `ok`.
     """
 
     checks: list[Check] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     claim: str = ""
+    tail_points: list[int] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -101,7 +105,8 @@ class Verification:
     def __str__(self) -> str:
         head = f"VERIFIED: {self.claim}" if self.ok else "REJECTED: this is not a proof."
         again = f"Steps computed again in more digits: {len(self.steps)}."
-        return "\n".join([head, again, *map(str, self.checks)])
+        tail = f"Points at which the constants of the tail were bounded again: {len(self.tail_points)}."
+        return "\n".join([head, again, tail, *map(str, self.checks)])
 
     __repr__ = __str__
 
@@ -149,8 +154,7 @@ def verify(
 
         for first, last in stretches:
             check_segment(proof, data, first, last, found.report, done)
-        check_tail(proof, data, found.report)
-        found.report("equilibria", True, "")
+        found.tail_points = check_tail(proof, data, found.report)
     except NotFound as problem:
         found.report("equilibria", False, f"no proof of {problem}")
     if found.ok:

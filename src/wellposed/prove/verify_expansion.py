@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellposed.prove.verify_activation import CURVATURE, THIRD, curvature, curvature_ratio
-from wellposed.prove.verify_bounds import UNIT, top_eigenvalue
+from wellposed.prove.verify_bounds import UNIT, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import Floats
 from wellposed.prove.verify_place import ROOM, norm
 
@@ -96,21 +96,30 @@ def expansion_upper(R: Floats, Z: Floats, X: Floats, P: Floats, D: Floats, r: Fl
     return (B + math.sqrt(A2 + B * B)) * ROOM
 
 
-def curvature_weights(activation: str, V: Floats, adjoint: Floats, moved: Floats, *, tau: float, R_norm: float) -> Floats:
+def curvature_weights(
+    activation: str, V: Floats, adjoint: Floats, moved: Floats, *, tau: float, R_norm: float, R: Floats, change: float
+) -> Floats:
     """(n,) c_i >= |K_i^T diag(a_i s''_i) K_i| on a ball, for a smooth activation.
+
+    K_i = I + R T_i, so it is the square of |diag(t_i) + diag(t_i) R T_i|, t_i^2 = |a_i s''_i|: at
+    most (max t_i + |diag(t) R| tau)^2 for every t >= t_i.
 
     Args:
         activation: Its name.
         V: (n, m) pre-activations at the centre. moved: (n,) how far they move.
         adjoint: (n, m) >= |w + R^T p| on the ball.
-        tau: >= |D_i^1/2 K_i| on the ball. R_norm: >= |R| on the ball.
+        tau: >= |D_i^1/2 K_i|, |T_i| on the ball. R_norm: >= |R| on the ball.
+        R: At the centre. change: >= |R - R'| on the ball.
     """
     bent = curvature(activation, V) + THIRD[activation] * moved[:, None] + 1e-15
     bent = np.minimum(bent, CURVATURE[activation])
-    direct = (adjoint * bent).max(axis=1) * (1 + R_norm * tau) ** 2
+    largest = (adjoint * bent).max(axis=1)
+    direct = largest * (1 + R_norm * tau) ** 2
+    t = np.sqrt((adjoint * bent).max(axis=0)) * ROOM
+    by_rows = (np.sqrt(largest) + (spectral_norm(t[:, None] * R) + float(t.max()) * change) * tau) ** 2 * ROOM
     ratio = curvature_ratio(activation, V) + 2 * moved[:, None] + 1e-15
     by_ratio = (adjoint * ratio).max(axis=1) * tau**2
-    return np.asarray(np.minimum(by_ratio, direct) * ROOM)
+    return np.asarray(np.minimum(np.minimum(by_ratio, direct), by_rows) * ROOM)
 
 
 def curved_upper(weights: Floats, c: Floats, dz: Floats, G: Floats) -> float:

@@ -129,7 +129,9 @@ class PointCheck:
         da = ball.rho * np.hypot(1.0, row_norms(point.P.floats()) + ball.dp) + (ball.R_norm + 2) * ball.dp
         adjoint = np.abs(point.adjoint.floats()) + da[:, None]
         moved = ball.dv + point.v_error.max(axis=1)
-        return curvature_weights(self.proof.activation, point.V.floats(), adjoint, moved, tau=tau, R_norm=ball.R_norm)
+        change = self.proof.scales["R"] * ball.rho + (LOST + 4 * UNIT) * norm(self.R)
+        V, name = point.V.floats(), self.proof.activation
+        return curvature_weights(name, V, adjoint, moved, tau=tau, R_norm=ball.R_norm, R=self.R, change=change)
 
     def mask_ratio(self, ball: Ball) -> tuple[float, float]:
         """Least |pre-activation| over its change on the ball, and least |pre-activation|."""
@@ -217,6 +219,14 @@ def _residual_scale(check: PointCheck) -> float:
     return 1e-13 * norm(terms)
 
 
+def check_values(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
+    """The stored values of checkpoint k, also those that its gradient does not need."""
+    for name in "ZPQC" if proof.rectified else "ZP":
+        exact = getattr(check.point, name).floats()
+        off = np.abs(exact - proof.tensor(f"checkpoint.{k}.{name}", proof.n, proof.m)).max()
+        report("equilibria", off <= _COMPUTED * np.abs(exact).max(), f"point {k}: {name} is off by {off:.3g}")
+
+
 def check_gradient(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
     """|J^T r - G| against e_k, where G is made of the stored Z, P, Q, C, r."""
     weights = stored_values(proof, k, "r", proof.n).as_column()
@@ -256,6 +266,7 @@ def check_segment(proof: StoredProof, data: Data, first: int, last: int, report:
         check = PointCheck(proof, data, place, (Z, P))
         if k == first:
             check_gradient(proof, check, k, report)
+            check_values(proof, check, k, report)
         check_point(proof, check, k, away, report, whole=k == first)
         M, error = proof.steps["expansion"][k], proof.steps["error"][k]
         away = ((1 + eta * M) * away + error + lost + eta * check.point.gradient_error()) * ROOM

@@ -1,4 +1,5 @@
-"""The tail of a stored proof: its constants at the last point, and a few exact steps beyond."""
+"""The tail of a stored proof: its constants at every stored point of its ball, and at a few exact
+steps beyond."""
 
 from __future__ import annotations
 
@@ -10,14 +11,19 @@ from wellposed.prove.verify_bounds import is_positive
 from wellposed.prove.verify_digits import Digits, Floats
 from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
 from wellposed.prove.verify_reading import StoredProof
-from wellposed.prove.verify_step import Ball, PointCheck, Report
+from wellposed.prove.verify_step import Ball, PointCheck, Report, check_values
 
 #: Steps after the last point that are computed in more digits.
 _STEPS = 2
 
 
-def check_tail(proof: StoredProof, data: Data, report: Report) -> None:
-    """The numbers of `tail` at point K, and its conclusion for two further steps."""
+def check_tail(proof: StoredProof, data: Data, report: Report) -> list[int]:
+    """The numbers of `tail` at point K, and its conclusion for two further steps.
+
+    Returns:
+        The points at which the bounds of the singular values were compared with new ones: K, all
+        checkpoints in the ball of the tail, and the two further ones.
+    """
     assert proof.tail is not None
     tail, K, delta = proof.tail, proof.K, proof.steps["delta"][proof.K]
     radius = float(proof.document["radius"])
@@ -25,7 +31,7 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> None:
     ball = Ball(proof, data, check.point, check.omega, delta)
     if not ball.holds:
         report("omega", False, f"point {K}: omega is {check.omega:.6g}")
-        return
+        return []
     fine = check.omega_below <= tail["omega"] and check.omega + proof.scales["R"] * (delta + radius) < 1
     report("omega", fine, f"point {K}: {tail['omega']:.6g} stored, between {check.omega_below:.6g} and {check.omega:.6g}")
     r = check.point.r.floats()
@@ -41,14 +47,26 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> None:
     far = distance_between(proof, check.place, stored_place(proof, 0)) + delta + radius
     stated = proof.number("distance", proof.document.get("distance"), least=0.0)
     report("distance", far <= stated <= 1.001 * far, f"{stated:.8g} stored, {far:.8g} found")
-    for name in "ZPQC" if proof.rectified else "ZP":
-        exact = getattr(check.point, name).floats()
-        off = np.abs(exact - proof.tensor(f"checkpoint.{K}.{name}", proof.n, proof.m)).max()
-        report("tail", off <= 1e-9 * np.abs(exact).max(), f"point {K}: {name} is off by {off:.3g}")
+    check_values(proof, check, K, report)
     if not proof.smooth:
         _check_switches(proof, check, radius + delta, report)
     _check_singular_values(proof, check, K, report)
-    _check_steps(proof, data, check, report)
+    return [*_check_stored(proof, data, check, radius - delta, report), K, *_check_steps(proof, data, check, report)]
+
+
+def _check_stored(proof: StoredProof, data: Data, last: PointCheck, radius: float, report: Report) -> list[int]:
+    """The constants at every other checkpoint that is so near to point K, which is `delta` from the
+    centre of the ball."""
+    found = []
+    for k in proof.checkpoints:
+        place = stored_place(proof, k)
+        path = distance_between(proof, place, last.place)
+        if k < proof.K and path <= radius:
+            check = PointCheck(proof, data, place, (last.point.Z.floats(), last.point.P.floats()))
+            _check_singular_values(proof, check, k, report)
+            _check_change(proof, check, last, path, f"between points {k} and {proof.K}", report)
+            found.append(k)
+    return found
 
 
 def _check_switches(proof: StoredProof, check: PointCheck, rho: float, report: Report) -> None:
@@ -76,7 +94,15 @@ def _check_singular_values(proof: StoredProof, check: PointCheck, k: int, report
     report("tail", fine, f"point {k}: |J| is at least {math.sqrt(max(0.0, check.J_square_below)):.6g}, and L {L:.6g}")
 
 
-def _check_steps(proof: StoredProof, data: Data, check: PointCheck, report: Report) -> None:
+def _check_change(proof: StoredProof, one: PointCheck, other: PointCheck, path: float, where: str, report: Report) -> None:
+    """|J - J'| <= Lambda |theta - theta'|, for smooth activations."""
+    assert proof.tail is not None
+    if proof.smooth:
+        change = _jacobian_change(proof, one, other)
+        report("tail", change <= proof.tail["Lambda"] * path * ROOM, f"{where}: J changes by {change:.4g} over {path:.4g}")
+
+
+def _check_steps(proof: StoredProof, data: Data, check: PointCheck, report: Report) -> list[int]:
     """Exact descent from the last point: the residual falls at the rate, and stays in the ball."""
     assert proof.tail is not None
     rate, radius = float(proof.document["rate"]), float(proof.document["radius"])
@@ -89,12 +115,9 @@ def _check_steps(proof: StoredProof, data: Data, check: PointCheck, report: Repo
         moved = distance_between(proof, check.place, start.place)
         report("tail", moved <= radius, f"step {proof.K + j}: {moved:.4g} from point K, farther than the radius {radius:.4g}")
         _check_singular_values(proof, check, proof.K + j, report)
-        if proof.smooth:
-            change = _jacobian_change(proof, before, check)
-            path = distance_between(proof, check.place, before.place)
-            report(
-                "tail", change <= proof.tail["Lambda"] * path, f"step {proof.K + j}: J changes by {change:.4g} over {path:.4g}"
-            )
+        path = distance_between(proof, check.place, before.place)
+        _check_change(proof, before, check, path, f"step {proof.K + j}", report)
+    return list(range(proof.K + 1, proof.K + _STEPS + 1))
 
 
 def _jacobian_change(proof: StoredProof, one: PointCheck, other: PointCheck) -> float:
