@@ -1,4 +1,5 @@
-"""Arguments of a map of nodes, for some of the graphs: what follows its nodes, its edges, or stays."""
+"""Arguments of a map of nodes, for some of the graphs: what follows nodes or edges, and what
+stays."""
 
 from __future__ import annotations
 
