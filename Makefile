@@ -13,7 +13,7 @@ PORTION ?= 0.55
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench bench-choices bench-own bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench tables bench-choices bench-own bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -58,8 +58,13 @@ docs-fast: $(VENV)/.installed-docs  ## The same without executing the tutorials:
 docs-serve: $(VENV)/.installed-docs  ## Show the documentation on this machine, rebuilt as you edit.
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs serve $(ARGS)
 
-bench: $(VENV)/.installed-run  ## Time us and the peers; writes benchmarks/results/ (pass options as ARGS=...).
+# The peers' environment if it is there: the suite of own modules measures torchdeq in the same process.
+bench: $(VENV)/.installed-run  ## Time us and the peers, and a user's own module; writes benchmarks/results/ (ARGS=... of run.py).
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+	PYTHONPATH=src $(if $(wildcard $(PEERS)/.installed),$(PEERS),$(VENV))/bin/python benchmarks/own_cell.py
+
+tables: $(VENV)/.installed-run  ## Copy the measured tables of benchmarks/results/ into README.md and docs/.
+	$(VENV)/bin/python benchmarks/tables.py
 
 bench-choices: $(VENV)/.installed-run  ## Time solvers, gradients and networks for docs/choosing.md.
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/choices.py $(ARGS)

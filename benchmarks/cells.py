@@ -120,6 +120,7 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "tanh dense, 512 units, batch 128": dense(512, 128),
     "residual conv, 32 channels 16 x 16, batch 32": image(lambda: ResidualConv(32, 32), 32, 32, 16, 16),
     "residual conv, 48 channels 28 x 28, batch 32": image(lambda: ResidualConv(48, 64), 32, 48, 28, 28),
+    "residual conv, 48 channels 28 x 28, batch 64": image(lambda: ResidualConv(48, 64), 64, 48, 28, 28),
     "attention, d = 64, 32 tokens, batch 16": image(lambda: Attention(64), 16, 32, 64),
 }
 #: Further maps, on which `Auto` is compared with the solvers that it chooses from.

@@ -1,14 +1,17 @@
 """A user's own module: us, torchdeq 0.1.0 and a hand-written loop; and `Auto` against the solvers it chooses from.
 
     make bench-own ARGS="[--seconds N] [--only WORD] [--suite peers|auto]"
+    make tables
 
 Forward and exact backward to a relative residual of 1e-4, float32, 2 threads, one process. Contenders run turn by turn; a ratio
-is the median over rounds of the ratio within a round. Writes results/own_cell.json and results/own_cell.md.
+is the median over rounds of the ratio within a round. Writes results/own_cell.json and results/own_cell.md; rows that are not
+measured again are kept. `make tables` copies the tables into README.md and docs/.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import time
@@ -179,21 +182,32 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(2)
     warnings.simplefilter("ignore", wp.errors.WellposedWarning)
-    found: dict[str, list[Row]] = {}
-    for suite in options.suite or SUITES:
+    suites = list(options.suite or SUITES)
+    if importlib.util.find_spec("torchdeq") is None and "peers" in suites:
+        print("torchdeq is not installed here, so its suite is not measured; `make bench-peers` installs it.")
+        suites.remove("peers")
+    setting = {"torch": torch.__version__, "threads": 2, "rtol": RTOL}
+    for suite in suites:
         measure_row, names = SUITES[suite]
-        found[suite] = []
-        for name in names:
-            if options.only in name:
-                found[suite].append(measure_row(name, options.seconds))
-                print("\n".join(table(found[suite])[-1:] if len(found[suite]) > 1 else table(found[suite])), flush=True)
-    if options.only or options.suite:
-        return
-    setting = {"torch": torch.__version__, "threads": 2, "rtol": RTOL, "seconds": options.seconds}
-    (RESULTS / "own_cell.json").write_text(json.dumps({"setting": setting, **found}, indent=1) + "\n")
+        shown = 0
+        for name in (name for name in names if options.only in name):
+            row = measure_row(name, options.seconds)
+            print("\n".join(table([row])[2 if shown else 0 :]), flush=True)
+            write(suite, names, row, setting)
+            shown += 1
+
+
+def write(suite: str, names: list[str], row: Row, setting: dict[str, Any]) -> None:
+    """Puts a row into the results, in the place of an older one."""
+    path = RESULTS / "own_cell.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    found = found if found.get("setting") == setting else {"setting": setting, "peers": [], "auto": []}
+    rows = {next(iter(old.values())): old for old in [*found[suite], row]}
+    found[suite] = [rows[name] for name in names if name in rows]
+    path.write_text(json.dumps(found, indent=1) + "\n")
     text = ["# A user's own module", "", " ".join(__doc__.split("\n\n")[2].split()), ""]
-    for suite, rows in found.items():
-        text += [f"## {suite.capitalize()}", "", *table(rows), ""]
+    for name in SUITES:
+        text += [f"## {name.capitalize()}", "", *(table(found[name]) if found[name] else ["Not measured yet."]), ""]
     (RESULTS / "own_cell.md").write_text("\n".join(text))
 
 

@@ -1,16 +1,23 @@
-"""Progress on stderr: a bar on a terminal if rich is installed, else a line now and then."""
+"""Progress on stderr: a bar on a terminal if rich is installed, else a line now and then; and one
+line about a single computation that takes long."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["ProgressDisplay", "progress_display"]
+__all__ = ["ProgressDisplay", "announced", "progress_display"]
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_UPDATES = 0.1
+#: A computation that takes longer says what it is.
+SECONDS_OF_SILENCE = 2.0
+#: Products of two numbers that take well below that on any processor.
+LITTLE_WORK = 1e8
 
 
 class ProgressDisplay:
@@ -89,3 +96,26 @@ def progress_display(
             rich_bar.update(task, completed=done, total=total, text=bar.format(done=done, total=total or 0, text=text))
 
         yield ProgressDisplay(total, SECONDS_BETWEEN_UPDATES, draw)
+
+
+@contextmanager
+def announced(text: str, work: float = float("inf")) -> Iterator[None]:
+    """Writes one line to stderr if the context stays open for more than 2 seconds.
+
+    A factorization cannot report how far it is, so a thread of its own waits for the time to pass.
+    `WELLPOSED_QUIET=1` in the environment switches this off.
+
+    Args:
+        text: What is being done.
+        work: About how many products of two numbers that takes; little work is not watched.
+    """
+    if work < LITTLE_WORK or os.environ.get("WELLPOSED_QUIET", "0") not in ("", "0"):
+        yield
+        return
+    timer = threading.Timer(SECONDS_OF_SILENCE, lambda: print(f"wellposed: {text} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

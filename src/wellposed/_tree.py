@@ -242,11 +242,3 @@ def differs(a: Tensor, b: Tensor) -> Tensor:
     scale = torch.where(b.isfinite(), b, 0.0).abs().amax(dim=1, keepdim=True)
     same = (a - b).abs() <= ROUNDINGS * torch.finfo(b.dtype).eps * scale
     return ~(same | ~b.isfinite()).all(dim=1)
-
-
-def edges_between(edges: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """(2, fewer) the edges between some nodes, which are numbered anew."""
-    new = torch.full((batch,), -1, dtype=torch.int64, device=rows.device)
-    new[rows] = torch.arange(rows.shape[0], device=rows.device)
-    ends = new[edges]
-    return ends[:, (ends >= 0).all(dim=0)]

@@ -353,3 +353,47 @@ def test_large_states() -> None:
             return torch.sin(2 * z) / 2 + x
 
     assert "3000 entries" in local(layer_of(Steep()), x).reasons[0]
+
+
+class Started(nn.Module):
+    """A model that starts its layer near one of the two stable equilibria of tanh(2 z)."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.layer, self.named = wp.EquilibriumLayer(lambda z, x: torch.tanh(2 * z) + 0 * x), named
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layer(x, z0=x.sign()) if self.named else self.layer(x, x.sign())
+        return z
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_start_that_a_model_gives_is_kept(named: bool) -> None:
+    """From zeros the layer finds 0, at which tanh(2 z) repels; from its own start 0.9575 or its negative."""
+    x = torch.tensor([[0.3], [-0.2]], dtype=torch.float64)
+    found = wp.certify(Started(named), x)
+    assert isinstance(found, LocalCertificate)
+    assert all(verdict is not wp.Verdict.UNDECIDED for verdict in found.verdicts)
+    assert found.measured["spectral radius of J, estimate"] < 0.2  # 2 at zero
+    assert float(found.error_bound.max()) < 1e-9
+
+
+def test_networks_that_start_at_their_own_state() -> None:
+    """Of a multiscale network the state is a tuple, which only its start shows."""
+    generator = torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {"groups": 1, "generator": generator, "dtype": torch.float64}
+    X = torch.randn(1, 1, 4, 4, dtype=torch.float64, generator=generator)
+    for model in (wp.nn.ResidualDEQ(1, 2, 3, **options), wp.nn.MultiscaleDEQ.classifier(1, (2, 2), 3, **options)):
+        found = wp.certify(model, X)
+        assert found.certified, found.note
+        with pytest.raises(wp.InvalidArgument, match="Certify its graphs one by one"):
+            wp.certify(Grouped(model.layer), model.inputs(X))
+
+
+class Grouped(nn.Module):
+    def __init__(self, layer: wp.EquilibriumLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x, groups=torch.zeros(1, dtype=torch.int64))

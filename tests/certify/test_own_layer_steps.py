@@ -40,6 +40,16 @@ def _attention(cell: Any, z: Tensor, x: Tensor) -> Tensor:
     return 0.3 * (weights @ tokens).flatten(1)
 
 
+def _fused(cell: Any, z: Tensor, x: Tensor, **options: Any) -> Tensor:
+    q, k, v = (part.view(-1, 3, 2, 2).transpose(1, 2) for part in (cell.q(z), z + x, z - x))
+    return 0.3 * F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).flatten(1)
+
+
+def _heads(cell: Any, z: Tensor, x: Tensor) -> Tensor:
+    tokens = (z + x).view(-1, 3, 4)
+    return 0.3 * cell.m(tokens, tokens, tokens, need_weights=False)[0].flatten(1)
+
+
 def _in_place(cell: Any, z: Tensor, x: Tensor) -> Tensor:
     h = cell.a(z)
     h += x
@@ -68,6 +78,12 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "group norm": lambda: Cell(lambda c, z, x: c.n(_image(c.a(z) + x)).flatten(1), a=nn.Linear(12, 12), n=nn.GroupNorm(3, 3)),
     "batch norm": lambda: Cell(lambda c, z, x: c.n(c.a(z) + x), a=nn.Linear(12, 12), n=nn.BatchNorm1d(12)).eval(),
     "attention": lambda: Cell(_attention, q=nn.Linear(4, 4)),
+    "fused attention": lambda: Cell(_fused, q=nn.Linear(12, 12)),
+    "causal attention": lambda: Cell(lambda c, z, x: _fused(c, z, x, is_causal=True, scale=0.5), q=nn.Linear(12, 12)),
+    "masked attention": lambda: Cell(
+        lambda c, z, x: _fused(c, z, x, attn_mask=torch.ones(3, 3).triu().log() + 0.5), q=nn.Linear(12, 12)
+    ),
+    "several heads": lambda: Cell(_heads, m=nn.MultiheadAttention(4, 2, batch_first=True)).eval(),
     "circular": lambda: Cell(
         lambda c, z, x: c.a(_image(z + x)).flatten(1).tanh(), a=nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 import pytest
@@ -20,6 +21,30 @@ def test_choosing_quotes_what_was_measured() -> None:
     for table in tables:
         for row in table.splitlines():
             assert row in measured, f"docs/choosing.md: {row!r} is not in benchmarks/results/choices.md"
+
+
+def test_pages_quote_the_measured_tables() -> None:
+    tables = _script("tables")
+    places = 0
+    for name in tables.PAGES:
+        page = (doc_hooks.ROOT / name).read_text()
+        assert tables.quoted(page) == page, f"{name} quotes other numbers than benchmarks/results; run `make tables`"
+        places += len(tables.PLACE.findall(page))
+    assert places == 3
+
+
+def test_a_table_is_written_anew(tmp_path) -> None:
+    (tmp_path / "r.json").write_text('{"rows": [{"a": "x / y", "b": 0.126, "c": 1}, {"a": "z", "b": 2.0, "c": 3}]}')
+    page = "before\n\n<!-- table of r.json: rows: a = the name, b -->\n\n| old |\n| --- |\n\nafter\n"
+    expected = page.replace("| old |\n| --- |\n", "| the name | b |\n| --- | --- |\n| x / y | 0.13 |\n| z | 2.00 |\n")
+    assert _script("tables").quoted(page, tmp_path) == expected
+
+
+def _script(name: str):
+    spec = importlib.util.spec_from_file_location(name, doc_hooks.ROOT / "benchmarks" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -59,6 +59,36 @@ def test_built_in_and_coupled_cells(cell: Any) -> None:
     assert x.grad is not None and x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("states", [1, 3, [2, 5]])
+def test_states_of_the_layer_are_the_trajectory(states: Any) -> None:
+    x = X.clone().requires_grad_()
+    own = layer()
+    ours, theirs = own(x, states=states), wp.nn.trajectory(own, x, states=states)
+    assert len(ours) == len(theirs) == (states if isinstance(states, int) else len(states) + 1)
+    v = gaussian(5, 4, seed=2)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b) and torch.equal(torch.autograd.grad(a, x, v)[0], torch.autograd.grad(b, x, v)[0])
+    with pytest.raises(wp.InvalidArgument, match="integer of at least 1, or rising numbers"):
+        own(x, states=0)
+
+
+def test_states_of_groups_are_those_of_each_group() -> None:
+    """Two graphs of 2 and 3 nodes, each node drawn to the mean of its graph."""
+    groups = torch.tensor([0, 0, 1, 1, 1])
+
+    def cell(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if len(z) == 5:
+            mean = torch.cat([z[:2].mean(0).expand(2, -1), z[2:].mean(0).expand(3, -1)])
+        else:
+            mean = z.mean(0)
+        return 0.5 * torch.tanh(mean) + x
+
+    together = wp.EquilibriumLayer(cell, wp.Picard(), on_failure="raise")(X, groups=groups, states=[4])
+    for rows in (slice(0, 2), slice(2, 5)):
+        alone = wp.EquilibriumLayer(cell, wp.Picard(), coupled=True, on_failure="raise")(X[rows], states=[4])
+        assert all((a[rows] - b).abs().max() <= 1e-11 for a, b in zip(together, alone, strict=True))
+
+
 def test_correction_loss_is_the_weighted_sum() -> None:
     states = [gaussian(3, 2, seed=k) for k in range(4)]
     y = gaussian(3, 2, seed=9)

@@ -11,6 +11,7 @@ from torch import Tensor
 import wellposed as wp
 from conformance import every_method
 from problems import gaussian
+from wellposed.solve._graph_data import take_nodes
 
 F64 = torch.float64
 SIZES = (3, 1, 6, 4)
@@ -137,3 +138,51 @@ def test_no_rows() -> None:
     empty = torch.zeros(0, dtype=torch.int64)
     sol = wp.fixed_point(lambda z: z, torch.zeros(0, 3), groups=empty)
     assert sol.value.shape == (0, 3) and sol.status.shape == (0,)
+
+
+def weighted(z: Tensor, x: dict[str, Tensor]) -> Tensor:
+    """Every node takes from its neighbours by the weight of the edge, then a map that all graphs share."""
+    edges = x["edges"]
+    gathered = torch.zeros_like(z).index_add(0, edges[1], x["edge_weight"].unsqueeze(1) * z[edges[0]])
+    return torch.tanh(0.5 * gathered @ x["shared_W"][:3] + x["x"])
+
+
+@pytest.mark.parametrize("chords", [0, 3], ids=["as many edges as nodes", "more edges"])
+def test_data_of_edges_and_shared_data(chords: int) -> None:
+    """Rings of 3, 4 and 5 nodes have as many edges; their edges stand in another order than their nodes."""
+    sizes, starts = (3, 4, 5), (0, 3, 7)
+    rings = [torch.stack([torch.arange(n), (torch.arange(n) + 1) % n]) + s for n, s in zip(sizes, starts, strict=True)]
+    chord = torch.tensor([[0, 4, 9], [2, 6, 7]])[:, :chords]
+    edges = torch.cat([*rings[::-1], chord], dim=1)
+    weight, W = gaussian(edges.shape[1], seed=0).abs(), gaussian(12, 3, seed=1) / 3
+    x = gaussian(12, 3, seed=2) * torch.tensor([1e-3] * 3 + [0.1] * 4 + [1.0] * 5, dtype=torch.float64).unsqueeze(1)
+    groups = torch.tensor([0] * 3 + [1] * 4 + [2] * 5)
+    data = {"x": x, "edges": edges, "edge_weight": weight, "shared_W": W}
+    seen: list[int] = []
+
+    def watched(z: Tensor, x: dict[str, Tensor]) -> Tensor:
+        seen.append(len(z))
+        return weighted(z, x)
+
+    sol = wp.fixed_point(watched, torch.zeros_like(x), wp.Picard(), args=(data,), groups=groups, rtol=1e-10, on_failure="raise")
+    assert min(seen) < 12, "no graph has left, so nothing was shown"
+    for g in range(3):
+        nodes, of_g = groups == g, groups[edges[0]] == g
+        part = {"x": x[nodes], "edges": edges[:, of_g] - starts[g], "edge_weight": weight[of_g], "shared_W": W}
+        alone = wp.fixed_point(weighted, torch.zeros_like(part["x"]), args=(part,), coupled=True, rtol=1e-12)
+        assert (sol.value[nodes] - alone.value).norm() <= 1e-8 * alone.value.norm()
+
+
+def test_what_follows_nodes_edges_or_stays() -> None:
+    """By size; by name where sizes agree; of two lists of edges the one before it."""
+    edges, others = torch.tensor([[0, 2, 3], [1, 2, 3]]), torch.tensor([[3, 2, 0], [3, 2, 1]])
+    four, three = torch.arange(4), torch.arange(3)
+    args = (four, edges, three, 7, {"edge_a": three, "shared": four}, others, three)
+    taken = take_nodes(args, torch.tensor([2, 3]), 4)
+    expected = (four[2:], edges[:, 1:] - 2, three[1:], 7, {"edge_a": three[1:], "shared": four}, others[:, :2] - 2, three[:2])
+    assert repr(taken) == repr(expected)
+    square = torch.tensor([[0, 1, 3, 2], [1, 0, 2, 3]])
+    named = take_nodes(({"edges": square, "edge_weight": four, "x": four},), torch.tensor([0, 1]), 4)[0]
+    assert named["edge_weight"].tolist() == [0, 1] and named["x"].tolist() == [0, 1]
+    named = take_nodes(({"edges": square.flip(1), "edge_weight": four, "x": four},), torch.tensor([0, 1]), 4)[0]
+    assert named["edge_weight"].tolist() == [2, 3] and named["x"].tolist() == [0, 1]

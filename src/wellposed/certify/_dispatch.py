@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wellposed._progress import announced
 from wellposed.certify._gate import check_data
 from wellposed.certify._recorded import contradictions
 from wellposed.certify.certificate import Certificate, Verdict
@@ -37,39 +38,45 @@ def certify(
 ) -> Certificate:
     r"""Checks a theorem on a model and data, at the present parameters.
 
-            >>> import torch, wellposed as wp
-            >>> model = wp.GaussianDEQ(20, 100, dtype=torch.float64)
-            >>> X, y = torch.randn(5, 20, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-            >>> certificate = wp.certify(model, X, y, theorem="radius")
-            >>> certificate.verdict in (wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED)
-            True
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(20, 100, dtype=torch.float64)
+        >>> X, y = torch.randn(5, 20, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+        >>> certificate = wp.certify(model, X, y, theorem="radius")
+        >>> certificate.verdict in (wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED)
+        True
 
-        Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and
-        nothing is changed.
+    Everything is computed in float64 with one-sided bounds, whatever the dtype of the model, and
+    nothing is changed.
 
-        Any module with equilibrium layers has a certificate of existence and uniqueness:
-        `certify(model)` for every input, `certify(layer, x)` for each sample, near the z that is found,
-        with a bound of its error: a `LocalCertificate`. What cannot be proved is UNDECIDED, with the
-        reason. See docs/howto/own_layer.md.
+    Any module with equilibrium layers has a certificate of existence and uniqueness:
+    `certify(model)` for every input, `certify(layer, x)` for each sample, near the z that is found,
+    with a bound of its error: a `LocalCertificate`. What cannot be proved is UNDECIDED, with the
+    reason. See docs/howto/own_layer.md.
 
-        Args:
-    from wellposed.certify.measurement import measure
-    from wellposed.certify.own_layer import certify_layers, has_layers
-            y: (n,) targets; only theorems about training read them.
-            theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
-                "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed"
-                for the one of them that fits the model; "auto" tries all that fit and returns the
-                strongest that holds, with the others in `Certificate.others`. In order: the flow,
-                descent with layer-wise steps, the theorem of the paper. If none holds, the radius
-                certificate for the flow says why (an OptEq network then has its certificate of
-                uniqueness). A theorem of your own is a callable (model, X, y) -> Certificate; see
-                docs/howto/theorem.md.
-            options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none
-                for "auto". A callable gets them as keyword arguments.
+    Args:
+        model: A theory network, or any module.
+        X: (n, d) inputs; what the module takes, if there is no y.
+        y: (n,) targets; only theorems about training read them.
+        theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
+            "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed"
+            for the one of them that fits the model; "auto" tries all that fit and returns the
+            strongest that holds, with the others in `Certificate.others`. In order: the flow,
+            descent with layer-wise steps, the theorem of the paper. If none holds, the radius
+            certificate for the flow says why (an OptEq network then has its certificate of
+            uniqueness). A theorem of your own is a callable (model, X, y) -> Certificate; see
+            docs/howto/theorem.md.
+        options: Of the theorem, e.g. `dynamics="descent"` for "radius" and "nguyen2022"; none
+            for "auto". A callable gets them as keyword arguments.
     """
     check_theorem(theorem)
-    if not isinstance(theorem, str):
-        return certificate_by(theorem, model, X, y, options)
+    with announced(f"certifying {type(model).__name__} by theorem={getattr(theorem, '__name__', theorem)!r}"):
+        if not isinstance(theorem, str):
+            return certificate_by(theorem, model, X, y, options)
+        return _certify(model, X, y, theorem, options)
+
+
+def _certify(model: nn.Module, X: Any, y: Tensor | None, theorem: str, options: dict[str, Any]) -> Certificate:
+    """By a theorem that has a name."""
     known = ("auto", *CONVERGENCE, *WELL_POSED, "well_posed")
     if theorem not in known:
         hint = did_you_mean(theorem, known)

@@ -37,10 +37,11 @@ class Followed:
         layer: The layer.
         owner: The model that holds it, whose parameters the cell may use.
         x: Its input, batch first.
+        z0: The start that the model gives to the layer; None if it gives none.
     """
 
-    def __init__(self, layer: EquilibriumLayer, owner: nn.Module, x: Any) -> None:
-        self.layer, self.owner, self.x = layer, owner, x
+    def __init__(self, layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any = None) -> None:
+        self.layer, self.owner, self.x, self.z0 = layer, owner, x, z0
         tensors = [leaf for leaf in leaves(x) if isinstance(leaf, Tensor) and leaf.dim()]
         if not tensors:
             raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
@@ -58,7 +59,7 @@ class Followed:
         coupled."""
         with self._apart(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            f, start, _, options = self.layer._bind(self.x, None)
+            f, start, _, options = self.layer._bind(self.x, self.z0)
             outcome = self.layer._solve(f, start, options)
             self.coupled = self.coupled or outcome.coupled
             image = f(outcome.value.clone())
@@ -71,14 +72,17 @@ class Followed:
         with self._apart(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if self.coupled:
-                return [self._rough(x, each) for each in start]
+                return [self._rough(x, each, self.z0) for each in start]
             times = len(starts)
-            many = map_tensors(lambda t: t.repeat(times, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t, x)
-            z, image = self._rough(many, start.flatten(0, 1))
+
+            def repeated(t: Tensor) -> Tensor:
+                return t.repeat(times, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t
+
+            z, image = self._rough(map_tensors(repeated, x), start.flatten(0, 1), map_tensors(repeated, self.z0))
             return list(zip(z.view_as(start), image.view_as(start), strict=True))
 
-    def _rough(self, x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
-        f, zero, _, options = self.layer._bind(x, None)
+    def _rough(self, x: Any, start: Tensor, z0: Any) -> tuple[Tensor, Tensor]:
+        f, zero, _, options = self.layer._bind(x, z0)
         rough = replace(options, tolerance=_ROUGH, max_steps=min(options.max_steps, _FEW))
         z = self.layer._solve(f, start.reshape(zero.shape).to(zero), rough).value
         return z.reshape(start.shape).clone(), f(z.clone()).reshape(start.shape).clone()
@@ -95,12 +99,12 @@ class Followed:
         index = None if self.coupled else index
         if index in self._tapes:
             return self._tapes.pop(index)  # each is asked for twice at most
-        x = self.x
+        given = (self.x, self.z0)
         if index is not None:
-            x = map_tensors(lambda t: t[index : index + 1] if self._per_sample(t) else t, x)
-        x = map_tensors(lambda t: t.detach().cpu(), x)
+            given = map_tensors(lambda t: t[index : index + 1] if self._per_sample(t) else t, given)
+        x, z0 = map_tensors(lambda t: t.detach().cpu(), given)
         with self._apart(), torch.no_grad():
-            tape = _recorded(self.layer, self.owner, x)
+            tape = _recorded(self.layer, self.owner, x, z0)
         self.computed += [name for name in tape.computed if name not in self.computed]
         if index == 0:
             self._tapes[index] = tape
@@ -110,14 +114,15 @@ class Followed:
         """Whether the first row of f changes if another row is put below it."""
         if self.coupled:
             return False
-        x = map_tensors(lambda t: t[:1] if self._per_sample(t) else t, self.x)
-        twice = map_tensors(lambda t: t[:1].repeat(2, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t, self.x)
+        given = (self.x, self.z0)
+        once = map_tensors(lambda t: t[:1] if self._per_sample(t) else t, given)
+        twice = map_tensors(lambda t: t[:1].repeat(2, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t, given)
         with self._apart(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            start = self.layer._bind(twice, None)[1]
+            start = self.layer._bind(*twice)[1]
             z = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
-            alone = self.layer._bind(x, None)[0](z[:1].clone())[0].clone()
-            below = self.layer._bind(twice, None)[0](z.clone())[0]
+            alone = self.layer._bind(*once)[0](z[:1].clone())[0].clone()
+            below = self.layer._bind(*twice)[0](z.clone())[0]
         size = float(alone.abs().max()) if alone.numel() else 0.0
         return bool((alone - below).abs().max() > math.sqrt(torch.finfo(z.dtype).eps) * (1 + size)) if alone.numel() else False
 
@@ -132,7 +137,7 @@ class Followed:
             self.layer._record = kept
 
 
-def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any) -> Tape:
+def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tape:
     if any(tensor.device.type != "cpu" for tensor in (*owner.parameters(), *owner.buffers())):
         raise Refused("Its parameters are not on the CPU, where the proof computes. Move a copy there.")
     cell = layer.cell
@@ -140,13 +145,13 @@ def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any) -> Tape:
     def call(state: Tensor) -> Any:
         if isinstance(cell, AbstractCell):
             return cell(state.reshape(cell.state_shape(x)), x).reshape(1, -1)
-        f, start, _, _ = layer._bind(x, None)
+        f, start, _, _ = layer._bind(x, z0)
         return f.tracked(state.reshape(start.shape)).reshape(1, -1)
 
     try:
-        start = layer._bind(x, None)[1]
+        start = layer._bind(x, z0)[1]
         z = torch.zeros((1, start.numel()), dtype=start.dtype)
-        return uncompiled(lambda: record(call, z, x, owner))
+        return uncompiled(lambda: record(call, z, (x, z0), owner))  # of z0 only the shape is used
     except Refused:
         raise
     except Exception as error:  # whatever the code of a cell raises under a transform

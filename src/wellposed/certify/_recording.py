@@ -95,6 +95,8 @@ class _NoExit(TorchFunctionMode):
             raise self._recorder.refuse(f"It takes numbers out of torch ({name}), so what it computes is not known.")
         if name == "pad" and "circular" in (*args, *(kwargs or {}).values()):
             return _pad_circular(*args, **(kwargs or {}))
+        if name == "scaled_dot_product_attention":
+            return _attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -106,6 +108,41 @@ def _pad_circular(input: Tensor, pad: Any, mode: str = "constant", value: Any = 
         parts = [input.narrow(dim, size - before, before), input, input.narrow(dim, 0, after)]
         input = torch.cat([part for part in parts if part.shape[dim]], dim)
     return input
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Its definition: which of several fused kernels PyTorch chooses depends on the machine."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
+    logits = _matmul(query, key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    weights = torch.exp(logits)
+    if is_causal:
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        kept = attn_mask > -torch.inf
+        weights, attn_mask = weights * torch.exp(torch.where(kept, attn_mask, 0.0)), kept
+    if attn_mask is not None:
+        weights = weights * attn_mask.to(weights.dtype)
+    if dropout_p:
+        weights = torch.dropout(weights, dropout_p, True)  # refused: it is random
+    return _matmul(weights / weights.sum(-1, keepdim=True), value)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b by operations that are known, also where composite ones are not taken apart."""
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    a, b = (t.expand(*shape[:-2], *t.shape[-2:]).clone(memory_format=torch.contiguous_format) for t in (a, b))
+    return torch.bmm(*(t.view(-1, *t.shape[-2:]) for t in (a, b))).view(shape)
 
 
 class _Recorder(DispatchMode):
@@ -144,6 +181,8 @@ class _Recorder(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
+        if name == "_scaled_dot_product_flash_attention_for_cpu":  # called by nn.MultiheadAttention
+            return self._fused_attention(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self.refuse(f"It draws random numbers ({name}); call eval(), or leave them out.")
@@ -177,6 +216,13 @@ class _Recorder(DispatchMode):
         for tensor, step in zip(outputs, found if isinstance(found, list) else [found], strict=True):
             self._hold(tensor, step)
         return out
+
+    def _fused_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The definition in the place of the kernel, whose second result serves derivatives."""
+        with self:
+            return _attention(q, k, v, named.get("attn_mask"), dropout, causal, named.get("scale")), torch.zeros(q.shape[:-1])
 
     def _hold(self, tensor: Tensor, step: Step | str) -> None:
         self._held.append(tensor)

@@ -7,6 +7,7 @@ known (a singular value decomposition in a parametrization, say) is taken as it 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto") -> Ce
     found = []
     for layer in layers:
         inside = entered.get(id(layer))
-        found.append(_of_layer(layer, model, inside, x, theorem, _built_in(layer, inside, theorem)))
+        found.append(_of_layer(layer, model, inside, x, theorem, _built_in(layer, inside and inside[0], theorem)))
     return _of_all(found)
 
 
@@ -68,7 +69,7 @@ def _of_layer(
     if x is not None and inside is None:
         note = "The model did not call this layer, so nothing is known of its input."
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
-    followed = None if x is None else Followed(layer, model, inside)
+    followed = None if x is None else Followed(layer, model, *inside)
     shown = followed if followed is not None and followed.batch else None
     everywhere = known if known is not None and known.certified else _of_parts(layer, model, shown, theorem)
     return everywhere if followed is None else local_certificate(followed, everywhere)
@@ -157,7 +158,7 @@ def _where(followed: Followed, found: Constants) -> str:
     if found.every_size:
         return ""
     with followed._apart(), torch.no_grad():
-        shapes = followed.layer._bind(followed.x, None)[2].shapes
+        shapes = followed.layer._bind(followed.x, followed.z0)[2].shapes
     rows = f", batches of {followed.batch} coupled rows" if followed.coupled else ""
     return f" (states of shape {', '.join(str(tuple(shape)) for shape in shapes)}{rows})"
 
@@ -177,17 +178,20 @@ def _built_in(model: nn.Module, x: Any, theorem: str) -> Certificate | None:
 
 
 def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[int, Any]:
-    """What the model gives to each layer, by identity."""
+    """The input and the start that the model gives to each layer, by identity."""
     if x is None:
         return {}
     if model in layers and len(layers) == 1:
-        return {id(model): x}
+        return {id(model): (x, None)}
     entered: dict[int, Any] = {}
 
-    def enter(module: nn.Module, given: tuple[Any, ...]) -> None:
-        entered.setdefault(id(module), given[0])
+    def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        bound = inspect.signature(EquilibriumLayer.forward).bind(module, *given, **named).arguments
+        entered.setdefault(id(module), (bound["x"], bound.get("z0")))
+        if bound.get("groups") is not None:
+            raise InvalidArgument("The model gives groups to a layer. Certify its graphs one by one, with coupled=True.")
 
-    hooks = [layer.register_forward_pre_hook(enter) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers]
     records = [layer._record for layer in layers]
     for layer in layers:
         layer._record = SolveRecord(coupled=set(layer._record.coupled))

@@ -97,18 +97,24 @@ class ImplicitGradient(AbstractGradient):
             owner="backward of the equilibrium (linear_solver of ImplicitGradient)",
         )
 
-    def solve(self, pullback: AbstractPullback, v: Tensor, forward: SolveOptions, start: Tensor | None = None) -> Tensor:
+    @property
+    def cold(self) -> ImplicitGradient:
+        """The same for another system, such as that of a second derivative."""
+        return self
+
+    def solve(
+        self, pullback: AbstractPullback, v: Tensor, forward: SolveOptions, start: Tensor | None = None, first: Any = None
+    ) -> Tensor:
         """(batch, features) the solution of u = rhs(v) + A u; records it and applies the policy.
 
         Args:
-            pullback: The system.
-            v: (batch, features) the cotangent.
+            pullback: The system. v: (batch, features) the cotangent.
             forward: The options of the forward solve.
             start: (batch, features) where a solver of fixed points begins; a linear solver begins
-                at 0.
+                at 0. first: (batch, features) rhs(v) + A start, if it is known.
         """
         options = self.options(forward)
-        found = self._solve(pullback, v, options, start)
+        found = self._solve(pullback, v, options, start, first)
         if found is None:  # rows depend on each other: one system, and one scale for all rows
             found = self._solve(WholePullback(pullback, v.shape), v.reshape(1, -1), replace(options, shape=v.shape), None)
             assert found is not None
@@ -117,7 +123,7 @@ class ImplicitGradient(AbstractGradient):
         return found[0].reshape(v.shape)
 
     def _solve(
-        self, pullback: AbstractPullback, v: Tensor, options: SolveOptions, start: Tensor | None
+        self, pullback: AbstractPullback, v: Tensor, options: SolveOptions, start: Tensor | None, first: Tensor | None = None
     ) -> tuple[Tensor, Solution] | None:
         """The solution of one system; None if its rows depend on each other."""
         scale = _safe_scale(v)
@@ -133,7 +139,8 @@ class ImplicitGradient(AbstractGradient):
             if start is None:
                 outcome = options.run(adjoint, rhs.new_zeros(()).expand_as(rhs), first=rhs)
             else:
-                outcome = options.run(adjoint, start if scale is None else start / scale)
+                first = first if scale is None or first is None else first / scale
+                outcome = options.run(adjoint, start if scale is None else start / scale, first=first)
             solution = as_solution(outcome, Layout.of(rhs, "u"))
             coupled = outcome.coupled
         if coupled:
@@ -181,7 +188,7 @@ class _Adjoint:
                 u_star = self.gradient.solve(pullback, v.detach(), self.options)
             if not torch.is_grad_enabled():
                 return u_star
-            return _attach(self.gradient, adjoint_map(self.f, z, v, u_star), u_star, self.options, self.captured)
+            return _attach(self.gradient.cold, adjoint_map(self.f, z, v, u_star), u_star, self.options, self.captured)
 
 
 def _attach(

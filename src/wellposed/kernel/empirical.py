@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed._progress import progress_display
+from wellposed._progress import announced, progress_display
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._closed_form import ClosedFormMethod, has_closed_form
 from wellposed.kernel._generic import GenericMethod
@@ -75,18 +75,20 @@ def tangent_kernel(
         k of sample i (the order of `model(X).reshape(-1)`), or (c, n, n2) if `per_output`. dtype
         and device are those of the outputs.
     """
-    chosen = choose_method(model, X, X2, method=method, block_size=block_size, memory=memory, function="tangent_kernel")
-    path = check_target(out, chosen.dtype)
-    layout = KernelLayout(by_parameter, per_output, in_memory=path is None)
-    estimate = chosen.memory(layout)
-    text = f"tangent kernel {chosen.size} x {chosen.size2}, {chosen.outputs} output(s), {chosen.dtype}: about {estimate}"
-    _LOG.info(text)
-    if progress:
-        print(text, file=sys.stderr, flush=True)
-    estimate.check(memory, chosen.device, advice=chosen.advice)
-    if path is not None:
-        estimate.check_disk(path.parent)
-    return _compute(chosen, layout, path, show=progress)
+    options: dict[str, Any] = {"method": method, "block_size": block_size, "memory": memory, "function": "tangent_kernel"}
+    with announced(f"computing the tangent kernel of {type(model).__name__} at {len(X)} inputs"):
+        chosen = choose_method(model, X, X2, **options)
+        path = check_target(out, chosen.dtype)
+        layout = KernelLayout(by_parameter, per_output, in_memory=path is None)
+        estimate = chosen.memory(layout)
+        text = f"tangent kernel {chosen.size} x {chosen.size2}, {chosen.outputs} output(s), {chosen.dtype}: about {estimate}"
+        _LOG.info(text)
+        if progress:
+            print(text, file=sys.stderr, flush=True)
+        estimate.check(memory, chosen.device, advice=chosen.advice)
+        if path is not None:
+            estimate.check_disk(path.parent)
+        return _compute(chosen, layout, path, show=progress)
 
 
 def kernel_memory(

@@ -38,6 +38,7 @@ import math
 import torch
 from torch import Tensor
 
+from wellposed._progress import announced
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.directed import ldexp_down, ldexp_up, scaled
 
@@ -88,6 +89,13 @@ def norm_is_below(W: Tensor, c: float) -> bool:
     A = A.T if A.shape[0] < A.shape[1] else A
     size, n = _SLACK * _frobenius(A) ** 2, A.shape[1]
     square = _down(c * c)
+    with announced(f"testing the norm of a {A.shape[0]} x {n} matrix", n**2 * A.shape[0]):
+        return _is_below(A, size, square)
+
+
+def _is_below(A: Tensor, size: float, square: float) -> bool:
+    """Whether |A|^2 < square is proved, given an upper bound `size` of |A|_F^2."""
+    n = A.shape[1]
     H = -(A.T @ A)
     H.diagonal().add_(square)
     trace = n * square
@@ -157,25 +165,27 @@ def least_eigenvalue_lower(S: Tensor) -> float:
 
 def _least_eigenvalue(H: Tensor) -> float:
     """(3) for an exactly symmetric float64 matrix; NaN if the factorization broke."""
-    try:
-        eigenvalues, Q = torch.linalg.eigh(H)
-    except torch.linalg.LinAlgError:
-        return math.nan
-    least = float(eigenvalues.min())
-    defect = _orthogonality_defect(Q)
-    error = _unexplained(H, Q * eigenvalues, Q.T)
+    with announced(f"bounding the least eigenvalue of a {H.shape[0]} x {H.shape[0]} matrix", H.shape[0] ** 3):
+        try:
+            eigenvalues, Q = torch.linalg.eigh(H)
+        except torch.linalg.LinAlgError:
+            return math.nan
+        least = float(eigenvalues.min())
+        defect = _orthogonality_defect(Q)
+        error = _unexplained(H, Q * eigenvalues, Q.T)
     factor = 1.0 - defect if least >= 0.0 else 1.0 + defect
     return _down(least * factor) - error
 
 
 def _measured_svd(A: Tensor) -> tuple[list[float], float, float]:
     """Computed singular values with `d` and `e` of (1); NaN if the factorization broke."""
-    try:
-        U, s, Vh = torch.linalg.svd(A, full_matrices=False)
-    except torch.linalg.LinAlgError:
-        return [math.nan], math.nan, math.nan
-    defect = max(_orthogonality_defect(U), _orthogonality_defect(Vh.T))
-    error = _unexplained(A, U * s, Vh)
+    with announced(f"bounding the singular values of a {A.shape[0]} x {A.shape[1]} matrix", A.numel() * min(A.shape)):
+        try:
+            U, s, Vh = torch.linalg.svd(A, full_matrices=False)
+        except torch.linalg.LinAlgError:
+            return [math.nan], math.nan, math.nan
+        defect = max(_orthogonality_defect(U), _orthogonality_defect(Vh.T))
+        error = _unexplained(A, U * s, Vh)
     # A guess may have any sign: U diag(s) = (U diag(sign s)) diag(|s|), whose defect is the same.
     return s.abs().tolist(), defect, error
 

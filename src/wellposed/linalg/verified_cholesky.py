@@ -29,6 +29,7 @@ import math
 import torch
 from torch import Tensor
 
+from wellposed._progress import announced
 from wellposed.linalg.bounds import spectral_norm_upper
 
 _UNIT = 2.0**-53
@@ -133,14 +134,14 @@ def norm_upper_by_test(W: Tensor) -> float:
         W: (m, k) finite.
     """
     A = W.detach().double()
-    G = A.t() @ A if A.shape[0] >= A.shape[1] else A @ A.t()
-    try:
-        guess = math.sqrt(max(0.0, float(torch.linalg.eigvalsh(G)[-1])))
-    except torch.linalg.LinAlgError:
-        return spectral_norm_upper(W)
-    bound = guess * (1.0 + 1e-8)
-    proved = bound > 0.0 and norm_is_below(A if A.shape[0] >= A.shape[1] else A.t(), bound)
-    return bound if proved else spectral_norm_upper(W)
+    A = A if A.shape[0] >= A.shape[1] else A.t()
+    with announced(f"bounding the norm of a {W.shape[0]} x {W.shape[1]} matrix", A.numel() * A.shape[1]):
+        try:
+            guess = math.sqrt(max(0.0, float(torch.linalg.eigvalsh(A.t() @ A)[-1])))
+        except torch.linalg.LinAlgError:
+            return spectral_norm_upper(W)
+        bound = guess * (1.0 + 1e-8)
+        return bound if bound > 0.0 and norm_is_below(A, bound) else spectral_norm_upper(W)
 
 
 def restricted_norm_upper(R: Tensor, possible: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Building blocks: cells, activations, parametrizations, networks, and the layer that holds them
 together."""
 
+from wellposed.implicit.warm_start import EquilibriumCache
 from wellposed.nn._constrain import constrain
 from wellposed.nn._export import export
 from wellposed.nn._trajectory import correction_loss, trajectory
@@ -23,6 +24,7 @@ __all__ = [
     "AndersonWeights",
     "ConvNormBall",
     "DenseCell",
+    "EquilibriumCache",
     "EquilibriumLayer",
     "GaussianDEQ",
     "Identity",

@@ -14,7 +14,7 @@ from wellposed._checks import check_positive_integer, check_tolerances
 from wellposed._torch import eager
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn.cell import AbstractCell, DenseCell
+from wellposed.nn.cell import AbstractCell, DenseCell, zero_state
 from wellposed.nn.layer import DEFAULT_RTOL, EquilibriumLayer
 
 #: Past steps that accelerated iteration keeps.
@@ -123,12 +123,7 @@ class _FixedSteps(nn.Module):
         x = map_tensors(_lifted, x)
         cell = self.cell
         if z0 is None:
-            if isinstance(cell, AbstractCell):
-                z0 = x.new_zeros(cell.state_shape(x))
-            else:
-                holder = EquilibriumLayer.__new__(EquilibriumLayer)  # only for its rule about the shape of z
-                holder._state_shape = self._state_shape
-                z0 = holder._zeros(x)
+            z0 = x.new_zeros(cell.state_shape(x)) if isinstance(cell, AbstractCell) else zero_state(x, self._state_shape)
         z0 = map_leaves(_lifted, z0)
         layout = Layout.of(z0, "z0")
         start, bound = layout.flatten(z0), cell.bind(x).tracked if isinstance(cell, AbstractCell) else None

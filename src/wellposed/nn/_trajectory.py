@@ -23,13 +23,15 @@ def trajectory(
     states: int | Sequence[int] = 3,
     *,
     z0: Any = None,
+    groups: Tensor | None = None,
     gradient: AbstractGradient | None = None,
 ) -> list[Any]:
     r"""States on the way to the equilibrium, each with a graph; the last is the equilibrium itself.
 
     A loss on all of them keeps a network good also where its solve is cut short, and steadies its
     training [bai2022b]: see `correction_loss`. The last state is `layer(x)`, with the gradient of
-    the layer and its record. The others cost, together, at most one more solve.
+    the layer and its record. The others cost, together, at most one more solve. With the default
+    gradient, `layer(x, states=3)` is the same.
 
         >>> import torch, wellposed as wp
         >>> layer = wp.EquilibriumLayer(wp.nn.DenseCell(4, 16, wp.nn.Tanh()))
@@ -39,7 +41,7 @@ def trajectory(
 
     Args:
         layer: The layer.
-        x, z0: As for the layer.
+        x, z0, groups: As for the layer.
         states: How many states, at equal numbers of evaluations up to those of the slowest sample;
             or the numbers of evaluations after which states are taken, rising, to which the
             equilibrium is added. The solver starts anew at each, with an empty memory.
@@ -53,21 +55,21 @@ def trajectory(
     if isinstance(layer.gradient, UnrolledGradient):
         raise InvalidArgument("A layer with UnrolledGradient has no solve to take states from; use another gradient.")
     require_values("trajectory", "Call the layer itself.")
-    last = layer(x, z0)
+    last = layer(x, z0, groups)
     solution = layer.last_solution
     assert solution is not None
     marks = _marks(states, int(solution.num_steps.max()) if len(solution.status) else 1)
     found = []
     device = solution.residual.device.type
     with torch.autocast(device, enabled=False):
-        f, z, layout, options = layer._bind(x, z0)
+        f, z, layout, options = layer._bind(x, z0, groups)
         spent = 0
         for mark in marks:
             part = replace(options, max_steps=mark - spent, on_failure="ignore", record=None)
             outcome = layer._solve(f, z, part, keep_image=True)
             z, spent = outcome.value.detach(), mark
             rows = gradient.attach(f, outcome, part) if torch.is_grad_enabled() else z
-            found.append(layout.unflatten(rows if options.shape is None else rows.reshape(options.shape)))
+            found.append(layout.unflatten(f.rows(rows) if f.regroups else rows))
     return [*found, last]
 
 

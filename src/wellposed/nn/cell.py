@@ -210,6 +210,31 @@ def _lifted(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
 
 
+def zero_state(x: Any, state_shape: tuple[int, ...] | None) -> Tensor:
+    """The start of zeros for the input x; its shape is `state_shape`, or that of x."""
+    tensor = first_tensor(x)
+    if state_shape is None and not isinstance(x, Tensor):
+        raise InvalidArgument("x is a structure, so the shape of z is unknown: give z0, or state_shape to the layer.")
+    if tensor.dim() == 0:
+        raise InvalidArgument("x must be batch first, but has no dimension. For one sample give shape (1, features).")
+    shape = tensor.shape if state_shape is None else (tensor.shape[0], *state_shape)
+    floating = [t.dtype for t in leaves(x) if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())]
+    if not floating:
+        raise InvalidType(
+            f"x must be floating point, real or complex; got {tensor.dtype}, in which z cannot start. Convert it, e.g. by "
+            ".to(torch.float32), or give z0 if the cell needs this x."
+        )
+    return torch.zeros(shape, dtype=floating[0], device=tensor.device)
+
+
+def first_tensor(x: Any) -> Tensor:
+    """The first tensor of a structure."""
+    for leaf in leaves(x):
+        if isinstance(leaf, Tensor):
+            return leaf
+    raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
+
+
 def check_norms(cell: nn.Module, *, coupled: bool) -> None:
     for name, module in cell.named_modules():
         if not isinstance(module, BatchNorm):

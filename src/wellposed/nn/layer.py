@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances
 from wellposed._torch import eager, require_values, transforms_active, unhooked
-from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves
-from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
+from wellposed._tree import LOW_PRECISION, Layout, map_leaves
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
 from wellposed.implicit.adjoint import AbstractStructuredMap, Linearised
-from wellposed.nn.cell import AbstractCell, bind_function
+from wellposed.implicit.warm_start import WarmStart, begin
+from wellposed.nn.cell import AbstractCell, bind_function, first_tensor, zero_state
 from wellposed.solve._closing import judge
 from wellposed.solve._fixed_point import in_groups
 from wellposed.solve._samples import Outcome
@@ -28,27 +29,6 @@ from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
 
 #: Tolerance by dtype of the solve when none is given.
 DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
-
-
-class SolverKwargs(TypedDict, total=False):
-    """Options that networks pass to their `EquilibriumLayer`, which has the defaults."""
-
-    solver: AbstractSolver | None
-    gradient: AbstractGradient | None
-    on_failure: Policy
-    rtol: float | None
-    atol: float
-    max_steps: int
-
-
-def check_solver_kwargs(owner: str, options: Iterable[str]) -> None:
-    """Raises for an option of the network `owner` that is not one of `SolverKwargs`."""
-    known = SolverKwargs.__annotations__
-    for name in options:
-        if name not in known:
-            raise InvalidType(
-                f"{owner} has no option {name!r}; those of its solves are {', '.join(known)}.{did_you_mean(name, known)}"
-            )
 
 
 class EquilibriumLayer(nn.Module):
@@ -130,7 +110,15 @@ class EquilibriumLayer(nn.Module):
         return self._record.failures
 
     @eager
-    def forward(self, x: Any, z0: Any = None, groups: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        x: Any,
+        z0: Any = None,
+        groups: Tensor | None = None,
+        *,
+        states: int | Sequence[int] | None = None,
+        warm_start: WarmStart | None = None,
+    ) -> Any:
         """z* with a graph.
 
         Args:
@@ -138,23 +126,38 @@ class EquilibriumLayer(nn.Module):
             z0: The start; zeros if not given.
             groups: (rows,) the index of the group of each row, as for `fixed_point`: one
                 equilibrium, status and residual per group, e.g. per graph of a batch of graphs.
+            states: Return a list of states on the way, the last of which is z*: how many, or after
+                which numbers of evaluations; see `wellposed.nn.trajectory`.
+            warm_start: `cache[index]` of an `EquilibriumCache`: start at the last equilibrium of
+                each sample, and the adjoint at the last adjoint; samples not in the cache start at
+                z0. Values and statuses are measured as without.
         """
-        device_type = _first_tensor(x).device.type
+        if states is not None:
+            from wellposed.nn._trajectory import trajectory  # which needs the layer
+
+            if warm_start is not None:
+                raise InvalidArgument("states begin at z0 and cannot be found from a warm start; give only one of the two.")
+            return trajectory(self, x, states, z0=z0, groups=groups)
+        device_type = first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
         with torch.autocast(device_type, enabled=False):
-            f, start, layout, options = self._bind(x, z0, groups, mixed=mixed)
+            f, start, layout, options = self._bind(x, z0, groups, warm_start, mixed=mixed)
             if transforms_active():
                 self.last_solution = self.last_adjoint = None  # known only on the levels of the transforms
                 rows = self.gradient.transformed(f, start, options)
             else:
-                rows = self._equilibrium(f, start, layout, options)
+                rows = self._equilibrium(f, start, layout, options, warm_start)
             z = layout.unflatten(f.rows(rows) if f.regroups else rows)
         low = layout.dtype in LOW_PRECISION and not mixed
         return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
 
-    def _equilibrium(self, f: AbstractMap, start: Tensor, layout: Layout, options: SolveOptions) -> Tensor:
+    def _equilibrium(
+        self, f: AbstractMap, start: Tensor, layout: Layout, options: SolveOptions, warm: WarmStart | None
+    ) -> Tensor:
         """(batch, features) z*, with a graph if one is being made."""
         tracked, gradient = torch.is_grad_enabled(), self.gradient
+        if warm is not None:
+            gradient = warm.gradient(gradient)
         unrolled = gradient if tracked and isinstance(gradient, UnrolledGradient) else None
         if unrolled is not None:
             rows = unrolled.unroll(f, start)
@@ -169,23 +172,37 @@ class EquilibriumLayer(nn.Module):
                 rows = gradient.attach(f, outcome, options) if tracked else outcome.value.clone()
         finite = outcome.g_norm.isfinite()
         options.judge(outcome, layout, f, by=unrolled)
+        if warm is not None:
+            warm.keep(outcome)
         # where f was finite at no point there is no best value: a start of zeros is not an answer
         return rows if bool(finite.all()) else torch.where(finite.to(rows.device).unsqueeze(1), rows, torch.nan)
 
     @eager
-    def solve(self, x: Any, z0: Any = None, groups: Tensor | None = None, *, record: bool = False) -> Solution:
+    def solve(
+        self,
+        x: Any,
+        z0: Any = None,
+        groups: Tensor | None = None,
+        *,
+        record: bool = False,
+        warm_start: WarmStart | None = None,
+    ) -> Solution:
         """The equilibrium without a graph, with its residuals and statuses.
 
         Args:
-            x, z0, groups: As for `forward`.
+            x, z0, groups, warm_start: As for `forward`.
             record: Keep the residuals of all steps in `Solution.history`.
         """
         require_values("EquilibriumLayer.solve", "Inside them call the layer itself.")
-        device_type = _first_tensor(x).device.type
+        device_type = first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
         with torch.no_grad(), torch.autocast(device_type, enabled=False):
-            f, start, layout, options = self._bind(x, z0, groups, mixed=mixed)
-            return options.judge(self._solve(f, start, options, record=record), layout, f)
+            f, start, layout, options = self._bind(x, z0, groups, warm_start, mixed=mixed)
+            outcome = self._solve(f, start, options, record=record)
+            solution = options.judge(outcome, layout, f)
+            if warm_start is not None:
+                warm_start.keep(outcome)
+            return solution
 
     @eager
     def linearise(self, x: Tensor, v: Tensor, *, z0: Tensor | None = None, u0: Tensor | None = None) -> Linearised:
@@ -213,7 +230,7 @@ class EquilibriumLayer(nn.Module):
         return Linearised(f, outcome.value, image, u, solution, self.last_adjoint)
 
     def _bind(
-        self, x: Any, z0: Any, groups: Tensor | None = None, *, mixed: bool = False, whole: bool = True
+        self, x: Any, z0: Any, groups: Tensor | None = None, warm: Any = None, *, mixed: bool = False, whole: bool = True
     ) -> tuple[AbstractMap, Tensor, Layout, SolveOptions]:
         """The map of rows, of groups or of the `whole` batch; start, layout and options."""
         if isinstance(self.cell, AbstractCell):
@@ -223,7 +240,7 @@ class EquilibriumLayer(nn.Module):
             layout = self._check_start(state, shape, x.dtype)
             f: AbstractMap = self.cell.bind(x)
         else:
-            state = self._zeros(x) if z0 is None else z0
+            state = zero_state(x, self._state_shape) if z0 is None else z0
             layout = Layout.of(state, "z0")
             origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape}
             origin["costs"] = self._record.costs[self.training]
@@ -238,7 +255,7 @@ class EquilibriumLayer(nn.Module):
         options = SolveOptions(self.solver, tolerance, self.max_steps, self.on_failure, "EquilibriumLayer", self._record, rows)
         if rows is not None:
             f, start = WholeBatch(f, rows), start.reshape(1, -1)
-        return f, start, layout, options
+        return f, start if warm is None else begin(warm, start, layout, groups), layout, options
 
     @staticmethod
     def _solve(f: AbstractMap, z: Tensor, options: SolveOptions, *, record: bool = False, keep_image: bool = False) -> Outcome:
@@ -260,27 +277,5 @@ class EquilibriumLayer(nn.Module):
             raise InvalidType(f"z0 must have the dtype of the state, {dtype}; got {state.dtype}.")
         return layout
 
-    def _zeros(self, x: Any) -> Tensor:
-        tensor = _first_tensor(x)
-        if self._state_shape is None and not isinstance(x, Tensor):
-            raise InvalidArgument("x is a structure, so the shape of z is unknown: give z0, or state_shape to the layer.")
-        if tensor.dim() == 0:
-            raise InvalidArgument("x must be batch first, but has no dimension. For one sample give shape (1, features).")
-        shape = tensor.shape if self._state_shape is None else (tensor.shape[0], *self._state_shape)
-        floating = [t.dtype for t in leaves(x) if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())]
-        if not floating:
-            raise InvalidType(
-                f"x must be floating point, real or complex; got {tensor.dtype}, in which z cannot start. Convert it, e.g. by "
-                ".to(torch.float32), or give z0 if the cell needs this x."
-            )
-        return torch.zeros(shape, dtype=floating[0], device=tensor.device)
-
     def extra_repr(self) -> str:
         return f"solver={self.solver!r}, gradient={self.gradient!r}, on_failure={self.on_failure!r}"
-
-
-def _first_tensor(x: Any) -> Tensor:
-    for leaf in leaves(x):
-        if isinstance(leaf, Tensor):
-            return leaf
-    raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")

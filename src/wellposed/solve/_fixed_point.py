@@ -70,7 +70,9 @@ def fixed_point(
         groups: (rows,) the index 0, 1, 2, ... of the group of each row, sorted: rows of a group
             depend on each other, as the nodes of one graph in a batch of graphs. Each group is one
             sample: numbers and statuses of the solution are per group, values per row. Integer
-            tensors of shape (2, edges) in `args` are edges, which follow their nodes.
+            tensors of shape (2, edges) in `args` are edges. Those and data of edges follow their
+            nodes. With as many edges as nodes put data of edges into a dict, under a name that
+            begins with `edge`; a name that begins with `shared` is for what belongs to all graphs.
     """
     solver = Auto() if solver is None else solver
     check_options(f, solver)

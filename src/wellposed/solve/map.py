@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import counted
-from wellposed._tree import LOW_PRECISION, Layout, edges_between, leaves, map_tensors
+from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
+from wellposed.solve._graph_data import take_nodes
 from wellposed.solve._samples import differs
 
 T = TypeVar("T")
@@ -168,7 +169,7 @@ class FunctionMap(AbstractMap):
         self._low, self._checked = False, False  # _low: f accepts only the low-precision dtype of the state
         self._seen: tuple[Tensor, Tensor] | None = None  # the last (z, f(z)): where rows would stand still
         self.whole_only = False  # f of some rows is not some rows of f
-        self.graphs = False  # rows are nodes: arguments of shape (2, edges) are edges, and follow their nodes
+        self.graphs = False  # rows are nodes, and arguments follow them: see `take_nodes`
         self._costs, self._key = {} if costs is None else costs, (layout.shapes, layout.dtype)
 
     @property
@@ -251,11 +252,9 @@ class FunctionMap(AbstractMap):
         batch = self._layout.batch
 
         def take(leaf: Tensor) -> Tensor:
-            if self.graphs and leaf.shape[:-1] == (2,) and leaf.dtype == torch.int64:
-                return edges_between(leaf, rows, batch)
             return leaf.index_select(0, rows) if leaf.dim() > 0 and leaf.shape[0] == batch else leaf
 
-        args = tuple(take(part) if isinstance(part, Tensor) else map_tensors(take, part) for part in self._args)
+        args = take_nodes(self._args, rows, batch) if self.graphs else tuple(map_tensors(take, part) for part in self._args)
         return self._like(self._layout.with_batch(rows.shape[0]), args, True)
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:

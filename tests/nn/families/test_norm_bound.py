@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
@@ -89,3 +90,17 @@ def test_another_shape_or_dtype_begins_anew(count):
     for V in (normal(5, 5), normal(4, 4), normal(4, 4).float(), normal(4, 3)):
         assert bound(V, 1.0) >= norm(V) * (1 - 1e-14)
     assert len(count) == 4
+
+
+def test_a_large_difference_is_bounded_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never below the norm in 50 digits, equal matrices have 0, and blocks of very different sizes do not overflow."""
+    monkeypatch.setattr(_contraction, "BLOCK", 12)
+    V, W = normal(7, 5, seed=1), normal(7, 5, seed=2)
+    V[3] *= 1e-200
+    V[6] *= 1e200
+    assert _contraction._distance(V, V.clone()) == 0.0
+    with mpmath.workdps(50):
+        exact = mpmath.sqrt(
+            sum((mpmath.mpf(a) - mpmath.mpf(b)) ** 2 for a, b in zip(V.flatten().tolist(), W.flatten().tolist(), strict=True))
+        )
+        assert exact <= _contraction._distance(V, W) <= exact * (1 + 1e-5)

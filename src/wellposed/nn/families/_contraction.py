@@ -16,7 +16,7 @@ from wellposed._tree import LOW_PRECISION
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, did_you_mean
 from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.bounds import norm_is_below
-from wellposed.linalg.directed import ldexp_up, scaled
+from wellposed.linalg.directed import ldexp_up, scaled, up
 from wellposed.nn.families._network import AbstractNetwork
 from wellposed.solve.solution import user_level
 
@@ -25,6 +25,8 @@ ILL_POSED_POLICIES = ("raise", "warn", "ignore")
 WIDE, TESTS = 400, 4
 #: Steps of power iteration before the tests: the norm of a Gaussian matrix is then known to about 2 %.
 POWER_STEPS = 20
+#: Entries of which the differences are taken at once.
+BLOCK = 2**17
 #: Covers the rounding of a difference, and of its norm summed in float64, for matrices of up to 2^30 entries.
 _SLACK = 1.0 + 2.0**-20
 
@@ -117,9 +119,13 @@ def _distance(V: Tensor, W: Tensor) -> float:
         return math.inf
     if V.dtype in LOW_PRECISION:  # their differences are rounded by more than the slack covers
         V, W = V.float(), W.float()
-    D, exponent = scaled((V - W).double())
-    norm = float(torch.linalg.vector_norm(D))
-    return ldexp_up(norm * _SLACK, exponent) if norm > 0 else 0.0
+    parts = []
+    rows = max(1, BLOCK // max(V.shape[1], 1))
+    for v, w in zip(V.split(rows), W.split(rows), strict=True):  # no copy of a large matrix in float64
+        D, exponent = scaled((v - w).double())
+        norm = float(torch.linalg.vector_norm(D))
+        parts.append(ldexp_up(norm * _SLACK, exponent) if norm > 0 else 0.0)
+    return parts[0] if len(parts) == 1 else up(math.hypot(*parts)) if any(parts) else 0.0
 
 
 class AbstractContraction(AbstractNetwork):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from wellposed._checks import check_interval, check_positive_integer
 from wellposed._torch import eager, transforms_active
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn.layer import EquilibriumLayer, SolverKwargs, check_solver_kwargs
+from wellposed.nn._solver_kwargs import SolverKwargs, check_solver_kwargs
+from wellposed.nn.layer import EquilibriumLayer
 from wellposed.solve import Solution
 
 if TYPE_CHECKING:

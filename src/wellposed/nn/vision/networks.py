@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from wellposed._tree import leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn.layer import EquilibriumLayer, SolverKwargs, check_solver_kwargs
+from wellposed.nn._solver_kwargs import SolverKwargs, check_solver_kwargs
+from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
 from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
 from wellposed.nn.vision.modules import (

@@ -1,0 +1,49 @@
+"""Arguments of a map of nodes, for some of the graphs: what follows nodes or edges, and what
+stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed._torch import pytree
+
+
+def take_nodes(args: Any, rows: Tensor, batch: int) -> Any:
+    """The arguments for some nodes, which are numbered anew.
+
+    Integer tensors of shape (2, edges) are edges. Other tensors belong to nodes or edges by their
+    first dimension, and to nodes if both are as many. In a dict or a named tuple a name that begins
+    with `edge` or `shared` decides instead. Data of edges belong to the edges before them, if there
+    are several of this number.
+
+    Args:
+        args: Any structure.
+        rows: The nodes. batch: How many nodes there are.
+    """
+    new = torch.full((batch,), -1, dtype=torch.int64, device=rows.device)
+    new[rows] = torch.arange(rows.shape[0], device=rows.device)
+    entries, structure = pytree.tree_flatten_with_path(args)
+    kept = [(i, (new[leaf] >= 0).all(dim=0)) for i, (_, leaf) in enumerate(entries) if _are_edges(leaf)]
+
+    def take(i: int, path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+            return leaf
+        if _are_edges(leaf):
+            return new[leaf[:, dict(kept)[i]]]
+        name = str(getattr(path[-1], "key", getattr(path[-1], "name", "")))
+        if name.startswith("shared"):
+            return leaf
+        if leaf.shape[0] == batch and not name.startswith("edge"):
+            return leaf.index_select(0, rows)
+        masks = [(j, mask) for j, mask in kept if mask.shape[0] == leaf.shape[0]]
+        before = [mask for j, mask in masks if j < i]
+        return leaf[(before or [masks[0][1]])[-1]] if masks else leaf
+
+    return pytree.tree_unflatten([take(i, path, leaf) for i, (path, leaf) in enumerate(entries)], structure)
+
+
+def _are_edges(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.shape[0] == 2 and leaf.dtype == torch.int64
