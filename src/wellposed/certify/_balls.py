@@ -68,6 +68,7 @@ class Boxes:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self._fixed: dict[int, Ball] = {}
+        self._varied: Step | None = None
         self._state = Ball(Interval(torch.empty(0), torch.empty(0)))
 
     def at(self, z: Tensor, radius: float = 0.0, *, quotients: bool = False) -> Ball:
@@ -87,6 +88,22 @@ class Boxes:
         with torch.no_grad():
             return self.tape.run(self)
 
+    def varied(self, z: Tensor, radius: float, step: Step) -> Interval:
+        """(p, *shape) encloses the quotients of the result by the p entries of another step, on a
+        box of states.
+
+        Args:
+            z, radius: As for `at`.
+            step: A constant or a part of x.
+        """
+        other = Boxes(self.tape)
+        other._varied = step
+        found = other.at(z, radius).quotients
+        if found is None:  # the result does not depend on it
+            zero = torch.zeros((step.shape.numel(), *self.tape.result.shape), dtype=torch.float64)
+            return Interval(zero, zero)
+        return found
+
     def interpret(self, step: Step, parents: tuple[Ball, ...]) -> Ball:
         if id(step) in self._fixed:
             return self._fixed[id(step)]
@@ -102,7 +119,11 @@ class Boxes:
             return Ball(shaped, None if q is None else Interval(q.mid.view(-1, *step.shape), q.rad.view(-1, *step.shape)))
         if step.value is not None:
             value64 = step.value.detach().double().cpu()  # exact
-            return Ball(Interval(value64, torch.zeros_like(value64)))
+            ball = Ball(Interval(value64, torch.zeros_like(value64)))
+            if step is not self._varied:
+                return ball
+            eye = torch.eye(value64.numel(), dtype=torch.float64).view(-1, *step.shape)
+            return Ball(ball.value, Interval(eye, torch.zeros_like(eye)))
         if step.kind == "linear":
             assert step.apply is not None and step.absolute is not None
             return linear(parents, step.apply, step.absolute, step.terms)

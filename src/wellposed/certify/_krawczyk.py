@@ -34,6 +34,8 @@ from wellposed.linalg.bounds import spectral_norm_upper
 from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 
 _NEWTON_STEPS = 30
+#: Entries of the tables that the derivative with respect to one tensor may take.
+LARGEST_DERIVATIVE = 2**20
 #: The least radius that is tried, of the largest entry.
 _LEAST = 2.0**-46
 
@@ -78,6 +80,45 @@ class Enclosure:
         """Upper bound of |(I - J)^-1 - (I - J*)^-1|, J at z and J* at z*: (4)."""
         inside = float((z - self.centre).abs().max()) < self.within * (1 - 2.0**-40)
         return up(self.inverse * self.change * self.inverse) if inside else math.inf
+
+
+def gradient_errors(boxes: Boxes, enclosure: Enclosure, z: Tensor) -> tuple[float, float]:
+    r"""Upper bounds of |g - g*|/|v| for the gradients with respect to the parameters and to x.
+
+    g = D^T u with D = df/dtheta at z, so that with (4)
+
+        |g - g*| <= (|D - D*| |(I - J)^-1| + |D*| |(I - J)^-1 - (I - J*)^-1|) |v|.               (5)
+
+    Infinite where a derivative has more than `LARGEST_DERIVATIVE` entries.
+    """
+    adjoint = enclosure.gradient_error_at(z)
+    steps = boxes.tape.steps
+    found = []
+    for wanted in ("parameter", "data"):
+        # what an operation that is not known makes of x has a derivative that is not known
+        squares = math.inf if wanted == "data" and any(step.kind == "computed" for step in steps) else 0.0
+        for step in steps:
+            if wanted in (step.kind, step.name if step.kind == "constant" else ""):
+                size = step.shape.numel() * max(other.shape.numel() for other in steps)
+                if not math.isfinite(adjoint) or size > LARGEST_DERIVATIVE:
+                    squares = math.inf
+                    break
+                D = boxes.varied(enclosure.centre, enclosure.within, step)
+                p = step.shape.numel()
+                change = _norm_upper(2 * D.rad.reshape(p, -1))
+                norm = _norm_upper((D.mid.abs() + D.rad).reshape(p, -1))
+                part = up(up(change * enclosure.inverse) + up(norm * adjoint))
+                squares = up(squares + up(part * part))
+        found.append(up(math.sqrt(squares)) if squares < math.inf else math.inf)
+    return found[0], found[1]
+
+
+def _norm_upper(magnitude: Tensor) -> float:
+    """Upper bound of the spectral norm of matrices with at most these absolute values."""
+    if not magnitude.numel():
+        return 0.0
+    sums = (float(magnitude.sum(dim=d).max()) * SLACK for d in (0, 1))
+    return up(math.sqrt(up(next(sums)) * up(next(sums))))
 
 
 def refine(boxes: Boxes, z: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from wellposed.certify._balls import Boxes
 from wellposed.certify._evidence import linearised, starts
 from wellposed.certify._followed import Followed
-from wellposed.certify._krawczyk import Enclosure, enclose
+from wellposed.certify._krawczyk import Enclosure, enclose, gradient_errors
 from wellposed.certify._tape import Refused
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
@@ -30,7 +30,7 @@ class _Sample:
 
     Attributes:
         verdict, reason: As in `LocalCertificate`.
-        error, gradient, radius: As in `LocalCertificate`.
+        error, gradient, radius, parameter, input: As in `LocalCertificate`.
         spectral_radius, least: Estimates: of J, and of the least singular value of I - J.
         seen: How many different points the solver ended at.
     """
@@ -43,6 +43,8 @@ class _Sample:
     spectral_radius: float = math.nan
     least: float = math.nan
     seen: int = 1
+    parameter: float = math.inf
+    input: float = math.inf
 
 
 def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCertificate:
@@ -126,7 +128,8 @@ def _sample(
     radius = math.inf if everywhere.certified else enclosure.radius_at(z)
     second = _second(boxes, enclosure, apart)
     verdict = Verdict.CERTIFIED if second is None else Verdict.VIOLATED
-    return _Sample(verdict, "", error, gradient, radius, *estimates, 1 + len(apart))
+    others_of = gradient_errors(boxes, enclosure, z)
+    return _Sample(verdict, "", error, gradient, radius, *estimates, 1 + len(apart), *others_of)
 
 
 def _why(z: Tensor, image: Tensor, estimates: tuple[float, float]) -> str:
@@ -216,6 +219,8 @@ def _assembled(samples: list[_Sample], everywhere: Certificate, runs: int, remar
         verdicts=verdicts,
         error_bound=_column(samples, "error"),
         gradient_error=_column(samples, "gradient"),
+        parameter_error=_column(samples, "parameter"),
+        input_error=_column(samples, "input"),
         radius=_column(samples, "radius"),
         reasons=tuple(sample.reason for sample in samples),
     )

@@ -229,7 +229,8 @@ class _Recorder(DispatchMode):
         self._of[id(tensor)] = step
 
     def _taken(self, tensor: Tensor, of_x: bool) -> Step:
-        return self.add(Step("computed" if of_x else "constant", tensor.shape, value=tensor.detach().clone(), of_x=of_x))
+        kind, name = ("computed", "") if of_x else ("constant", "parameter")  # what a parametrization gives
+        return self.add(Step(kind, tensor.shape, value=tensor.detach().clone(), of_x=of_x, name=name))
 
     def _constant(self, out: Any) -> Any:
         for tensor in pytree.tree_leaves(out):
@@ -248,7 +249,7 @@ class _Recorder(DispatchMode):
         elif id(tensor) in self._data:
             step = Step("data", tensor.shape, value=tensor.detach().clone(), of_x=True)
         elif id(tensor) in self._stored or fresh:
-            step = Step("constant", tensor.shape, value=tensor.detach().clone())
+            step = Step("constant", tensor.shape, value=tensor.detach().clone(), name="" if fresh else "parameter")
         else:
             raise self.refuse(
                 f"It uses a tensor of shape {tuple(tensor.shape)} that is neither a parameter, nor a buffer, nor part of x. "

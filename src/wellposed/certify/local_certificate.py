@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wellposed.certify.certificate import Certificate, Verdict
 
-_NUMBERS = ("error_bound", "gradient_error", "radius")
+_NUMBERS = ("error_bound", "gradient_error", "parameter_error", "input_error", "radius")
 
 
 def _none() -> Tensor:
@@ -35,6 +35,10 @@ class LocalCertificate(Certificate):
         gradient_error: (batch,) upper bounds of |u - u*|/|v| for all cotangents v: u solves
             (I - J)^T u = v with the derivative J at z, u* with that at z*. What the solver of the
             adjoint leaves comes on top.
+        parameter_error: (batch,) the same for the gradient with respect to all parameters together,
+            as they enter the cell (of a parametrization, what it gives): |g - g*|/|v|. Infinite
+            where the derivative is too large to be bounded, above a million entries.
+        input_error: (batch,) the same for the gradient with respect to x.
         radius: (batch,) every entry of z may change by this, and there is still exactly one
             equilibrium; 0 if that is proved only in a ball without z.
         reasons: (batch,) why a sample is undecided; empty if it is not.
@@ -43,6 +47,8 @@ class LocalCertificate(Certificate):
     verdicts: tuple[Verdict, ...] = ()
     error_bound: Tensor = field(default_factory=_none, compare=False)
     gradient_error: Tensor = field(default_factory=_none, compare=False)
+    parameter_error: Tensor = field(default_factory=_none, compare=False)
+    input_error: Tensor = field(default_factory=_none, compare=False)
     radius: Tensor = field(default_factory=_none, compare=False)
     reasons: tuple[str, ...] = ()
 

@@ -1,0 +1,71 @@
+"""Bounds of the error of gradients with respect to parameters and input, against gradients at the exact equilibrium."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wellposed as wp
+from wellposed.certify import _krawczyk
+from wellposed.certify.local_certificate import LocalCertificate
+
+
+class Cell(nn.Module):
+    """Two layers, a product and a norm, with weights that are used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.inject = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(3, 6)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(z) + self.inject(x))
+        return 0.4 * torch.sigmoid(self.a(h)) * self.norm(h + 2 * self.inject(x))
+
+
+def gradients(layer: wp.EquilibriumLayer, z: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Of <v, .> by the implicit function theorem at z, dense: with respect to all parameters, and to x."""
+    x = x.clone().requires_grad_()
+    J = torch.autograd.functional.jacobian(lambda z: layer.cell(z, x.detach()), z).reshape(6, 6)
+    u = torch.linalg.solve((torch.eye(6, dtype=z.dtype) - J).T, v)
+    parts = torch.autograd.grad(layer.cell(z, x).squeeze(0), [*layer.parameters(), x], u)
+    return torch.cat([part.flatten() for part in parts[:-1]]), parts[-1].flatten()
+
+
+@pytest.mark.parametrize("rtol", [1e-2, 1e-4, 1e-7])
+def test_bounds_hold_and_are_not_empty(rtol: float) -> None:
+    torch.manual_seed(0)
+    layer = wp.EquilibriumLayer(Cell(), wp.Picard(), rtol=rtol, state_shape=(6,)).double()
+    X = torch.randn(4, 3, dtype=torch.float64)
+    found = wp.certify(layer, X)
+    assert isinstance(found, LocalCertificate) and found.certified
+    rough, sharp = (
+        layer.solve(X).value,
+        wp.EquilibriumLayer(layer.cell, rtol=1e-15, state_shape=(6,), on_failure="ignore").solve(X).value,
+    )
+    for i in range(4):
+        for seed in range(3):
+            v = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+            pairs = zip(*(gradients(layer, z[i : i + 1], X[i : i + 1], v) for z in (rough, sharp)), strict=True)
+            for (ours, exact), bound in zip(pairs, (found.parameter_error[i], found.input_error[i]), strict=True):
+                # the exact one is itself known to some roundings
+                assert float((ours - exact).norm()) <= float(bound * v.norm()) + 1e-12
+        assert float(found.parameter_error[i]) < 3e3 * rtol and float(found.input_error[i]) < 3e3 * rtol
+
+
+def test_a_derivative_that_is_too_large_is_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer = wp.EquilibriumLayer(Cell(), state_shape=(6,)).double()
+    monkeypatch.setattr(_krawczyk, "LARGEST_DERIVATIVE", 200)
+    found = wp.certify(layer, torch.randn(1, 3, dtype=torch.float64))
+    assert isinstance(found, LocalCertificate)
+    assert found.certified and found.parameter_error.tolist() == [torch.inf] and found.input_error.isfinite().all()
+    assert LocalCertificate.from_dict(found.to_dict()).parameter_error.tolist() == [torch.inf]
+
+
+def test_an_unknown_operation_of_x_has_an_unknown_derivative() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(0.5 * z + torch.special.i0(x))).double()
+    found = wp.certify(layer, torch.ones(1, 2, dtype=torch.float64))
+    assert isinstance(found, LocalCertificate) and found.certified
+    assert found.gradient_error.isfinite().all() and found.input_error.tolist() == [torch.inf]
+    assert float(found.parameter_error[0]) < 1e-100  # it has none
