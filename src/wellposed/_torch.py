@@ -26,6 +26,7 @@ __all__ = [
     "graph_edge",
     "is_legacy_batched",
     "pytree",
+    "pulled_back",
     "random_state",
     "sequence_number",
     "transforms_active",
@@ -103,6 +104,21 @@ def graph_edge(tensor: Tensor) -> Edge:
     return tensor.grad_fn, tensor.output_nr
 
 
+def pulled_back(value: Tensor, point: Tensor, u: Tensor) -> Tensor | None:
+    """J^T u for a value recorded at a point; None if the value does not depend on it.
+
+    `torch.autograd.grad` without its checks, which take as long as the product with a small map.
+    """
+    if _run_backward is None or not type(value) is type(u) is Tensor:
+        return torch.autograd.grad(value, point, u, retain_graph=True, allow_unused=True)[0]
+    product: Tensor | None = _run_backward((value,), (u,), True, False, (point,), True, accumulate_grad=False)[0]
+    return product
+
+
+#: Outputs, cotangents, whether the graph is kept, whether one is made, inputs, whether they may be unused.
+_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+
+
 def sequence_number() -> int:
     """A number that the nodes of the graph made from now on reach or exceed."""
     return torch._C._autograd._get_sequence_nr()
@@ -171,7 +187,7 @@ def counted(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, float]:
     return value, PER_OPERATION * cost.operations + cost.work / max(z.shape[0], 1)
 
 
-class _Cost(TorchDispatchMode):
+class _Cost(DispatchMode):
     """Adds up the cost of the operations of this thread; some microseconds for each."""
 
     def __init__(self) -> None:

@@ -121,7 +121,7 @@ class Layout:
         return Layout(self.structure, self.shapes, self.sizes, batch, self.dtype, self.device)
 
     @property
-    def _is_matrix(self) -> bool:
+    def is_matrix(self) -> bool:
         """Whether the state is a matrix already."""
         return self.structure.is_leaf() and len(self.shapes[0]) == 1 and not self.dtype.is_complex
 
@@ -142,7 +142,7 @@ class Layout:
 
     def unflatten(self, rows: Tensor) -> Any:
         """The state with these rows (any number of rows)."""
-        if self._is_matrix:
+        if self.is_matrix:
             return rows
         parts: Sequence[Tensor] = (rows,) if len(self.shapes) == 1 else rows.split(self.sizes, dim=1)
         if self.dtype.is_complex:

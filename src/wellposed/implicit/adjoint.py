@@ -175,6 +175,7 @@ class AdjointMap(AbstractMap):
     """u -> rhs + A u as a fixed-point map: the loop of `solve` serves backward passes too."""
 
     leaves_at_once = False
+    strides = repeats = True  # products with one recorded graph
 
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs
@@ -198,17 +199,20 @@ def _no_transpose(u: Tensor) -> Tensor:
     raise NotImplementedError("no solver needs the transpose of an adjoint system")
 
 
-def record(f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def record(
+    f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
+) -> tuple[Tensor, list[Tensor]]:
     """f(z) with its graph, and the tensors that f has captured, which a second derivative needs.
 
     They are the leaves that the graph reaches other than through `known`, and, in the place of the
     leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
     any, f is evaluated a second time. Tensors that a custom `autograd.Function` uses are not seen:
     the leaves behind it are taken.) A known tensor that is a leaf is among them too, since f may
-    have captured something made of it.
+    have captured something made of it. `recorded` is f(z) with its graph and the `sequence_number`
+    before it, if that was recorded already.
     """
-    since = sequence_number()
-    fz = f(z)
+    fz, since = (None, sequence_number()) if recorded is None else recorded
+    fz = f(z) if fz is None else fz
     ends = {graph_edge(x) for x in known if x.grad_fn is not None}
     leaves, others = _boundary(fz, ends, since)
     if not others:

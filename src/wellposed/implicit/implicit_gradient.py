@@ -81,7 +81,7 @@ class ImplicitGradient(AbstractGradient):
         z_star = outcome.value.detach()
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
-        return _attach(self, f, z_star, options)
+        return _attach(self, f, z_star, options, recorded=outcome.recorded)
 
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
         return with_tail(f, solve_transformed(f, start, options), options)
@@ -190,11 +190,12 @@ def _attach(
     z_star: Tensor,
     options: SolveOptions,
     captured: Sequence[Tensor] | None = None,
+    recorded: tuple[Tensor, int] | None = None,
 ) -> Tensor:
     """z* with the graph of f, recorded once, and the implicit derivative between the two."""
     known = f.inputs()
     if captured is None:
-        fz, captured = record(f.tracked, z_star, known)  # all that autograd sees of f in a first derivative
+        fz, captured = record(f.tracked, z_star, known, recorded)  # all that autograd sees of f in a first derivative
     else:
         fz = f.tracked(z_star)
     f.forget()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellposed._torch import uncompiled
+from wellposed._torch import pulled_back, uncompiled
 
 Product = Callable[[Tensor], Tensor]
 
@@ -122,7 +122,7 @@ class Jacobian(AbstractJacobian):
     def rmv(self, u: Tensor) -> Tensor:
         if not self._fz.requires_grad:  # f does not depend on z
             return torch.zeros_like(u)
-        (product,) = torch.autograd.grad(self._fz, self._z, u, retain_graph=True, allow_unused=True)
+        product = pulled_back(self._fz, self._z, u)
         return torch.zeros_like(u) if product is None else product
 
     def mv(self, u: Tensor) -> Tensor:

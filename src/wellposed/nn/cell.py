@@ -184,19 +184,23 @@ class _BoundModule:
 
     def __init__(self, cell: nn.Module) -> None:
         self._cell = cell
-        tensors = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
-        self._tensors = {name: _lifted(tensor) for name, tensor in tensors.items()}
-        self._unchanged = all(self._tensors[name] is tensor for name, tensor in tensors.items())
         self._places = [
-            (place, name, tensor)
-            for module in cell.modules()
+            (place, name, f"{prefix}.{name}" if prefix else name, tensor)
+            for prefix, module in cell.named_modules()
             for place in (module._parameters, module._buffers)
             for name, tensor in place.items()
         ]
+        self._unchanged = all(tensor is None or tensor.dtype not in LOW_PRECISION for *_, tensor in self._places)
+        self._tensors = {} if self._unchanged else self._by_name()
+
+    def _by_name(self) -> dict[str, Tensor]:
+        once = {id(tensor): (path, tensor) for _, _, path, tensor in reversed(self._places) if tensor is not None}
+        return {path: _lifted(tensor) for path, tensor in once.values()}  # tied ones under one name
 
     def __call__(self, z: Any, x: Any) -> Any:
-        if self._unchanged and all(place.get(name) is tensor for place, name, tensor in self._places):
+        if self._unchanged and all(place.get(name) is tensor for place, name, _, tensor in self._places):
             return self._cell(z, x)
+        self._tensors = self._tensors or self._by_name()
         return torch.func.functional_call(self._cell, self._tensors, (z, x))
 
 
@@ -235,19 +239,6 @@ def with_shape_hint(
     function: Callable[..., Any], state: Any, *, given: bool, state_shape: tuple[int, ...] | None
 ) -> Callable[..., Any]:
     """The function; if its first call fails, the error says where the shape of z came from."""
-    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves(state))
-    dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves(state)}))
-    if given:
-        said = f"the given z0, {shapes} of {dtypes}: {{}}. z0 must have the shapes and dtype of what the cell returns."
-    elif state_shape is not None:
-        said = (
-            f"z of shape {shapes} by state_shape={state_shape}: {{}}. It must be that of what the cell returns, less the batch."
-        )
-    else:
-        said = (
-            f"z of the shape of x, {shapes}, which is the default: {{}}. "
-            "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."
-        )
     called = False
 
     def explained(z: Any, x: Any) -> Any:
@@ -266,9 +257,28 @@ def with_shape_hint(
                 raise
             if not given and ABOUT_DTYPES.search(str(error)):
                 raise InvalidArgument(
-                    f"cell(z, x) failed with z of {dtypes}, the dtype of x: {error}. Convert x to the dtype of the cell's "
-                    "parameters, or the cell to that of x, e.g. by cell.double()."
+                    f"cell(z, x) failed with z of {_dtypes(state)}, the dtype of x: {error}. Convert x to the dtype of the "
+                    "cell's parameters, or the cell to that of x, e.g. by cell.double()."
                 ) from error
-            raise InvalidArgument(f"cell(z, x) failed with {said.format(error)}") from error
+            raise InvalidArgument(f"cell(z, x) failed with {_origin(state, given, state_shape, error)}") from error
 
     return explained
+
+
+def _dtypes(state: Any) -> str:
+    return ", ".join(sorted({str(leaf.dtype) for leaf in leaves(state)}))
+
+
+def _origin(state: Any, given: bool, state_shape: tuple[int, ...] | None, error: Exception) -> str:
+    """Where the shape of z came from, the error of the cell, and what to do."""
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves(state))
+    if given:
+        said = f"the given z0, {shapes} of {_dtypes(state)}: {error}."
+        return f"{said} z0 must have the shapes and dtype of what the cell returns."
+    if state_shape is not None:
+        said = f"z of shape {shapes} by state_shape={state_shape}: {error}."
+        return f"{said} It must be that of what the cell returns, less the batch."
+    return (
+        f"z of the shape of x, {shapes}, which is the default: {error}. "
+        "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypedDict
 
@@ -75,7 +76,7 @@ class EquilibriumLayer(nn.Module):
 
     Attributes:
         last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations
-            of the solve; the gradient records the cell at the equilibrium in addition.
+            of the solve; the last of them is recorded for the gradient.
         last_adjoint: The `Solution` of the last linear solve of a backward pass. Both are None
             after a pass inside transforms of `torch.func`, which hide it; failures there count too.
         failure_counts: How many solves failed, by direction and cause; each is warned of once.
@@ -160,7 +161,8 @@ class EquilibriumLayer(nn.Module):
             rows = unrolled.unroll(f, start)
             outcome = judge(f, rows.detach(), options.tolerance, unrolled.steps + 1)
         else:
-            outcome = self._solve(f, start, options, keep_image=tracked)
+            graph = tracked and isinstance(gradient, ImplicitGradient) and not isinstance(f, AbstractStructuredMap)
+            outcome = self._solve(f, start, options, keep_image=tracked, graph=graph)
             if tracked and outcome.coupled:
                 whole = replace(options, shape=start.shape)
                 rows = gradient.attach(WholeBatch(f, start.shape), outcome.as_one(), whole).reshape(start.shape)
@@ -241,10 +243,18 @@ class EquilibriumLayer(nn.Module):
         return f, start, layout, options
 
     @staticmethod
-    def _solve(f: AbstractMap, z: Tensor, options: SolveOptions, *, record: bool = False, keep_image: bool = False) -> Outcome:
-        with torch.no_grad(), unhooked():
+    def _solve(
+        f: AbstractMap,
+        z: Tensor,
+        options: SolveOptions,
+        *,
+        record: bool = False,
+        keep_image: bool = False,
+        graph: bool = False,
+    ) -> Outcome:
+        with torch.no_grad(), nullcontext() if graph else unhooked():
             if not isinstance(f, AbstractStructuredMap):
-                return options.run(f, z.detach(), record=record)
+                return options.run(f, z.detach(), record=record, graph=graph)
             # the default start is a single zero for all entries, which is read once
             first = None if bool((z if any(z.stride()) else z[:1, :1]).any()) else f.at_zero()
             return options.run(f, z.detach(), first=first, record=record, keep_image=keep_image)

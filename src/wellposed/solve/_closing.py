@@ -3,7 +3,7 @@
 The loop relies on three facts: rows do not depend on each other, so that a finished one may leave;
 f gives the same value at the same point; a solver reports f where it says. All three hold by
 construction for the maps and solvers of this package. For any other map or solver one evaluation at
-the end of every solve checks them:
+the end of every solve checks them (for an adjoint system the last product, if all converged at it):
 
 - a random map (dropout) gives another value there: no sample has converged;
 - rows that depend on each other give another residual: the solve continues with the batch as one
@@ -13,12 +13,14 @@ the end of every solve checks them:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed._torch import random_state, watched
+from wellposed._torch import random_state, sequence_number, unhooked, watched
 from wellposed.errors import InvalidArgument
 from wellposed.solve._samples import Outcome, differs, measure, relative
 from wellposed.solve._whole_batch import CountedMap, Together, WholeBatch
@@ -69,25 +71,28 @@ class Closing:
         self.f, self.solver, self.tolerance, self.max_steps = f, solver, tolerance, max_steps
         self.record, self.trusted = record, trusted
 
-    def run(self, z: Tensor, first: Tensor | None = None, keep_image: bool = False) -> Outcome:
-        """Solves from z as `iterate` does; one evaluation of the budget is left for the end."""
+    def run(self, z: Tensor, first: Tensor | None = None, keep_image: bool = False, graph: bool = False) -> Outcome:
+        """Solves as `iterate` does, and confirms: with a `graph` that evaluation is recorded."""
+        before = random_state(z.device) if self.f.repeats else None
         z = z if self.trusted else z.clone()  # a solver may change what it is given
         changed = False
         if first is None:
             first, changed = self._evaluate(z)
-        # another is left to find out who changed the generator
-        budget = max(self.max_steps - 1 - changed, 1)
+        budget = max(self.max_steps - 1 - changed, 1)  # another is left to find out who changed the generator
         options: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": budget, "record": self.record}
         try:
-            outcome = iterate(self._counting(z), z, self.solver, first=first, keep_image=keep_image, **options)
+            with unhooked() if graph else nullcontext():  # if not, the caller has done so
+                outcome = iterate(self._counting(z), z, self.solver, first=first, keep_image=keep_image, **options)
         except RowsCoupled as found:
             return self._as_one(found.value, self._evaluate(found.value)[0], found.evaluations + 1)
         if self.max_steps == 1:  # a single evaluation is one of the whole batch at the start, which is returned
             if changed:
                 _not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, UNREPEATED)
             return outcome
+        if outcome.at_once and self.trusted and before is not None and torch.equal(before, random_state(z.device)):
+            return outcome
         measured = (outcome.codes == Status.CONVERGED) | (outcome.codes == Status.MAX_STEPS)
-        return self._close(outcome, measured) if bool(measured.any()) else outcome
+        return self._close(outcome, measured, graph) if bool(measured.any()) else outcome
 
     def _counting(self, z: Tensor) -> AbstractMap:
         """f, which counts its own evaluations if the solver is not of this package."""
@@ -99,9 +104,13 @@ class Closing:
         """Evaluations that every sample may still take part in."""
         return self.max_steps - int(outcome.steps.max())
 
-    def _close(self, outcome: Outcome, measured: Tensor) -> Outcome:
+    def _close(self, outcome: Outcome, measured: Tensor, graph: bool) -> Outcome:
         """The closing evaluation, at the value that is returned."""
-        fz, changed = self._evaluate(outcome.value)
+        since = sequence_number()
+        with torch.set_grad_enabled(graph):
+            fz, changed = self._evaluate(outcome.value, self.f.tracked if graph else self.f)
+        if graph:
+            outcome.recorded, fz = (fz, since), fz.detach()
         norms = measure(fz - outcome.value, fz)
         r, s = map(torch.from_numpy, norms[:2])
         outcome.steps = outcome.steps + 1
@@ -178,10 +187,10 @@ class Closing:
             return self._as_one(z, fz, int(outcome.steps.max()))
         return None if together else self._together(outcome, fz)
 
-    def _evaluate(self, z: Tensor) -> tuple[Tensor, bool]:
+    def _evaluate(self, z: Tensor, f: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, bool]:
         """f of a copy, and whether the state of torch's generator changed meanwhile."""
         given, before = z.clone(), random_state(z.device)
-        fz = self.f(given)
+        fz = (f or self.f)(given)
         if not torch.equal(given, z) and not bool(((given == z) | z.isnan()).all()):
             raise InvalidArgument(
                 "f changed its argument in place, through its memory or a buffer that it had returned before; it must return a "

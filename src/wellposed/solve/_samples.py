@@ -18,23 +18,19 @@ from wellposed._tree import Array, differs, host_dtype, measure, relative, scale
 
 #: Steps of a stage after which switching rules judge a sample: early, then ever more rarely.
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
-#: The part of the predicted steps that is taken before the next measurement: predictions err, and a
-#: step too many costs more than a measurement too early.
-PART = 0.95
-#: The same for the factor of the first step, which errs most.
-FIRST_PART = 0.5
+#: The part of the predicted steps before the next measurement; the factor of the first step errs most.
+PART, FIRST_PART = 0.95, 0.5
+#: What is added to the predicted steps where steps are cheap, in strides: residuals fall more slowly than at first.
+MARGIN = 0.2
 #: The next measurement is at most this many steps ahead, or a quarter of the steps taken: factors change.
 FURTHEST = 16
-#: A measurement that is far ahead is made at a multiple of this: the samples of a batch share it.
-GRID = 5
+GRID = 5  #: A measurement that is far ahead is made at a multiple of this: the samples of a batch share it.
 #: A sample that is predicted to need more steps is slow: it is measured at `JUDGED_AT` too.
 FEW_STEPS = 15.0
 #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
 RUNAWAY_LIMIT = 10.0
-#: Buffers kept for the next solve. A solve uses four; a second solve inside a cell may use as many.
-MOST_KEPT = 8
-#: What an outcome holds per sample, besides values.
-NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")
+MOST_KEPT = 8  #: Buffers kept for the next solve. A solve uses four; a second solve inside a cell may use as many.
+NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")  #: What an outcome holds per sample, besides values.
 
 __all__ = ["Array", "differs", "measure", "relative", "scaled_norm", "to_device", "to_host"]
 
@@ -119,18 +115,19 @@ class ActiveSamples:
     def ran_away(self, r: Array, s: Array, atol: float) -> Array:
         """(rows,) where |f(z) - z| is small relative to |f(z)| only because that grew.
 
-        The residual of f(z) = z + tanh(x - z) is at most 1, so at z = 1e9 any rtol is met, and at
-        1e16 it rounds to 0. Wherever |f(z)| has grown much, |f(z) - z| itself must have fallen, to
-        half of the largest seen and beyond rounding.
+        The residual of f(z) = z + tanh(x - z) is at most 1: at z = 1e9 any rtol is met. Wherever
+        |f(z)| has grown much, |f(z) - z| must have fallen, to half of the largest, by more than
+        rounding.
         """
+        if s.max() <= RUNAWAY_LIMIT * self.first_s.min():
+            return np.zeros(r.shape[0], dtype=bool)  # the usual case
         fallen = r + 8 * np.finfo(r.dtype).eps * s <= 0.5 * self.worst_r
         away: Array = (s > RUNAWAY_LIMIT * self.first_s) & ~fallen
         return away & (r > atol) if atol > 0 else away
 
     def gather(self, target: Tensor, chosen: Array, done: Array, present: Tensor, best: Tensor) -> None:
         """Writes values of chosen rows: the present point if it converged, else the best."""
-        rows = to_device(chosen, present.device)
-        part = present.index_select(0, rows)  # twice as fast as present[rows]
+        part = present.index_select(0, rows := to_device(chosen, present.device))  # twice as fast as present[rows]
         if best is not present and not done.all():
             part = torch.where(to_device(done, present.device).unsqueeze(1), part, best.index_select(0, rows))
         target.index_copy_(0, to_device(self.index[chosen], present.device), part)
@@ -147,10 +144,11 @@ class Outcome:
         codes: (batch,) of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
         image: (batch, features) f at `value`, if kept.
-        history: [(samples, their evaluations, their relative residuals)] in time order, if
-            recorded.
-        coupled: Rows were found to depend on each other, and the batch was solved as one sample.
-        note: A sentence if an evaluation at `value` did not confirm the answer; else empty.
+        history: [(samples, their evaluations, their relative residuals)], if recorded.
+        coupled: Rows depend on each other; the batch was solved as one sample.
+        note: A sentence if f at `value` did not confirm the answer; else empty.
+        at_once: All samples converged at one evaluation of the whole batch: it confirms them.
+        recorded: f at `value` with its graph, and a `sequence_number` from before it, if recorded.
     """
 
     value: Tensor
@@ -163,6 +161,8 @@ class Outcome:
     history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     coupled: bool = False
     note: str = ""
+    at_once: bool = False
+    recorded: tuple[Tensor, int] | None = None
 
     @classmethod
     def like(cls, z: Tensor, keep_image: bool) -> Outcome:
@@ -184,25 +184,25 @@ class Outcome:
     def as_one(self) -> Outcome:
         """The inverse of `as_batch`."""
         numbers = {name: getattr(self, name)[:1] for name in NUMBERS}
-        return replace(self, value=self.value.reshape(1, -1), image=None, history=[], **numbers)
+        return replace(self, value=self.value.reshape(1, -1), image=None, recorded=None, history=[], **numbers)
 
 
 class ResidualSchedule:
     """The steps at which the samples of one stage are measured.
 
-    A measurement takes three passes over the state, some twenty operations on numbers, and a wait
-    for the device. Plain steps are therefore taken without one where it could decide nothing: each
-    sample is measured at the step that its own residuals predict, so its answer does not depend on
-    its neighbours. Slow samples are measured at `JUDGED_AT` too.
+    Plain steps are not measured where that could decide nothing: each sample is measured at the
+    step that its own residuals predict, so its answer does not depend on its neighbours. Slow
+    samples are measured at `JUDGED_AT` too.
 
     Args:
         rows: How many samples.
         first: The step of the first measurement after the start; 0 if all are due at every step.
         judged: Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
+        stride: If above 1, samples are measured at `JUDGED_AT` and at multiples of it only.
     """
 
-    def __init__(self, rows: int, *, first: int, judged: bool) -> None:
-        self._first, self._judged = first, judged
+    def __init__(self, rows: int, *, first: int, judged: bool, stride: int = 1) -> None:
+        self._first, self._judged, self._stride = GRID if stride > 1 else first, judged, stride
         self._due = np.zeros(rows, dtype=np.int64)
         self._slow = np.zeros(rows, dtype=bool)
         self._before: tuple[Array, Array] | None = None  # (rows,) step and residual of the last measurement
@@ -221,10 +221,9 @@ class ResidualSchedule:
         """(rows,) the samples that a switching rule may judge; None for all."""
         return None if self._judged else self._slow
 
-    @property
-    def any_slow(self) -> bool:
-        """Whether a sample is slow, or may be for all that is known."""
-        return self._judged or bool(self._slow.any())
+    def judges(self, count: int) -> bool:
+        """Whether a switching rule judges a sample now."""
+        return count in JUDGED_AT and (self._judged or bool(self._slow.any()))
 
     @np.errstate(all="ignore")
     def update(self, count: int, r: Array, target: Array, due: Array | None) -> None:
@@ -239,10 +238,13 @@ class ResidualSchedule:
         # log of what is missing / log of the factor: NaN or negative for a factor of 1 or more
         wanted = np.log(target / r) / np.log(r / before) * (count - then)
         # a residual that is still above the first one may end suddenly: a nilpotent W makes it rise, then 0
-        ahead = (PART if count > 1 else FIRST_PART) * wanted
+        ahead = (PART if count > 1 else FIRST_PART) * wanted if self._stride == 1 else wanted + MARGIN * self._stride
         ahead = np.where((ahead >= 1) & (r < self._start), np.minimum(ahead, max(FURTHEST, count // 4)), 1.0)
         next_one = count + ahead.astype(np.int64)
-        next_one = np.where(ahead < GRID, next_one, next_one // GRID * GRID)
+        if self._stride > 1:  # the first multiple at which the sample should be done: a step too many costs little
+            next_one = (next_one // self._stride + 1) * self._stride
+        else:
+            next_one = np.where(ahead < GRID, next_one, next_one // GRID * GRID)
         slow = ~((wanted >= 0) & (wanted <= FEW_STEPS))
         if due is None:
             self._before, self._due, self._slow = (np.full_like(then, count), r), next_one, slow
@@ -251,17 +253,17 @@ class ResidualSchedule:
             self._due, self._slow = np.where(due, next_one, self._due), np.where(due, slow, self._slow)
 
     def next_due(self, count: int, idle: Array | None) -> int:
-        """The first step from `count` on at which a sample is due.
-
-        Args:
-            count: Steps taken, the last of them not yet measured.
-            idle: (rows,) samples that have left already, or None.
-        """
+        """The first step from `count` on at which a sample is due that is not (rows,) `idle`."""
         if not self._first:
             return count
         due, slow = (self._due, self._slow) if idle is None else (self._due[~idle], self._slow[~idle])
         last = max(count, int(due.min())) if due.shape[0] else count
         return next((step for step in range(count, last) if step in JUDGED_AT), last) if slow.any() or self._judged else last
+
+    def ahead(self, count: int, idle: Array) -> int:
+        """How many steps are planned for samples that are not `idle`; 0 if none are."""
+        due = self._due[~idle]
+        return int(due.max()) - count if self._first and due.shape[0] else 0
 
     def take(self, rows: Array) -> None:
         """Keeps only these rows."""
@@ -273,8 +275,8 @@ class ResidualSchedule:
 def take_buffer(like: Tensor) -> Tensor:
     """A buffer of the shape, dtype and device of `like`, with arbitrary content.
 
-    Fresh memory costs a page fault for every 4 KiB on a processor, some per cent of a short solve.
-    Buffers are kept for the next solve of the same thread: a few, of the size asked for last.
+    Fresh memory costs page faults, some per cent of a short solve. Buffers are kept for the next
+    solve of the same thread: a few, of the size asked for last.
     """
     kept = _kept()
     for i, buffer in enumerate(kept):

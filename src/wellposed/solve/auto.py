@@ -20,12 +20,15 @@ from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard
 from wellposed.status import Status
 
 #: Operations of a step of Anderson acceleration beyond the evaluation of f.
-OPERATIONS = 40
+OPERATIONS = 20
 #: What a step of Anderson acceleration costs, in plain steps, if the cost of f is not known (a dense cell), and how many
 #: its memory needs to build up: few, since it starts with the last plain steps.
 USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done.
 LOW_PRICE, VERY_FEW_STEPS = 1.6, 4.0
+#: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
+#: come to an end, and leave the batch, costs as much as several cheap steps.
+STRIDES = ((4.0, 5), (256.0, 2))
 #: Anderson gives up if it is predicted to need more than this many further steps.
 MANY_STEPS = 50.0
 
@@ -49,7 +52,9 @@ class Auto(AbstractSolver):
     - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget.
 
     These predictions decide only about cost; the answer is judged by the residual, as with any
-    solver.
+    solver. In an `EquilibriumLayer`, where a plain step of the cell costs less than a measurement,
+    samples are measured after 5 steps and then at the multiple of 2 or 5 at which each should be
+    done: they may take some steps more than `Picard`.
 
     Args:
         plain, accelerated, newton: The solvers of the three stages.
@@ -102,6 +107,7 @@ class _LeavePlain(AbstractSwitchingRule):
         if cost is not None:
             numbers = (4 + 2 * self._accelerated.memory) * cost[1]  # that a step reads or writes
             self._price = 1.0 + (OPERATIONS * PER_OPERATION + PER_NUMBER * numbers) / max(cost[0], PER_OPERATION)
+            self.stride = next((stride for limit, stride in STRIDES if cost[0] < limit), 1)
         expensive = cost is not None and self._price <= LOW_PRICE
         self._few = VERY_FEW_STEPS if expensive else FEW_STEPS
         return expensive  # a measurement and the points kept cost little beside f
@@ -113,14 +119,18 @@ class _LeavePlain(AbstractSwitchingRule):
             self._before = np.zeros(r.shape[0]), r
             return None
         then, before = self._before
+        due = True if point.due is None else point.due
         q = (r / before) ** (1.0 / (count - then))
+        remaining, budget = _steps_to_target(r, target, q), to_host(point.budget)
+        self._before = np.where(due, count, then), np.where(due, r, before)
+        due = ~(remaining < np.minimum(0.7 * self._few, budget)) & due
+        if not due.any():
+            return None  # the usual case
         if len(point.trail) >= 2:  # the last two steps, where residuals fall more slowly than at first
             older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
             q = np.maximum(q, (r / to_host(torch.linalg.vector_norm(older, dim=1))) ** 0.5)
-        remaining = _steps_to_target(r, target, q)
-        due = True if point.due is None else point.due
-        self._before = np.where(due, count, then), np.where(due, r, before)
-        leave: Array = (~(q < 1) | (remaining > to_host(point.budget))) & due
+            remaining = _steps_to_target(r, target, q)
+        leave: Array = (~(q < 1) | (remaining > budget)) & due
         slow = ~(remaining <= self._few) & due
         if len(point.trail) >= 2 and (slow & ~leave).any():
             cut = to_host(_extrapolated(older, old, point.g)) / r

@@ -15,20 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.solve._samples import (
-    JUDGED_AT,
-    NUMBERS,
-    ActiveSamples,
-    Array,
-    Outcome,
-    ResidualSchedule,
-    give_buffer,
-    measure,
-    relative,
-    take_buffer,
-    to_device,
-    to_host,
-)
+from wellposed._tree import Array, measure, relative, to_device, to_host
+from wellposed.solve._samples import JUDGED_AT, NUMBERS, ActiveSamples, Outcome, ResidualSchedule, give_buffer, take_buffer
 from wellposed.solve._whole_batch import CountedMap
 from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Tolerance, check_step, is_built_in
@@ -41,7 +29,8 @@ ENOUGH_FREE = 2
 #: The first measurement of a solver that `skips`: its first steps may lead away.
 FIRST = 3
 #: Points before the present one that are kept for the next solver.
-TRAIL = 4
+TRAIL = 3
+KEPT_AT = frozenset(step - before for step in JUDGED_AT for before in range(TRAIL))
 
 
 def iterate(
@@ -109,7 +98,8 @@ class _Stage:
         self.plain = solver.is_plain and is_built_in(solver)
         judged = rule is not None and rule.judges_all(f.cost)
         first = 1 if self.plain else FIRST if solver.skips else 0
-        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged)
+        stride = rule.stride if self.plain and rule is not None and f.strides else 1
+        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged, stride=stride)
 
     def run(self) -> list[ActiveSamples]:
         """Returns the samples for the next stage."""
@@ -136,23 +126,27 @@ class _Stage:
             r, s, ordinary = measure(g, samples.fz)
             target = self.tolerance.target(s)
             due = self.schedule.due(count) if self.most < self.max_steps else None
-            asked = rule is not None and (not rule.uses_trail or count == 0 or (count in JUDGED_AT and self.schedule.any_slow))
+            asked = rule is not None and (not rule.uses_trail or count == 0 or self.schedule.judges(count))
             if asked or count == 0 or not self.plain:  # a plain step needs no point
                 slow = self.schedule.slow if self.plain else None
                 point: Any = Point.measured(samples, g, r, target, self.max_steps, due=slow)
             if self.record:
                 self._add_to_history(r, s)
             switch = rule.decide(count, point) if rule is not None and asked else None
-            self.schedule.update(count, r, target, due)
+            switch = None if switch is None or not switch.any() else np.asarray(switch)
             if count == 0:
                 samples.keep_first(r, s)
-            calm = ordinary and self.most < self.max_steps and switch is None
+            calm = ordinary and switch is None and self.idle is None
+            if calm and due is None and self._all_done(r, s, target):
+                return
+            self.schedule.update(count, r, target, due)
             above = r > target if self.idle is None else (r > target) | self.idle
+            calm = ordinary and switch is None and self.most < self.max_steps
             if calm and above.all() and r.max() < GROWTH_LIMIT * samples.best_r.min():
                 self._continue(r, s, due)  # the usual case: no sample has come to an end
                 kept = None
             else:
-                kept = self._judge(r, s, target, due, None if switch is None else np.asarray(switch))
+                kept = self._judge(count, r, s, target, due, switch)
             if kept is not None:
                 if kept.shape[0] == 0:
                     return
@@ -183,13 +177,14 @@ class _Stage:
     def _plain_steps(self, count: int, steps: int) -> None:
         """Takes plain steps without a measurement; keeps the points before a judgement."""
         samples, uses_trail = self.samples, self.rule is not None and self.rule.uses_trail
-        for taken in range(count, count + steps):  # the count alone decides: none switches because another is slow
-            keep = uses_trail and any(taken + 1 + more in JUDGED_AT for more in range(TRAIL))
+        f, reuses = self.f, self.reuses
+        for taken in range(count + 1, count + steps + 1):  # the count alone decides: none switches because another is slow
+            keep = uses_trail and taken in KEPT_AT
             old = samples.z
-            fz = self.f(samples.fz, out=None if keep else self._spare())  # what is kept cannot be written over
+            fz = f(samples.fz, out=self._spare() if reuses and not keep else None)  # what is kept cannot be written over
             samples.z, samples.fz = samples.fz, fz
             samples.trail = (*samples.trail[1 - TRAIL :], old) if keep else ()
-            if not keep:
+            if reuses and not keep:
                 self._release(old)
 
     def _add_to_history(self, r: Array, s: Array) -> None:
@@ -206,8 +201,15 @@ class _Stage:
         better = better if self.idle is None else better & ~self.idle
         self._keep_best(r, s, better if due is None else better & due)
 
+    def _all_done(self, r: Array, s: Array, target: Array) -> bool:
+        """Ends the stage if every sample has converged, as most stages end."""
+        if not (r <= target).all() or self.samples.ran_away(r, s, self.tolerance.atol).any():
+            return False
+        self._finish(np.ones(r.shape[0], dtype=bool), r, s, np.zeros(r.shape[0], dtype=np.int64))
+        return True
+
     @np.errstate(all="ignore")
-    def _judge(self, r: Array, s: Array, target: Array, due: Array | None, switch: Array | None) -> Array | None:
+    def _judge(self, count: int, r: Array, s: Array, target: Array, due: Array | None, switch: Array | None) -> Array | None:
         """Sets statuses, keeps best points; the rows that continue, if it is time to compact."""
         samples = self.samples
         judged = np.ones(r.shape[0], dtype=bool) if due is None else due
@@ -227,11 +229,9 @@ class _Stage:
             self.passed_on.append(samples.take(np.flatnonzero(gone & ~leave)))
         self.idle = gone if self.idle is None else self.idle | gone
         idle = int(self.idle.sum())
-        few = (
-            0.0 if self.f.leaves_at_once and not self.f.built_in else max(self.solver.idle_part, self.f.idle_part) * r.shape[0]
-        )
         # Rows with NaN, or that diverge, leave at once: f should not be evaluated there again.
-        if idle and (idle >= few or (leave & (lost | grown)).any()):
+        pays = self.solver.takes_out(self.f, idle / r.shape[0], self.schedule.ahead(count, self.idle))
+        if idle and (pays or (leave & (lost | grown)).any()):
             return np.flatnonzero(~self.idle)
         self.idle = self.idle if idle else None
         return None
@@ -267,7 +267,7 @@ class _Stage:
         done = (codes == Status.CONVERGED)[leave]
         whole = done.all() and done.shape[0] == out.value.shape[0]
         if whole and all(samples.z is not other for other in self.foreign):  # all at once: nothing to gather
-            out.value = samples.z
+            out.value, out.at_once = samples.z, True
             out.image = None if out.image is None else samples.fz
         else:
             chosen = np.flatnonzero(leave)
@@ -295,6 +295,4 @@ class _Stage:
         self.most = int(samples.evaluations.max())
         if self.plain:
             return point  # a plain step needs nothing of it
-        g, r, target = point.g.index_select(0, rows), point.r[rows], point.target[rows]
-        evaluations = to_device(samples.evaluations, rows.device)
-        return Point(samples.z, samples.fz, g, r, target, evaluations, self.max_steps, trail=samples.trail)
+        return point.taken(rows, samples)

@@ -29,14 +29,14 @@ class AbstractMap(abc.ABC):
 
     #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
     writes_out: bool = False
-    #: Whether a finished sample takes part in no further evaluation, since every one is counted, unless
-    #: the map is built in. If not, it stays until taking it out pays: see `AbstractSolver.idle_part`.
+    #: Whether a finished sample takes part in no further evaluation, unless it is built in: `AbstractSolver.takes_out`.
     leaves_at_once: bool = True
+    strides: bool = False  #: Whether a sample may take some steps too many if that saves measurements.
+    repeats: bool = False  #: Whether it is known to give the same value at the same point unless it draws random numbers.
     regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.
     #: The cost of an evaluation per row (`wellposed._torch.counted`) and its features; None if not known.
     cost: tuple[float, int] | None = None
-    #: The least part of the rows whose removal pays for `take`, where that costs more than copies.
-    idle_part: float = 0.0
+    idle_part: float = 0.0  #: The least part of the rows whose removal pays for `take`, where that costs more than copies.
 
     @property
     def built_in(self) -> bool:
@@ -79,7 +79,7 @@ class RowsCoupled(Exception):
     """Rows that stood still changed because others moved: the map is not row-wise.
 
     Attributes:
-        value: (batch, features) the points. evaluations: Those of f so far. Filled in by the loop.
+        value, evaluations: (batch, features) the points; those of f so far. The loop fills them in.
         within: Those before it in the same step, if the solver filled it in.
     """
 
@@ -89,9 +89,7 @@ class RowsCoupled(Exception):
 
 
 class StandingRows(AbstractMap):
-    """Some rows of a map that is evaluated for its whole batch; the other rows stand still.
-
-    If f of a row that stands still changes, it depends on other rows: `RowsCoupled` is raised.
+    """Some rows of a map; the others stand still in its batch, or `RowsCoupled` is raised.
 
     Args:
         whole: The map.
@@ -151,7 +149,7 @@ class FunctionMap(AbstractMap):
         layout: The layout of the state.
         args: Structures of tensors; those whose first dimension is the batch follow their samples.
         low_precision: Whether f may return float16 or bfloat16 for float32, as under autocast.
-        costs: Where the counted cost is kept for later solves, by shapes and dtype.
+        costs: Where the counted cost is kept for later solves, by shapes and dtype: it `strides`.
     """
 
     def __init__(
@@ -170,6 +168,7 @@ class FunctionMap(AbstractMap):
         self.whole_only = False  # f of some rows is not some rows of f
         self.graphs = False  # rows are nodes: arguments of shape (2, edges) are edges, and follow their nodes
         self._costs, self._key = {} if costs is None else costs, (layout.shapes, layout.dtype)
+        self.strides = costs is not None
 
     @property
     def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
@@ -188,10 +187,11 @@ class FunctionMap(AbstractMap):
         return value
 
     def tracked(self, z: Tensor) -> Tensor:
-        if self._layout.dtype in LOW_PRECISION and not self._checked:
-            value = self._first_low_precision(z)
-        else:
-            value = self._call(z)
+        first_low = not self._checked and self._layout.dtype in LOW_PRECISION
+        value = self._first_low_precision(z) if first_low else self._call(z)
+        usual = self._checked and self._layout.is_matrix and isinstance(value, Tensor)
+        if usual and value.shape == z.shape and value.dtype == z.dtype:
+            return value
         problem = self._layout.check(value, z.shape[0])
         if problem is not None:
             raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}.")

@@ -178,24 +178,25 @@ class SolveOptions:
         record: bool = False,
         keep_image: bool = False,
         coupled: bool = False,
+        graph: bool = False,
     ) -> Outcome:
         """Solves z = f(z); if map or solver are foreign, an evaluation confirms the answer.
 
         Args:
             f, z, first, record, keep_image: As for `iterate`.
             coupled: The batch is one sample: its rows depend on each other.
+            graph: Whether the evaluation that confirms is recorded for a gradient.
         """
         if coupled and z.shape[0] > 0:
             first = None if first is None else first.reshape(1, -1)
-            whole = WholeBatch(f, z.shape)
-            outcome = self.run(whole, z.reshape(1, -1), first=first, record=record, keep_image=keep_image)
+            outcome = self.run(WholeBatch(f, z.shape), z.reshape(1, -1), first=first, record=record, keep_image=keep_image)
             return outcome.as_batch(z.shape)
         trusted = is_built_in(*(part for stage in self.solver.stages() for part in stage if part is not None))
         if (trusted and f.built_in) or z.shape[0] == 0:
             budget: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": self.max_steps}
             return iterate(f, z, self.solver, first=first, record=record, keep_image=keep_image, **budget)
         closing = Closing(f, self.solver, self.tolerance, self.max_steps, record=record, trusted=trusted)
-        return closing.run(z, first, keep_image)
+        return closing.run(z, first, keep_image, graph)
 
     def judge(self, outcome: Outcome, layout: Layout, f: AbstractMap, by: Advising | None = None) -> Solution:
         """The solution of an outcome of f; applies the policy, with `by` as for `apply_policy`."""

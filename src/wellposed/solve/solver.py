@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 Numbers = TypeVar("Numbers", Tensor, Array)
 
 
+#: Evaluations that taking rows out must save, in units of `AbstractMap.idle_part`: 0 where it costs only copies.
+SAVED = 3.0
+
+
 def is_built_in(*objects: object) -> bool:
     """Whether all objects are of classes of this package, not of subclasses defined elsewhere."""
     return all(type(one).__module__.partition(".")[0] == "wellposed" for one in objects)
@@ -85,6 +89,12 @@ class Point:
         evaluations = to_device(samples.evaluations, device)
         r_, target_ = to_device(r, device), to_device(target, device)
         return cls(samples.z, samples.fz, g, r_, target_, evaluations, max_steps, trail=samples.trail, **more)
+
+    def taken(self, rows: Tensor, samples: ActiveSamples) -> Point:
+        """The same for some rows, which are `samples`."""
+        g, r, target = self.g.index_select(0, rows), self.r[rows], self.target[rows]
+        evaluations = to_device(samples.evaluations, rows.device)
+        return Point(samples.z, samples.fz, g, r, target, evaluations, self.max_steps, trail=samples.trail)
 
 
 @dataclass
@@ -156,6 +166,12 @@ class AbstractSolver(abc.ABC):
             return None
         return {key: value[rows] if isinstance(value, Tensor) else value for key, value in state.items()}
 
+    def takes_out(self, f: AbstractMap, part: float, ahead: int) -> bool:
+        """Whether a part of the samples, idle, is taken out with `ahead` steps planned (or 0)."""
+        if f.leaves_at_once and not f.built_in:
+            return True
+        return part >= max(self.idle_part, f.idle_part) and (not ahead or part * ahead >= SAVED * f.idle_part)
+
     def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
         """The solvers to run in turn, each with the rule that passes a sample to the next."""
         return [(self, None)]
@@ -176,6 +192,8 @@ class AbstractSwitchingRule(abc.ABC):
     #: Whether it judges samples at `JUDGED_AT` only, by their last points (`Point.trail`). If not, it is
     #: asked at every step that is measured.
     uses_trail: ClassVar[bool] = False
+    #: Plain steps after which samples are measured: more where a step costs little. Read after `judges_all`.
+    stride: int = 1
 
     def judges_all(self, cost: tuple[float, int] | None) -> bool:
         """Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
