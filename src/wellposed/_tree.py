@@ -242,3 +242,11 @@ def differs(a: Tensor, b: Tensor) -> Tensor:
     scale = torch.where(b.isfinite(), b, 0.0).abs().amax(dim=1, keepdim=True)
     same = (a - b).abs() <= ROUNDINGS * torch.finfo(b.dtype).eps * scale
     return ~(same | ~b.isfinite()).all(dim=1)
+
+
+def first_tensor(x: Any) -> Tensor:
+    """The first tensor of a structure."""
+    for leaf in leaves(x):
+        if isinstance(leaf, Tensor):
+            return leaf
+    raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")

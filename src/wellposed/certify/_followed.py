@@ -21,13 +21,27 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
 from wellposed.nn.families import is_theory_network
+from wellposed.solve._samples import differs
+from wellposed.solve.map import AbstractMap, FunctionMap
+from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.solution import SolveRecord
-from wellposed.solve.solver import Tolerance
+from wellposed.solve.solver import AbstractSolver, Tolerance
 
 #: Of solves from other starts: Newton's method continues where they end.
 _ROUGH, _FEW = Tolerance(1e-6, 0.0), 60
 #: Sides of images that are tried where no input is given.
 _SIDES = (8, 16, 32)
+
+
+def _depends_on_others(f: AbstractMap, z: Tensor, image: Tensor) -> bool:
+    """Whether f of the first row is another if it is evaluated alone, if it can be."""
+    if not isinstance(f, FunctionMap) or z.shape[0] < 2:
+        return False
+    try:
+        alone = f.alone(torch.zeros(1, dtype=torch.int64, device=z.device))(z[:1].clone())
+    except Exception:  # f need not accept some of the rows
+        return False
+    return bool(differs(alone, image[:1]).any())
 
 
 class Followed:
@@ -61,29 +75,34 @@ class Followed:
             warnings.simplefilter("ignore")
             f, start, _, options = self.layer._bind(self.x, self.z0)
             outcome = self.layer._solve(f, start, options)
-            self.coupled = self.coupled or outcome.coupled
             image = f(outcome.value.clone())
+            self.coupled = self.coupled or outcome.coupled or _depends_on_others(f, outcome.value, image)
             shape = (1, -1) if self.coupled else image.shape
             return outcome.value.reshape(shape).clone(), image.reshape(shape).clone()
 
     def solve_from(self, starts: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """As `solve`, roughly, from each of the starts, which are (batch, n)."""
+        """As `solve`, roughly, from each of the starts, which are (batch, n).
+
+        Once as the layer solves, and once by Newton's method, which also finds unstable equilibria.
+        """
         x, start = self.x, torch.stack(starts)
         with self._apart(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            solvers = (self.layer.solver, NewtonKrylov())
             if self.coupled:
-                return [self._rough(x, each, self.z0) for each in start]
+                return [self._rough(x, each, self.z0, solver) for solver in solvers for each in start]
             times = len(starts)
 
             def repeated(t: Tensor) -> Tensor:
                 return t.repeat(times, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t
 
-            z, image = self._rough(map_tensors(repeated, x), start.flatten(0, 1), map_tensors(repeated, self.z0))
-            return list(zip(z.view_as(start), image.view_as(start), strict=True))
+            given = map_tensors(repeated, x), start.flatten(0, 1), map_tensors(repeated, self.z0)
+            found = [self._rough(*given, solver) for solver in solvers]
+            return [pair for z, image in found for pair in zip(z.view_as(start), image.view_as(start), strict=True)]
 
-    def _rough(self, x: Any, start: Tensor, z0: Any) -> tuple[Tensor, Tensor]:
+    def _rough(self, x: Any, start: Tensor, z0: Any, solver: AbstractSolver) -> tuple[Tensor, Tensor]:
         f, zero, _, options = self.layer._bind(x, z0)
-        rough = replace(options, tolerance=_ROUGH, max_steps=min(options.max_steps, _FEW))
+        rough = replace(options, solver=solver, tolerance=_ROUGH, max_steps=min(options.max_steps, _FEW))
         z = self.layer._solve(f, start.reshape(zero.shape).to(zero), rough).value
         return z.reshape(start.shape).clone(), f(z.clone()).reshape(start.shape).clone()
 

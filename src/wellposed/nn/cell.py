@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
 from wellposed._torch import BatchNorm
-from wellposed._tree import LOW_PRECISION, Layout, check_features, leaves, map_tensors
+from wellposed._tree import LOW_PRECISION, Layout, check_features, first_tensor, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.maps.affine import DenseMap, OperatorMap
@@ -229,14 +229,6 @@ def zero_state(x: Any, state_shape: tuple[int, ...] | None) -> Tensor:
             ".to(torch.float32), or give z0 if the cell needs this x."
         )
     return torch.zeros(shape, dtype=floating[0], device=tensor.device)
-
-
-def first_tensor(x: Any) -> Tensor:
-    """The first tensor of a structure."""
-    for leaf in leaves(x):
-        if isinstance(leaf, Tensor):
-            return leaf
-    raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
 
 
 def check_norms(cell: nn.Module, *, coupled: bool) -> None:

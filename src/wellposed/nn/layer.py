@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances
 from wellposed._torch import eager, require_values, transforms_active, unhooked
-from wellposed._tree import LOW_PRECISION, Layout, map_leaves
+from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
 from wellposed.implicit.adjoint import AbstractStructuredMap, Linearised
 from wellposed.implicit.warm_start import WarmStart, begin
-from wellposed.nn.cell import AbstractCell, bind_function, first_tensor, zero_state
+from wellposed.nn.cell import AbstractCell, bind_function, zero_state
 from wellposed.solve._closing import judge
 from wellposed.solve._fixed_point import in_groups
 from wellposed.solve._samples import Outcome

@@ -1,8 +1,6 @@
 """The map whose fixed point is sought, as a function of rows, and any Python function as one.
 
-Solvers use only `AbstractMap`: rows in, rows out, some rows taken, a Jacobian. A cell with
-structure (see `wellposed.nn`) supplies its own map, with in-place products and a closed-form
-Jacobian.
+Solvers use only `AbstractMap`. A cell with structure (see `wellposed.nn`) supplies its own.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from wellposed._torch import counted
+from wellposed._torch import counted, random_state
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
@@ -35,8 +33,7 @@ class AbstractMap(abc.ABC):
     strides: bool = False  #: Whether a sample may take some steps too many if that saves measurements.
     repeats: bool = False  #: Whether it is known to give the same value at the same point unless it draws random numbers.
     regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.
-    #: The cost of an evaluation per row (`wellposed._torch.counted`) and its features; None if not known.
-    cost: tuple[float, int] | None = None
+    cost: tuple[float, int] | None = None  #: Of an evaluation per row (`wellposed._torch.counted`), and its features.
     idle_part: float = 0.0  #: The least part of the rows whose removal pays for `take`, where that costs more than copies.
 
     @property
@@ -79,12 +76,10 @@ class AbstractMap(abc.ABC):
 class RowsCoupled(Exception):
     """Rows that stood still changed because others moved: the map is not row-wise.
 
-    Attributes:
-        value, evaluations: (batch, features) the points; those of f so far. The loop fills them in.
-        within: Those before it in the same step, if the solver filled it in.
+    The loop fills in the points and the evaluations so far; a solver those `within` the step.
     """
 
-    value: Tensor
+    value: Tensor  # (batch, features)
     evaluations: int = 0
     within: int = 0
 
@@ -140,10 +135,9 @@ class StandingRows(AbstractMap):
 class FunctionMap(AbstractMap):
     """Any Python function of a state (and of batch-first arguments) as a map of rows.
 
-    Rows can be taken in two ways. If `f` is row-wise and gets its per-sample data through `args`,
-    then `f` of some rows *is* some rows of `f`, and a finished sample leaves the computation. If
-    not, it can only be evaluated for the whole batch; finished samples then stand still in it. The
-    first way is tried; the second is used once f raises an error for some of the rows.
+    If `f` is row-wise and gets its per-sample data through `args`, a finished sample leaves the
+    computation. If not, f raises an error for some of the rows, or rows that stand still change.
+    From the error on it is evaluated for the whole batch, in which finished samples stand still.
 
     Args:
         f: `f(state, *args) -> state`.
@@ -170,6 +164,7 @@ class FunctionMap(AbstractMap):
         self.graphs = False  # rows are nodes, and arguments follow them: see `take_nodes`
         self._costs, self._key = {} if costs is None else costs, (layout.shapes, layout.dtype)
         self.strides = costs is not None
+        self.watched = not self.strides  # f of rows that stood still was compared, or need not be
 
     @property
     def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
@@ -274,11 +269,17 @@ class _Part(AbstractMap):
         self._alone = whole.alone(rows)
 
     @cached_property
-    def standing(self) -> StandingRows:
-        """These rows, with the others at the point where they were evaluated last."""
+    def standing(self) -> StandingRows:  # with the others at the point where they were evaluated last
         return StandingRows(self._whole, *self._seen, self._rows)
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        if not self._whole.watched:  # once a solve, so that coupled rows are found early
+            self._whole.watched, state = True, random_state(z.device)
+            try:
+                return self.standing(z)
+            except RowsCoupled:
+                if torch.equal(state, random_state(z.device)):  # else f is random, which is found at the end
+                    raise
         return self._chosen(lambda part: part(z))
 
     def tracked(self, z: Tensor) -> Tensor:
