@@ -28,12 +28,21 @@ def test_states_approach_the_equilibrium(solver: wp.solve.AbstractSolver) -> Non
 
 
 def test_plain_steps_are_the_plain_iterates() -> None:
-    """A solve of n evaluations ends at the (n-2)-th iterate: one evaluation measures it, one confirms."""
-    states = wp.nn.trajectory(layer(solver=wp.Picard()), X, states=[4])
-    z = torch.zeros_like(X)
-    for _ in range(2):
-        z = torch.tanh(z @ W + X)
-    assert len(states) == 2 and (states[0] - z).abs().max() <= 1e-14
+    """The state after k evaluations is the k-th iterate, however near the marks are to each other."""
+    for marks in ([1, 2, 3, 4], [4], [2, 5]):
+        states = wp.nn.trajectory(layer(solver=wp.Picard()), X, states=marks)
+        assert len(states) == len(marks) + 1
+        z, iterates = torch.zeros_like(X), []
+        for _ in range(max(marks)):
+            z = torch.tanh(z @ W + X)
+            iterates.append(z)
+        for mark, state in zip(marks, states, strict=False):
+            assert (state - iterates[mark - 1]).abs().max() <= 1e-14
+
+
+def test_states_have_the_dtype_of_the_equilibrium() -> None:
+    own = wp.EquilibriumLayer(wp.nn.DenseCell(4, 4, dtype=torch.bfloat16), rtol=1e-2)
+    assert {z.dtype for z in own(X.bfloat16(), states=3)} == {torch.bfloat16}
 
 
 def test_gradients_of_the_states_are_those_of_one_step() -> None:

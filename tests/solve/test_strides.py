@@ -105,3 +105,38 @@ def test_a_layer_of_a_module_does_not_load_the_compiler() -> None:
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_spent_row_that_is_not_taken_out_stops_no_other() -> None:
+    """Rows reach the plain stage after other numbers of evaluations; one of them has none left."""
+    n, draws = 60, torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(n, n, generator=draws, dtype=F64)).Q
+    slopes = 0.49 + 0.5 * torch.rand(64, 1, generator=draws, dtype=F64)
+    x = torch.randn(64, n, generator=draws, dtype=F64)
+    W = nn.Parameter(torch.eye(n, dtype=F64))
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        y = x[:, -1:] * (z @ Q.T) + x[:, :-1]
+        return torch.where(y > 0, y, 0.98 * y) @ W.T
+
+    layer = wp.EquilibriumLayer(cell, state_shape=(n,), max_steps=150, on_failure="ignore", rtol=1e-10)
+    layer(torch.cat([x, slopes], dim=1)).sin().sum().backward()
+    assert layer.last_adjoint is not None and int(layer.last_adjoint.num_steps.max()) <= 150
+
+
+def test_a_map_that_changes_by_itself_is_not_called_coupled() -> None:
+    calls = 0
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x[:, :1] * z + x + 1e-3 / calls
+
+    x = gaussian(16, 3, seed=0)
+    x[:, 0] = torch.linspace(0.05, 0.9, 16, dtype=F64)
+    layer = wp.EquilibriumLayer(cell, on_failure="ignore", rtol=1e-3)
+    with torch.no_grad():
+        z = layer(x)  # a CoupledRowsWarning would be an error
+    assert layer.last_solution is not None
+    residual = (cell(z, x) - z).norm(dim=1) / z.norm(dim=1)
+    assert (residual[layer.last_solution.converged] <= 2e-3).all()

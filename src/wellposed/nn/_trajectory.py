@@ -11,9 +11,11 @@ from torch import Tensor
 
 from wellposed._checks import check_interval
 from wellposed._torch import eager, require_values
+from wellposed._tree import LOW_PRECISION, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, JacobianFree, UnrolledGradient
 from wellposed.nn.layer import EquilibriumLayer
+from wellposed.solve.loop import iterate
 
 
 @eager
@@ -66,10 +68,15 @@ def trajectory(
         spent = 0
         for mark in marks:
             part = replace(options, max_steps=mark - spent, on_failure="ignore", record=None)
-            outcome = layer._solve(f, z, part, keep_image=True)
-            z, spent = outcome.value.detach(), mark
+            with torch.no_grad():  # what the last of the evaluations gave is the state
+                outcome = iterate(f, z.detach(), part.solver, tolerance=part.tolerance, max_steps=mark - spent, keep_image=True)
+            assert outcome.image is not None
+            z, spent = outcome.image, mark
+            outcome = replace(outcome, value=z, image=None)
             rows = gradient.attach(f, outcome, part) if torch.is_grad_enabled() else z
-            found.append(layout.unflatten(f.rows(rows) if f.regroups else rows))
+            state = layout.unflatten(f.rows(rows) if f.regroups else rows)
+            low = layout.dtype in LOW_PRECISION
+            found.append(map_leaves(lambda leaf: leaf.to(layout.dtype), state) if low else state)
     return [*found, last]
 
 

@@ -56,8 +56,7 @@ def iterate(
         record: Whether to keep the residual of every sample at every step.
         keep_image: Whether to return f at the value as well.
     """
-    outcome = Outcome.like(z, keep_image)
-    batch = z.shape[0]
+    outcome, batch = Outcome.like(z, keep_image), z.shape[0]
     if batch == 0:
         return outcome
     samples = ActiveSamples.at_start(z, f(z) if first is None else first, keep_image)
@@ -89,7 +88,6 @@ class _Stage:
         self.tolerance, self.max_steps, self.outcome, self.record = tolerance, max_steps, outcome, record
         self.idle: Array | None = None  # (rows,) left already, not yet compacted away
         self.foreign = (samples.z, samples.fz)  # may belong to the caller: their memory must not be reused
-        self.most = int(samples.evaluations.max())  # the largest number of evaluations
         self.passed_on: list[ActiveSamples] = []
         self.state: Any = None
         self.reuses = f.writes_out and solver.uses_spare
@@ -100,6 +98,12 @@ class _Stage:
         first = 1 if self.plain else FIRST if solver.skips else 0
         stride = rule.stride if self.plain and rule is not None and f.strides else 1
         self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged, stride=stride)
+
+    @property
+    def most(self) -> int:
+        """The largest number of evaluations of a sample that has not come to an end."""
+        evaluations = self.samples.evaluations
+        return int((evaluations if self.idle is None else evaluations[~self.idle]).max())
 
     def run(self) -> list[ActiveSamples]:
         """Returns the samples for the next stage."""
@@ -172,7 +176,6 @@ class _Stage:
                 samples.evaluations = to_host(self.f.after_step())
             else:
                 samples.evaluations = samples.evaluations + (more if isinstance(more, int) else to_host(more))
-            self.most = int(samples.evaluations.max())
 
     def _plain_steps(self, count: int, steps: int) -> None:
         """Takes plain steps without a measurement; keeps the points before a judgement."""
@@ -231,7 +234,7 @@ class _Stage:
         idle = int(self.idle.sum())
         # Rows with NaN, or that diverge, leave at once: f should not be evaluated there again.
         pays = self.solver.takes_out(self.f, idle / r.shape[0], self.schedule.ahead(count, self.idle))
-        if idle and (pays or (leave & (lost | grown)).any()):
+        if idle and (pays or idle == r.shape[0] or (leave & (lost | grown)).any()):
             return np.flatnonzero(~self.idle)
         self.idle = self.idle if idle else None
         return None
@@ -292,7 +295,6 @@ class _Stage:
         self.schedule.take(kept)
         self.idle = None
         self.free = list(self.lent)  # the remaining rows were copied, so all buffers are free
-        self.most = int(samples.evaluations.max())
         if self.plain:
             return point  # a plain step needs nothing of it
         return point.taken(rows, samples)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from wellposed._torch import counted, random_state
+from wellposed._torch import counted
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
@@ -157,8 +157,8 @@ class FunctionMap(AbstractMap):
         costs: dict[Any, float] | None = None,
     ) -> None:
         self._f, self._layout, self._args = f, layout, args
-        self._low_allowed = low_precision or layout.dtype in LOW_PRECISION
-        self._low, self._checked = False, False  # _low: f accepts only the low-precision dtype of the state
+        self._low_allowed, self._checked = low_precision or layout.dtype in LOW_PRECISION, False
+        self._low = False  # f accepts only the low-precision dtype of the state
         self._seen: tuple[Tensor, Tensor] | None = None  # the last (z, f(z)): where rows would stand still
         self.whole_only = False  # f of some rows is not some rows of f
         self.graphs = False  # rows are nodes, and arguments follow them: see `take_nodes`
@@ -168,8 +168,7 @@ class FunctionMap(AbstractMap):
 
     @property
     def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
-        cost = self._costs.get(self._key)
-        return None if cost is None else (cost, sum(self._layout.sizes))
+        return None if (cost := self._costs.get(self._key)) is None else (cost, sum(self._layout.sizes))
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         version = None if z.is_inference() else z._version
@@ -215,9 +214,7 @@ class FunctionMap(AbstractMap):
         return other
 
     def _call(self, z: Tensor) -> Any:
-        if self._low:
-            z = z.to(self._layout.dtype)
-        return self._f(self._layout.unflatten(z), *self._args)
+        return self._f(self._layout.unflatten(z.to(self._layout.dtype) if self._low else z), *self._args)
 
     def _first_low_precision(self, z: Tensor) -> Any:
         """Tries f in float32; if that raises, f gets its own dtype."""
@@ -236,8 +233,7 @@ class FunctionMap(AbstractMap):
             return self
         return self.part(rows)
 
-    def part(self, rows: Tensor) -> AbstractMap:
-        """Some of the rows, of which f need not be able to evaluate a part."""
+    def part(self, rows: Tensor) -> AbstractMap:  # of which f need not be able to evaluate a part
         assert self._seen is not None
         part = _Part(self, rows, self._seen)
         return part.standing if self.whole_only else part
@@ -253,9 +249,12 @@ class FunctionMap(AbstractMap):
         return self._like(self._layout.with_batch(rows.shape[0]), args, True)
 
     def jacobian(self, z: Tensor) -> AbstractJacobian:
-        jacobian = Jacobian(self.tracked, z)
-        self._seen = (z, jacobian.value)
+        self._seen = (z, (jacobian := Jacobian(self.tracked, z)).value)
         return jacobian
+
+    def repeats_itself(self) -> bool:  # at its last point
+        assert self._seen is not None
+        return not bool(differs(self.tracked(self._seen[0]), self._seen[1]).any())
 
     def forget(self) -> None:
         self._seen = None
@@ -274,11 +273,12 @@ class _Part(AbstractMap):
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         if not self._whole.watched:  # once a solve, so that coupled rows are found early
-            self._whole.watched, state = True, random_state(z.device)
+            self._whole.watched = True
             try:
                 return self.standing(z)
-            except RowsCoupled:
-                if torch.equal(state, random_state(z.device)):  # else f is random, which is found at the end
+            except RowsCoupled as found:
+                if self._whole.repeats_itself():  # else it changes by itself, which is found at the end
+                    found.within += 1
                     raise
         return self._chosen(lambda part: part(z))
 

@@ -120,5 +120,5 @@ def _evaluate(f: AbstractMap, z: Tensor, used: Tensor) -> Tensor:
     try:
         return f(z)
     except RowsCoupled as found:
-        found.within = int(used.max())
+        found.within += int(used.max())
         raise
