@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from wellposed.certify._memory import shared_memory
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ, ReLU
 from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network, theory_of
@@ -178,8 +179,11 @@ def trained_otherwise(model: nn.Module, meant: Iterable[str]) -> str:
     """Why a proof that moves these parameters and no others is about another training; empty if it
     is not.
 
-    Frozen, additional and re-parametrized parameters make another flow.
+    Frozen, additional and re-parametrized parameters make another flow, and so do tensors that
+    share memory: a step of the one moves the other.
     """
+    if shared := shared_memory(model):
+        return shared
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     meant = set(meant)
     if trained == meant:
@@ -204,6 +208,9 @@ def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:
         where = f"its submodule {path} ({type(module).__name__})" if path else "it"
         for name in _overridden(type(module), declared if module is model else ()):
             yield f"{where} overrides {name}" if path else f"the class {type(module).__name__} overrides {name}"
+        for name in (*module._parameters, *module._buffers, *module._modules):
+            if name in vars(module) or hasattr(type(module), name):
+                yield f"{name} of {where} is not what is stored under this name"
         for name in _replaced(module):
             yield f"{name} was replaced on {where if path else 'the instance'}"
         if any(_foreign(getattr(module, name)) for name in _MODULE_HOOKS):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.certify._gate import DECLARED, NO_MATRIX, changed, margin_of, not_finite
+from wellposed.certify._memory import shared_memory
 from wellposed.certify.certificate import OUT_OF_RANGE
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.linalg.directed import (
@@ -218,7 +219,7 @@ def measure(
         known: (twin, Z, C, |Z - Z*|_F) -> bounds that need not be computed again.
         norm_upper: Bounds |R|.
     """
-    if reason := changed(model, declared=DECLARED) or not_finite(model) or contradiction(model):
+    if reason := changed(model, declared=DECLARED) or shared_memory(model) or not_finite(model) or contradiction(model):
         return reason
     twin = copy.deepcopy(model).double().cpu()
     twin.layer.on_failure, twin.layer.rtol, twin.layer.max_steps = "ignore", 1e-13, 2000

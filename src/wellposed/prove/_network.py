@@ -63,6 +63,11 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | Non
                 "proved about its training; take an object of the original class."
             )
     slopes = _slopes(getattr(model, "activation", None) or ReLU())
+    if theory.rectified and slopes.smooth:
+        raise InvalidArgument(
+            f"prove: {type(model).__name__} injects relu(U x), which has kinks, and the proofs for {slopes.name} need a smooth "
+            "network; take its activation ReLU, or GaussianDEQ with this activation."
+        )
     recurrent = getattr(model, theory.recurrent)
     R = Exact.product(recurrent.T if theory.transposed else recurrent, theory.recurrent_scale)
     U = Exact.product(model.input_matrix(), theory.injection_scale)

@@ -86,3 +86,14 @@ class Problem:
         self.x_norms = rows_up(X)
         self.XX_error = 3 * gamma(self.d) * float(self.x_norms.square().sum()) * SLACK
         self.trained = [part for part, scale in scales.items() if scale > 0]
+
+    def same(self, other: Problem) -> bool:
+        """Whether a step of the one is a step of the other: the same map, start and data."""
+        if self._network() != other._network():
+            return False
+        pairs = [(other.start[name], value) for name, value in self.start.items()]
+        pairs += [(other.X, self.X), (other.y, self.y)]
+        return all(torch.equal(a, b) for a, b in pairs)
+
+    def _network(self) -> tuple[object, ...]:
+        return self.family, self.slopes.name, self.slopes.shift, self.scales, self.rectified, self.start.keys()

@@ -65,6 +65,11 @@ class Run:
                 f"prove: {refusal}, or an equilibrium need not exist; start with smaller recurrent weights."
             ) from None
         largest = float(torch.linalg.eigvalsh(self._now.jacobian.H)[-1])
+        if not largest > 1e-300:
+            raise InvalidArgument(
+                f"prove: the tangent kernel is {largest:.3g} at the start (no unit is active, or the data are too small), so "
+                "descent does not move; take another start or larger data."
+            )
         self.eta = 1.0 / largest if isinstance(step_size, str) else float(step_size)
         if not self.eta * largest <= 2:
             raise InvalidArgument(
@@ -203,15 +208,10 @@ class Run:
 
     def continue_from(self, old: Proof, step_size: str | float) -> None:
         """Takes over the steps of a proof of the same problem."""
-        same = old._problem is not None and old._problem.start.keys() == self.problem.start.keys()
-        if same and old._problem is not None:
-            pairs = [(old._problem.start[name], value) for name, value in self.problem.start.items()]
-            pairs += [(old._problem.X, self.problem.X), (old._problem.y, self.problem.y)]
-            same = all(a.shape == b.shape and bool((a == b).all()) for a, b in pairs)
-        if not same or old._at is None:
+        if old._problem is None or old._at is None or not self.problem.same(old._problem):
             raise InvalidArgument(
                 "prove: `resume` is a proof about another network, another start or other data; "
-                "pass the model with the parameters that it had at the start."
+                "pass the model with the activation, scales and parameters that it had at the start."
             )
         if not isinstance(step_size, str) and float(step_size) != old.step_size:
             raise InvalidArgument(

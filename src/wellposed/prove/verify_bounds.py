@@ -15,6 +15,8 @@ from wellposed.prove.verify_digits import Floats
 from wellposed.prove.verify_place import ROOM, norm
 
 UNIT = 2.0**-53
+#: Added to every error: above what underflow can take away, and below the last digit of everything else.
+_TINY = 1e-100
 
 
 def is_positive(S: Floats, error: float) -> bool:
@@ -34,7 +36,7 @@ def top_eigenvalue(S: Floats, error: float) -> float:
         return 0.0
     S = (S + S.T) / 2
     guess, size = float(np.linalg.eigvalsh(S)[-1]), norm(S)
-    error = error + 4 * UNIT * size
+    error = error + 4 * UNIT * size + _TINY
     eye, slack = np.eye(S.shape[0]), 1e-13 * size + 2 * error
     for _ in range(40):
         if is_positive((guess + slack) * eye - S, error):
