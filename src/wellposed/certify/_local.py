@@ -22,6 +22,7 @@ from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 LARGEST_STATE = 2048
 #: Points further apart than this, of their size, may be different equilibria; residuals are smaller.
 _APART = 1e-3
+DEPENDENT = "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer."
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def _sample(
         boxes = Boxes(followed.tape(index))
     except Refused as refused:
         return _Sample(Verdict.UNDECIDED, str(refused))
+    if followed.batch > 1 and followed.rows_depend:
+        return _Sample(Verdict.UNDECIDED, DEPENDENT)
     value = boxes.at(z).value
     again = value.mid.reshape(-1)
     if not float((again - image).abs().max()) <= math.sqrt(eps) * (1 + float(image.abs().max())):
@@ -124,7 +127,7 @@ def _sample(
             return _Sample(Verdict.CERTIFIED, "", by_contraction, math.inf, math.inf, *estimates)
         return _Sample(Verdict.UNDECIDED, _why(z, image, estimates), math.inf, math.inf, 0.0, *estimates, 1 + len(apart))
     error = min(enclosure.error_at(z), by_contraction)
-    gradient = enclosure.gradient_error_at(z)
+    gradient = math.inf if boxes.tape.hides else enclosure.gradient_error_at(z)
     radius = math.inf if everywhere.certified else enclosure.radius_at(z)
     second = _second(boxes, enclosure, apart)
     verdict = Verdict.CERTIFIED if second is None else Verdict.VIOLATED

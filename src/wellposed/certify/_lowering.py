@@ -22,7 +22,7 @@ BLANK = {
 #: Linear operations of one tensor that only move entries, or repeat or leave out some.
 _MOVES = (
     *("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t", "slice", "select", "unsqueeze"),
-    *("squeeze", "clone", "detach", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
+    *("squeeze", "clone", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
     *("pixel_shuffle", "pixel_unshuffle", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
     *("replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "narrow", "diag_embed"),
 )
@@ -126,6 +126,12 @@ def _move(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) 
     if any(isinstance(item, Step) for item in rest):
         return None
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, name="move")
+
+
+@lowers("detach")
+def _detach(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+    tape.hides = tape.hides or a.of_z
+    return linear(tape, (a,), lambda t: t, out.shape, name="detach")
 
 
 @lowers(*_SUMS)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
-from wellposed.certify._local import as_rounded, local_certificate, second_equilibrium
+from wellposed.certify._local import DEPENDENT, as_rounded, local_certificate, second_equilibrium
 from wellposed.certify._tape import Refused, Tape
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
@@ -101,9 +101,8 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
         tape = followed.tape(0)
     except Refused as refused:
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=str(refused))
-    if followed.rows_depend():
-        note = "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer."
-        return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
+    if followed.rows_depend:
+        return Certificate(_title(theorem), Verdict.UNDECIDED, note=DEPENDENT)
     if tape.reads_x:
         note = "It takes decisions by the values of x, so what holds for one input may not hold for others."
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
