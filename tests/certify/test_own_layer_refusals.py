@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import wellposed as wp
+from wellposed.certify._followed import Followed
 from wellposed.certify.local_certificate import LocalCertificate
 
 CERTIFIED, UNDECIDED = wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED
@@ -47,3 +49,53 @@ def test_a_cell_without_a_second_derivative_is_certified() -> None:
 def test_neither_does_a_hard_sigmoid_raise() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: z * nn.functional.hardsigmoid(3 * z) + x, state_shape=(2,))
     assert wp.certify(layer).verdict in (UNDECIDED, wp.Verdict.VIOLATED)
+
+
+class Quantised(nn.Module):
+    """tanh of 0.05 (13 - 16) z, which is 0.05 * 253 z in the arithmetic of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("q", torch.tensor([[13]], dtype=torch.uint8))
+        self.register_buffer("zero", torch.tensor(16, dtype=torch.uint8))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(z @ ((self.q - self.zero).to(z.dtype) * 0.05)) + x
+
+
+class Masks(nn.Module):
+    """tanh(3 (2 - (True + True)) z): the sum is True, so the factor is 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([True]))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(3 * (2 - (self.mask + self.mask) * 1) * z) + x
+
+
+@pytest.mark.parametrize("cell", [Quantised(), Masks()])
+def test_integers_and_masks_are_computed_as_pytorch_does(cell: nn.Module) -> None:
+    layer = wp.EquilibriumLayer(cell, state_shape=(1,), on_failure="ignore")
+    assert not wp.certify(layer).certified  # it has three equilibria at x = 0
+    assert local(layer, torch.ones(1, 1)).verdicts[0] is not UNDECIDED  # and the tape gives what the cell gives
+
+
+def test_integers_of_x_are_taken_for_this_x_alone() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(0.5 * z) + (x.to(torch.int64) + 1) * 0.1)
+    found = local(layer, torch.ones(1, 2, dtype=DOUBLE))
+    assert found.certified and found.input_error.tolist() == [torch.inf]
+
+
+def test_windows_that_overlap_have_many_terms() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.5 * nn.functional.avg_pool1d(z.unsqueeze(1), 99, 1, 49).squeeze(1) + x)
+    tape = Followed(layer, layer, torch.zeros(1, 100, dtype=DOUBLE)).tape(0)
+    assert max(step.terms for step in tape.steps) >= 99
+
+
+def test_a_divisor_that_turns_signs_is_refused() -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.avg_pool2d(torch.tanh(z).view(-1, 1, 1, 2), 1, divisor_override=-1).view(-1, 2) + x
+
+    found = local(wp.EquilibriumLayer(cell, on_failure="ignore"), torch.zeros(1, 2, dtype=DOUBLE))
+    assert found.verdicts == (UNDECIDED,) and "avg_pool2d" in found.note

@@ -208,7 +208,8 @@ class _Recorder(DispatchMode):
         out = func(*args, **kwargs)
         if name in BLANK:
             return self._constant(out)
-        lower = LOWER.get(name)
+        whole = isinstance(out, Tensor) and not (out.is_floating_point() or out.is_complex())
+        lower = None if whole else LOWER.get(name)  # integers wrap around, and True + True is True
         if lower is None and of_z:
             raise self.refuse(f"The operation {name} is not known to this proof.")
         found: Any = None
@@ -220,7 +221,7 @@ class _Recorder(DispatchMode):
             raise self.refuse(f"The operation {name} is not known to this proof with these arguments.")
         outputs = [out] if isinstance(out, Tensor) else list(out)
         if found is None:
-            self.computed.append(name)
+            self.computed += [] if whole else [name]
             trained = any(map(_of_parameters, inputs.values()))
             found = [self._taken(tensor, of_x, trained) for tensor in outputs]
         for tensor, step in zip(outputs, found if isinstance(found, list) else [found], strict=True):
