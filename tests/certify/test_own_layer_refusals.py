@@ -99,3 +99,17 @@ def test_a_divisor_that_turns_signs_is_refused() -> None:
 
     found = local(wp.EquilibriumLayer(cell, on_failure="ignore"), torch.zeros(1, 2, dtype=DOUBLE))
     assert found.verdicts == (UNDECIDED,) and "avg_pool2d" in found.note
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(2 * z + x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(0 * x, self.layer(x))  # the second input has three equilibria
+
+
+def test_a_layer_that_is_called_twice_is_not_certified_by_its_first_call() -> None:
+    found = local(Twice(), torch.full((1, 1), 3.0, dtype=DOUBLE))
+    assert found.verdict is UNDECIDED and "calls this layer 2 times" in found.note and not found.licenses
