@@ -113,3 +113,11 @@ class Twice(nn.Module):
 def test_a_layer_that_is_called_twice_is_not_certified_by_its_first_call() -> None:
     found = local(Twice(), torch.full((1, 1), 3.0, dtype=DOUBLE))
     assert found.verdict is UNDECIDED and "calls this layer 2 times" in found.note and not found.licenses
+
+
+def test_no_equilibrium_is_certified_at_the_jump_of_softplus() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.5 * nn.functional.softplus(z) + x, on_failure="ignore")
+    x = torch.tensor([[10 - 5e-10]], dtype=DOUBLE)  # 0.5 softplus(z) + x - z jumps from plus to minus at z = 20
+    assert local(layer, x).verdicts == (UNDECIDED,)
+    away = local(layer, torch.zeros(1, 1, dtype=DOUBLE))
+    assert away.certified and "no other anywhere" not in away.licenses[0] and away.radius.isfinite().all()
