@@ -121,3 +121,19 @@ def test_no_equilibrium_is_certified_at_the_jump_of_softplus() -> None:
     assert local(layer, x).verdicts == (UNDECIDED,)
     away = local(layer, torch.zeros(1, 1, dtype=DOUBLE))
     assert away.certified and "no other anywhere" not in away.licenses[0] and away.radius.isfinite().all()
+
+
+class Masked(nn.Module):
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * nn.functional.scaled_dot_product_attention(z, z + x, z, attn_mask=self.mask) + x
+
+
+def test_a_mask_of_infinities_is_named_and_one_of_booleans_serves() -> None:
+    kept, x = torch.tensor([[True, False], [True, True]]), torch.full((1, 2, 3), 0.1, dtype=DOUBLE)
+    found = local(wp.EquilibriumLayer(Masked(torch.zeros(2, 2, dtype=DOUBLE).masked_fill(~kept, -torch.inf))), x)
+    assert found.verdicts == (UNDECIDED,) and "buffer cell.mask has NaN or infinite" in found.note
+    assert local(wp.EquilibriumLayer(Masked(kept)), x).certified

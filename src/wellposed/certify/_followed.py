@@ -194,7 +194,15 @@ def objection(layer: EquilibriumLayer, owner: nn.Module) -> str:
         except InvalidArgument as error:
             return str(error)
     declared = DECLARED if is_theory_network(owner) else ()
-    return changed(owner, declared=declared) or not_finite(owner)
+    return changed(owner, declared=declared) or _infinite_buffer(owner) or not_finite(owner)
+
+
+def _infinite_buffer(owner: nn.Module) -> str:
+    """A sentence about one, as a mask that is added may be."""
+    for name, buffer in owner.named_buffers():
+        if not bool(torch.isfinite(buffer).all()):
+            return f"The buffer {name} has NaN or infinite entries, with which nothing is proved. Use a mask of booleans."
+    return ""
 
 
 def guessed_input(layer: EquilibriumLayer, owner: nn.Module) -> Any:
