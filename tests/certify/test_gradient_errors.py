@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,3 +72,81 @@ def test_an_unknown_operation_of_x_has_an_unknown_derivative() -> None:
     assert isinstance(found, LocalCertificate) and found.certified
     assert found.gradient_error.isfinite().all() and found.input_error.tolist() == [torch.inf]
     assert float(found.parameter_error[0]) < 1e-100  # it has none
+
+
+def _without_gradient(t: Tensor) -> Tensor:
+    with torch.no_grad():
+        return 1 * t
+
+
+def _in_inference(t: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return 1 * t
+
+
+@pytest.mark.parametrize("hide", [Tensor.detach, lambda t: t.data, _without_gradient, _in_inference])
+def test_a_part_that_is_hidden_from_derivatives_has_an_unknown_adjoint(hide: Callable[[Tensor], Tensor]) -> None:
+    # PyTorch's derivative is 0.69 larger than that of the map, which is tanh(z/4 + x)
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(0.25 * z + x) + (0.69 * z - hide(0.69 * z)), rtol=1e-2)
+    found = wp.certify(layer, torch.full((1, 1), 0.1, dtype=torch.float64))
+    assert isinstance(found, LocalCertificate) and found.certified and found.error_bound.isfinite().all()
+    for bound in (found.gradient_error, found.input_error):
+        assert bound.tolist() == [torch.inf]
+
+
+def test_what_is_detached_of_x_and_of_parameters_has_no_derivative() -> None:
+    class Straight(nn.Module):
+        """tanh(z/4 + x) as a map; PyTorch's derivatives by x and by a see the last two terms."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return torch.tanh(0.25 * z + x.detach()) + z * (x - x.detach()) + z * (self.a - self.a.detach())
+
+    layer = wp.EquilibriumLayer(Straight(), wp.Picard(), rtol=3e-2)
+    x = torch.full((1, 1), 0.5, dtype=torch.float64)
+    found, z = wp.certify(layer, x), float(layer.solve(x).value)
+    exact = float(wp.EquilibriumLayer(layer.cell, rtol=1e-14).solve(x).value)
+    assert isinstance(found, LocalCertificate) and found.certified
+
+    def gradient(z: float) -> float:
+        slope = 1 - math.tanh(0.25 * z + 0.5) ** 2
+        return z / (1 - 0.25 * slope)
+
+    truth = abs(gradient(z) - gradient(exact))
+    assert truth > 1e-4
+    for bound in (found.parameter_error, found.input_error):
+        assert truth <= float(bound) < 10 * truth
+
+
+class Looked(nn.Module):
+    """A parameter that meets x in an operation that is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(5, 3, dtype=torch.float64)
+        self.layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(0.4 * z + self.rows(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, torch.zeros(len(x), 3, dtype=torch.float64))
+
+
+def test_an_unknown_operation_of_x_and_a_parameter_has_an_unknown_derivative_by_it() -> None:
+    found = wp.certify(Looked(), torch.tensor([1, 3]))
+    assert isinstance(found, LocalCertificate) and found.certified
+    assert found.gradient_error.isfinite().all() and found.parameter_error.tolist() == [torch.inf] * 2
+
+
+def test_so_has_one_behind_other_steps() -> None:
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return torch.tanh(0.4 * z + torch.log1p(torch.log1p(2 * self.a * x) * 3))
+
+    found = wp.certify(wp.EquilibriumLayer(Behind(), state_shape=(2,)), torch.ones(1, 2, dtype=torch.float64))
+    assert isinstance(found, LocalCertificate) and found.certified and found.parameter_error.tolist() == [torch.inf]

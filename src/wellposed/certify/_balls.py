@@ -89,8 +89,8 @@ class Boxes:
             return self.tape.run(self)
 
     def varied(self, z: Tensor, radius: float, step: Step) -> Interval:
-        """(p, *shape) encloses the quotients of the result by the p entries of another step, on a
-        box of states.
+        """(p, *shape) encloses the derivatives of the result by the p entries of another step, on a
+        box of states; what is detached has none.
 
         Args:
             z, radius: As for `at`.
@@ -124,6 +124,8 @@ class Boxes:
                 return ball
             eye = torch.eye(value64.numel(), dtype=torch.float64).view(-1, *step.shape)
             return Ball(ball.value, Interval(eye, torch.zeros_like(eye)))
+        if step.name == "detach" and self._varied is not None:
+            return Ball(parents[0].value)
         if step.kind == "linear":
             assert step.apply is not None and step.absolute is not None
             return linear(parents, step.apply, step.absolute, step.terms)

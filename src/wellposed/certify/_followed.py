@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Iterator
@@ -90,21 +91,26 @@ class Followed:
             warnings.simplefilter("ignore")
             solvers = (self.layer.solver, NewtonKrylov())
             if self.coupled:
-                return [self._rough(x, each, self.z0, solver) for solver in solvers for each in start]
+                return [pair for solver in solvers for each in start for pair in self._rough(x, each, self.z0, solver)]
             times = len(starts)
 
             def repeated(t: Tensor) -> Tensor:
                 return t.repeat(times, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t
 
             given = map_tensors(repeated, x), start.flatten(0, 1), map_tensors(repeated, self.z0)
-            found = [self._rough(*given, solver) for solver in solvers]
+            found = [pair for solver in solvers for pair in self._rough(*given, solver)]
             return [pair for z, image in found for pair in zip(z.view_as(start), image.view_as(start), strict=True)]
 
-    def _rough(self, x: Any, start: Tensor, z0: Any, solver: AbstractSolver) -> tuple[Tensor, Tensor]:
+    def _rough(self, x: Any, start: Tensor, z0: Any, solver: AbstractSolver) -> list[tuple[Tensor, Tensor]]:
+        """Where it ends, and f there; nothing if the cell lacks a derivative that the solver
+        needs."""
         f, zero, _, options = self.layer._bind(x, z0)
         rough = replace(options, solver=solver, tolerance=_ROUGH, max_steps=min(options.max_steps, _FEW))
-        z = self.layer._solve(f, start.reshape(zero.shape).to(zero), rough).value
-        return z.reshape(start.shape).clone(), f(z.clone()).reshape(start.shape).clone()
+        try:
+            z = self.layer._solve(f, start.reshape(zero.shape).to(zero), rough).value
+        except RuntimeError:
+            return []
+        return [(z.reshape(start.shape).clone(), f(z.clone()).reshape(start.shape).clone())]
 
     def _per_sample(self, tensor: Tensor) -> bool:
         return tensor.dim() > 0 and tensor.shape[0] == self.batch
@@ -129,6 +135,7 @@ class Followed:
             self._tapes[index] = tape
         return tape
 
+    @functools.cached_property
     def rows_depend(self) -> bool:
         """Whether the first row of f changes if another row is put below it."""
         if self.coupled:
@@ -187,7 +194,15 @@ def objection(layer: EquilibriumLayer, owner: nn.Module) -> str:
         except InvalidArgument as error:
             return str(error)
     declared = DECLARED if is_theory_network(owner) else ()
-    return changed(owner, declared=declared) or not_finite(owner)
+    return changed(owner, declared=declared) or _infinite_buffer(owner) or not_finite(owner)
+
+
+def _infinite_buffer(owner: nn.Module) -> str:
+    """A sentence about one, as a mask that is added may be."""
+    for name, buffer in owner.named_buffers():
+        if not bool(torch.isfinite(buffer).all()):
+            return f"The buffer {name} has NaN or infinite entries, with which nothing is proved. Use a mask of booleans."
+    return ""
 
 
 def guessed_input(layer: EquilibriumLayer, owner: nn.Module) -> Any:

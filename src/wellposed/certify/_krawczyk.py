@@ -91,12 +91,13 @@ def gradient_errors(boxes: Boxes, enclosure: Enclosure, z: Tensor) -> tuple[floa
 
     Infinite where a derivative has more than `LARGEST_DERIVATIVE` entries.
     """
-    adjoint = enclosure.gradient_error_at(z)
+    adjoint = math.inf if boxes.tape.hides else enclosure.gradient_error_at(z)
     steps = boxes.tape.steps
     found = []
     for wanted in ("parameter", "data"):
-        # what an operation that is not known makes of x has a derivative that is not known
-        squares = math.inf if wanted == "data" and any(step.kind == "computed" for step in steps) else 0.0
+        # what an operation that is not known makes of x, and parameters, has a derivative that is not known
+        unknown = any(step.kind == "computed" and (wanted == "data" or step.name == wanted) for step in steps)
+        squares = math.inf if unknown else 0.0
         for step in steps:
             if wanted in (step.kind, step.name if step.kind == "constant" else ""):
                 size = step.shape.numel() * max(other.shape.numel() for other in steps)

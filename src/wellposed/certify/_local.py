@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 LARGEST_STATE = 2048
 #: Points further apart than this, of their size, may be different equilibria; residuals are smaller.
 _APART = 1e-3
+DEPENDENT = "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer."
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def _sample(
         boxes = Boxes(followed.tape(index))
     except Refused as refused:
         return _Sample(Verdict.UNDECIDED, str(refused))
+    if followed.batch > 1 and followed.rows_depend:
+        return _Sample(Verdict.UNDECIDED, DEPENDENT)
     value = boxes.at(z).value
     again = value.mid.reshape(-1)
     if not float((again - image).abs().max()) <= math.sqrt(eps) * (1 + float(image.abs().max())):
@@ -110,6 +113,9 @@ def _sample(
             "Give coupled=True to the layer if they do."
         )
         return _Sample(Verdict.UNDECIDED, reason)
+    if any(step.function is not None and step.function.remark for step in boxes.tape.steps):
+        # what is proved for every input leaves out a jump, so near it nothing follows here
+        everywhere = replace(everywhere, verdict=Verdict.UNDECIDED, licenses=())
     by_contraction = _error_of_contraction(z, again, value.rad.reshape(-1), everywhere)
     if z.numel() > LARGEST_STATE:
         if by_contraction < math.inf:
@@ -124,7 +130,7 @@ def _sample(
             return _Sample(Verdict.CERTIFIED, "", by_contraction, math.inf, math.inf, *estimates)
         return _Sample(Verdict.UNDECIDED, _why(z, image, estimates), math.inf, math.inf, 0.0, *estimates, 1 + len(apart))
     error = min(enclosure.error_at(z), by_contraction)
-    gradient = enclosure.gradient_error_at(z)
+    gradient = math.inf if boxes.tape.hides else enclosure.gradient_error_at(z)
     radius = math.inf if everywhere.certified else enclosure.radius_at(z)
     second = _second(boxes, enclosure, apart)
     verdict = Verdict.CERTIFIED if second is None else Verdict.VIOLATED
@@ -201,7 +207,8 @@ def _assembled(samples: list[_Sample], everywhere: Certificate, runs: int, remar
         notes.append("There are no samples.")
     verdict = Verdict.VIOLATED if double else Verdict.UNDECIDED if open_ones or not total else Verdict.CERTIFIED
     if verdict is Verdict.CERTIFIED:
-        where = "and no other anywhere" if everywhere.certified else "in a ball around it; others far away are not excluded"
+        alone = everywhere.certified and all(sample.radius == math.inf for sample in samples)
+        where = "and no other anywhere" if alone else "in a ball around it; others far away are not excluded"
         licenses = (
             f"Each of the {total} samples has exactly one equilibrium {where}. `error_bound` bounds |z - z*|, `gradient_error` "
             "the relative error of the adjoint, in exact arithmetic for the stored weights.",

@@ -22,7 +22,7 @@ BLANK = {
 #: Linear operations of one tensor that only move entries, or repeat or leave out some.
 _MOVES = (
     *("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t", "slice", "select", "unsqueeze"),
-    *("squeeze", "clone", "detach", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
+    *("squeeze", "clone", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
     *("pixel_shuffle", "pixel_unshuffle", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
     *("replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "narrow", "diag_embed"),
 )
@@ -128,13 +128,19 @@ def _move(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) 
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, name="move")
 
 
+@lowers("detach")
+def _detach(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+    tape.hides = tape.hides or a.of_z
+    return linear(tape, (a,), lambda t: t, out.shape, name="detach")
+
+
 @lowers(*_SUMS)
 def _sum(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) -> Step | None:
-    if named.get("dtype") is not None:
-        return None
-    terms = a.shape.numel() // max(1, min(out.numel(), a.shape.numel())) + 16
-    if "cumsum" in str(func) or "col" in str(func):
-        terms = a.shape.numel() + 16
+    if named.get("dtype") is not None or any(isinstance(item, int) and item < 0 for item in rest[5:]):
+        return None  # the latter: a divisor that turns signs
+    terms = a.shape.numel() + 16  # windows may overlap
+    if str(func).startswith(("aten.sum", "aten.mean")):
+        terms = a.shape.numel() // max(1, out.numel()) + 16
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, terms=terms, name="sum")
 
 

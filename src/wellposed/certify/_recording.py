@@ -22,6 +22,8 @@ from wellposed.certify._tape import Refused, Step, Tape
 
 #: Ways out of torch, after which nothing is known of a number.
 _EXITS = ("numpy", "tolist", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage", "share_memory_")
+#: Ways to hide a part of the cell from derivatives, which a tape does not hide.
+_HIDES = (torch._C._set_grad_enabled, Tensor.data.__get__)  # type: ignore[attr-defined]
 
 
 def record(call: Callable[[Tensor], Tensor], z: Tensor, x: Any, module: nn.Module) -> Tape:
@@ -93,6 +95,8 @@ class _NoExit(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _EXITS:
             raise self._recorder.refuse(f"It takes numbers out of torch ({name}), so what it computes is not known.")
+        if func in _HIDES:
+            self._recorder.hides = True
         if name == "pad" and "circular" in (*args, *(kwargs or {}).values()):
             return _pad_circular(*args, **(kwargs or {}))
         if name == "scaled_dot_product_attention":
@@ -145,13 +149,17 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(*(t.view(-1, *t.shape[-2:]) for t in (a, b))).view(shape)
 
 
+def _of_parameters(step: Step) -> bool:
+    return step.name == "parameter" or any(map(_of_parameters, step.parents))
+
+
 class _Recorder(DispatchMode):
     """Notes steps; holds every tensor, so that none takes the identity of another."""
 
     def __init__(self, module: nn.Module, x: Any) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self.refusal, self.reads_x, self.computed = "", False, list[str]()
+        self.refusal, self.reads_x, self.hides, self.computed = "", False, False, list[str]()
         self._of: dict[int, Step | str] = {}  # a string says why a result is not known
         self._held: list[Tensor] = []
         self._stored = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
@@ -176,10 +184,11 @@ class _Recorder(DispatchMode):
             raise self.refuse("Its result is made in a way that is not known.")
         if not result.of_z:
             self.steps.insert(0, Step("state", result.shape, of_z=True))
-        return Tape(tuple(self.steps), result, self.reads_x, tuple(dict.fromkeys(self.computed)))
+        return Tape(tuple(self.steps), result, self.reads_x, tuple(dict.fromkeys(self.computed)), self.hides)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.hides = self.hides or torch.is_inference_mode_enabled()
         name = func._schema.name.removeprefix("aten::")
         if name == "_scaled_dot_product_flash_attention_for_cpu":  # called by nn.MultiheadAttention
             return self._fused_attention(*args, **kwargs)
@@ -199,7 +208,8 @@ class _Recorder(DispatchMode):
         out = func(*args, **kwargs)
         if name in BLANK:
             return self._constant(out)
-        lower = LOWER.get(name)
+        whole = isinstance(out, Tensor) and not (out.is_floating_point() or out.is_complex())
+        lower = None if whole else LOWER.get(name)  # integers wrap around, and True + True is True
         if lower is None and of_z:
             raise self.refuse(f"The operation {name} is not known to this proof.")
         found: Any = None
@@ -211,8 +221,9 @@ class _Recorder(DispatchMode):
             raise self.refuse(f"The operation {name} is not known to this proof with these arguments.")
         outputs = [out] if isinstance(out, Tensor) else list(out)
         if found is None:
-            self.computed.append(name)
-            found = [self._taken(tensor, of_x) for tensor in outputs]
+            self.computed += [] if whole else [name]
+            trained = any(map(_of_parameters, inputs.values()))
+            found = [self._taken(tensor, of_x, trained) for tensor in outputs]
         for tensor, step in zip(outputs, found if isinstance(found, list) else [found], strict=True):
             self._hold(tensor, step)
         return out
@@ -228,8 +239,9 @@ class _Recorder(DispatchMode):
         self._held.append(tensor)
         self._of[id(tensor)] = step
 
-    def _taken(self, tensor: Tensor, of_x: bool) -> Step:
-        kind, name = ("computed", "") if of_x else ("constant", "parameter")  # what a parametrization gives
+    def _taken(self, tensor: Tensor, of_x: bool, trained: bool) -> Step:
+        kind = "computed" if of_x else "constant"
+        name = "parameter" if trained or not of_x else ""  # what a parametrization gives is one
         return self.add(Step(kind, tensor.shape, value=tensor.detach().clone(), of_x=of_x, name=name))
 
     def _constant(self, out: Any) -> Any:

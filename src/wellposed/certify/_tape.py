@@ -66,12 +66,15 @@ class Tape:
         reads_x: Whether a decision was taken by the values of x, so that the list is about this x.
         computed: Operations that are not known, of parameters and of x alone: their results are
             taken as they were rounded.
+        hides: Whether a part that depends on z, or may, is hidden from PyTorch's derivatives (by
+            detach, no_grad), so that those of the list may be others.
     """
 
     steps: tuple[Step, ...]
     result: Step
     reads_x: bool
     computed: tuple[str, ...]
+    hides: bool = False
 
     def run(self, domain: Domain[V]) -> V:
         """The result, interpreted."""

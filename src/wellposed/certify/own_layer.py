@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
-from wellposed.certify._local import as_rounded, local_certificate, second_equilibrium
+from wellposed.certify._local import DEPENDENT, as_rounded, local_certificate, second_equilibrium
 from wellposed.certify._tape import Refused, Tape
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
+from wellposed.certify.local_certificate import LocalCertificate
 from wellposed.certify.well_posedness import has_one_equilibrium, well_posed
 from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer
@@ -69,10 +70,23 @@ def _of_layer(
     if x is not None and inside is None:
         note = "The model did not call this layer, so nothing is known of its input."
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
-    followed = None if x is None else Followed(layer, model, *inside)
+    followed = None if x is None else Followed(layer, model, *inside[:2])
     shown = followed if followed is not None and followed.batch else None
     everywhere = known if known is not None and known.certified else _of_parts(layer, model, shown, theorem)
-    return everywhere if followed is None else local_certificate(followed, everywhere)
+    if followed is None:
+        return everywhere
+    found = local_certificate(followed, everywhere)
+    return found if inside[2] == 1 else _of_first_call(found, inside[2])
+
+
+def _of_first_call(found: LocalCertificate, times: int) -> LocalCertificate:
+    """UNDECIDED, if it was certified: the other calls were not looked at. The numbers of the first
+    are kept."""
+    note = f"The model calls this layer {times} times; only the first call was looked at. {found.note}".strip()
+    if not found.certified:
+        return replace(found, note=note)
+    hypotheses = tuple(replace(hypothesis, holds=None) for hypothesis in found.hypotheses)
+    return replace(found, verdict=Verdict.UNDECIDED, hypotheses=hypotheses, licenses=(), note=note)
 
 
 def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | None, theorem: str) -> Certificate:
@@ -101,9 +115,8 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
         tape = followed.tape(0)
     except Refused as refused:
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=str(refused))
-    if followed.rows_depend():
-        note = "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer."
-        return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
+    if followed.rows_depend:
+        return Certificate(_title(theorem), Verdict.UNDECIDED, note=DEPENDENT)
     if tape.reads_x:
         note = "It takes decisions by the values of x, so what holds for one input may not hold for others."
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
@@ -178,16 +191,19 @@ def _built_in(model: nn.Module, x: Any, theorem: str) -> Certificate | None:
 
 
 def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[int, Any]:
-    """The input and the start that the model gives to each layer, by identity."""
+    """The input and the start that the model first gives to each layer, by identity, and how often
+    it calls it."""
     if x is None:
         return {}
     if model in layers and len(layers) == 1:
-        return {id(model): (x, None)}
+        return {id(model): (x, None, 1)}
     entered: dict[int, Any] = {}
 
     def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         bound = inspect.signature(EquilibriumLayer.forward).bind(module, *given, **named).arguments
-        entered.setdefault(id(module), (bound["x"], bound.get("z0")))
+        times = entered[id(module)][2] + 1 if id(module) in entered else 1
+        first = entered[id(module)][:2] if times > 1 else (bound["x"], bound.get("z0"))
+        entered[id(module)] = (*first, times)
         if bound.get("groups") is not None:
             raise InvalidArgument("The model gives groups to a layer. Certify its graphs one by one, with coupled=True.")
 

@@ -209,10 +209,9 @@ def conv_norm_upper(K: Tensor, *, grid: int = 12) -> Tensor:
     K64 = K.double()
     if K.shape[0] < K.shape[1]:
         K64 = K64.transpose(0, 1)  # the norm of K(w)^T, with the smaller Gram matrix
-    with torch.no_grad():
-        blocks = torch.fft.rfft2(K64, s=(grid, grid)).permute(2, 3, 0, 1)
-        squares = torch.linalg.eigvalsh(blocks.mH @ blocks)[..., -1]
-        first, second = divmod(int(squares.argmax()), squares.shape[1])
+    blocks = torch.fft.rfft2(K64.detach(), s=(grid, grid)).permute(2, 3, 0, 1)
+    squares = torch.linalg.eigvalsh(blocks.mH @ blocks)[..., -1]
+    first, second = divmod(int(squares.argmax()), squares.shape[1])
     taps = torch.arange(k, device=K.device, dtype=torch.float64)
     phase = torch.exp(-2j * math.pi / grid * (first * taps[:, None] + second * taps[None, :]))
     block = (K64 * phase).sum(dim=(2, 3))

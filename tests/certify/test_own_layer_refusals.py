@@ -1,0 +1,139 @@
+"""Layers about which less is proved than their tapes say, and those that a solver cannot differentiate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wellposed as wp
+from wellposed.certify._followed import Followed
+from wellposed.certify.local_certificate import LocalCertificate
+
+CERTIFIED, UNDECIDED = wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED
+DOUBLE = torch.float64
+
+
+def local(layer: nn.Module, x: Tensor) -> LocalCertificate:
+    found = wp.certify(layer, x)
+    assert isinstance(found, LocalCertificate)
+    return found
+
+
+def test_rows_that_depend_on_each_other_are_found_also_where_they_are_equal() -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        mean = z.mean(0, keepdim=True)
+        return 0.5 * mean + (z - mean) + x  # with z, z +- t is an equilibrium too
+
+    x = torch.full((2, 1), 0.2, dtype=DOUBLE)
+    found = local(wp.EquilibriumLayer(cell), x)
+    assert found.verdicts == (UNDECIDED, UNDECIDED) and "depend on each other" in found.note
+    assert local(wp.EquilibriumLayer(cell), x[:1]).certified  # alone it is 0.5 z + x
+
+
+def test_a_cell_without_a_second_derivative_is_certified() -> None:
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0, dtype=DOUBLE)
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return 0.3 * self.inner(z + x)
+
+    layer = wp.EquilibriumLayer(Attention()).eval()
+    assert all(verdict is CERTIFIED for verdict in local(layer, torch.randn(2, 3, 4, dtype=DOUBLE)).verdicts)
+
+
+def test_neither_does_a_hard_sigmoid_raise() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: z * nn.functional.hardsigmoid(3 * z) + x, state_shape=(2,))
+    assert wp.certify(layer).verdict in (UNDECIDED, wp.Verdict.VIOLATED)
+
+
+class Quantised(nn.Module):
+    """tanh of 0.05 (13 - 16) z, which is 0.05 * 253 z in the arithmetic of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("q", torch.tensor([[13]], dtype=torch.uint8))
+        self.register_buffer("zero", torch.tensor(16, dtype=torch.uint8))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(z @ ((self.q - self.zero).to(z.dtype) * 0.05)) + x
+
+
+class Masks(nn.Module):
+    """tanh(3 (2 - (True + True)) z): the sum is True, so the factor is 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([True]))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(3 * (2 - (self.mask + self.mask) * 1) * z) + x
+
+
+@pytest.mark.parametrize("cell", [Quantised(), Masks()])
+def test_integers_and_masks_are_computed_as_pytorch_does(cell: nn.Module) -> None:
+    layer = wp.EquilibriumLayer(cell, state_shape=(1,), on_failure="ignore")
+    assert not wp.certify(layer).certified  # it has three equilibria at x = 0
+    assert local(layer, torch.ones(1, 1)).verdicts[0] is not UNDECIDED  # and the tape gives what the cell gives
+
+
+def test_integers_of_x_are_taken_for_this_x_alone() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(0.5 * z) + (x.to(torch.int64) + 1) * 0.1)
+    found = local(layer, torch.ones(1, 2, dtype=DOUBLE))
+    assert found.certified and found.input_error.tolist() == [torch.inf]
+
+
+def test_windows_that_overlap_have_many_terms() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.5 * nn.functional.avg_pool1d(z.unsqueeze(1), 99, 1, 49).squeeze(1) + x)
+    tape = Followed(layer, layer, torch.zeros(1, 100, dtype=DOUBLE)).tape(0)
+    assert max(step.terms for step in tape.steps) >= 99
+
+
+def test_a_divisor_that_turns_signs_is_refused() -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.avg_pool2d(torch.tanh(z).view(-1, 1, 1, 2), 1, divisor_override=-1).view(-1, 2) + x
+
+    found = local(wp.EquilibriumLayer(cell, on_failure="ignore"), torch.zeros(1, 2, dtype=DOUBLE))
+    assert found.verdicts == (UNDECIDED,) and "avg_pool2d" in found.note
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(2 * z + x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(0 * x, self.layer(x))  # the second input has three equilibria
+
+
+def test_a_layer_that_is_called_twice_is_not_certified_by_its_first_call() -> None:
+    found = local(Twice(), torch.full((1, 1), 3.0, dtype=DOUBLE))
+    assert found.verdict is UNDECIDED and "calls this layer 2 times" in found.note and not found.licenses
+
+
+def test_no_equilibrium_is_certified_at_the_jump_of_softplus() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.5 * nn.functional.softplus(z) + x, on_failure="ignore")
+    x = torch.tensor([[10 - 5e-10]], dtype=DOUBLE)  # 0.5 softplus(z) + x - z jumps from plus to minus at z = 20
+    assert local(layer, x).verdicts == (UNDECIDED,)
+    away = local(layer, torch.zeros(1, 1, dtype=DOUBLE))
+    assert away.certified and "no other anywhere" not in away.licenses[0] and away.radius.isfinite().all()
+
+
+class Masked(nn.Module):
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * nn.functional.scaled_dot_product_attention(z, z + x, z, attn_mask=self.mask) + x
+
+
+def test_a_mask_of_infinities_is_named_and_one_of_booleans_serves() -> None:
+    kept, x = torch.tensor([[True, False], [True, True]]), torch.full((1, 2, 3), 0.1, dtype=DOUBLE)
+    found = local(wp.EquilibriumLayer(Masked(torch.zeros(2, 2, dtype=DOUBLE).masked_fill(~kept, -torch.inf))), x)
+    assert found.verdicts == (UNDECIDED,) and "buffer cell.mask has NaN or infinite" in found.note
+    assert local(wp.EquilibriumLayer(Masked(kept)), x).certified
