@@ -110,7 +110,7 @@ class Scaled(wp.GaussianDEQ):
     """W is 300 times what is stored, and trained."""
 
     @property
-    def W(self) -> Tensor:
+    def W(self) -> Tensor:  # type: ignore[override]  # a property in place of a parameter, on purpose
         if "W" not in self._parameters:
             raise AttributeError("W")
         return 300 * self._parameters["W"]
