@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
+from torch.nn.utils import prune
 
 import wellposed as wp
 from equilibria import F64, leaf, normal
@@ -645,7 +646,7 @@ class Affine(nn.Module):
     [
         ({}, None, r"z of the shape of x, \(5, 4\), which is the default: .*give state_shape"),
         ({"state_shape": (7,)}, None, r"z of shape \(5, 7\) by state_shape=\(7,\): mat1.*less the batch"),
-        ({}, torch.zeros(5, 7), r"the given z0, \(5, 7\) of torch.float32: mat1.*what the cell returns"),
+        ({}, torch.zeros(5, 7), r"the given z0, \(5, 7\) of torch.float32: mat1.*dtype of f"),
         ({}, torch.zeros(4, 6), r"the given z0, \(4, 6\) of torch.float32: .*size"),
         ({}, torch.zeros(5, 6, dtype=torch.float64), r"the given z0, \(5, 6\) of torch.float64: .*dtype"),
     ],
@@ -717,3 +718,33 @@ def test_a_budget_used_up_by_coupled_rows_is_explained_without_further_evaluatio
         with pytest.warns(wp.errors.NotConvergedWarning, match="Raise max_steps") as caught, torch.no_grad():
             wp.EquilibriumLayer(cell, wp.Picard(), max_steps=6, **quiet)(x if quiet else x[:1] * 9)
         assert "depend on each other" not in str(caught[0].message)
+
+
+class _Halved(wp.nn.DenseCell):
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * super().forward(z, x)
+
+
+class _HalvedAgain(_Halved):
+    pass
+
+
+class _Both(wp.nn.DenseCell):
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return super().forward(z, x)
+
+    def bind(self, x: Tensor) -> Any:
+        return super().bind(x)
+
+
+@pytest.mark.parametrize("kind", [_Halved, _HalvedAgain, "hook", "pruned"])
+def test_what_bind_would_ignore_is_refused(kind: Any) -> None:
+    cell = (wp.nn.DenseCell if isinstance(kind, str) else kind)(4, 4)
+    if kind == "hook":
+        cell.register_forward_hook(lambda module, given, value: 0.5 * value)
+    if kind == "pruned":
+        prune.random_unstructured(cell, "W", 0.5)
+    with pytest.raises(wp.InvalidArgument, match="would be ignored. Wrap the cell"):
+        wp.EquilibriumLayer(cell)(torch.ones(2, 4))
+    assert not _Both.overridden
+    wp.EquilibriumLayer(_Both(4, 4))(torch.ones(2, 4))

@@ -1,5 +1,4 @@
-"""Whether the tensors of a model have places of their own in memory, as all theorems about training
-assume."""
+"""Whether tensors of a model share memory; all theorems about training assume that none do."""
 
 from __future__ import annotations
 

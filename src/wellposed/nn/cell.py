@@ -29,10 +29,15 @@ ABOUT_DTYPES = re.compile("dtype|scalar type|[Ii]nput type")
 class AbstractCell(nn.Module, abc.ABC):
     """A cell with structure: it prepares what depends on x alone once, and hands out a map of z.
 
-    An `EquilibriumLayer` takes any module or function of (z, x); a cell of this kind is faster,
-    because the parts that do not depend on z are made once per solve, products are done in place,
-    and adjoints are known by formula.
+    An `EquilibriumLayer` takes any module or function of (z, x); a cell of this kind is faster: the
+    parts without z are made once per solve, products in place, adjoints by formula.
     """
+
+    overridden: bool = False  #: Whether a subclass has a `forward` that its `bind` does not know.
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.overridden = "bind" not in vars(cls) and ("forward" in vars(cls) or cls.overridden)
 
     @abc.abstractmethod
     def bind(self, x: Tensor) -> AbstractMap:
@@ -286,11 +291,9 @@ def _origin(state: Any, given: bool, state_shape: tuple[int, ...] | None, error:
     """Where the shape of z came from, the error of the cell, and what to do."""
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves(state))
     if given:
-        said = f"the given z0, {shapes} of {_dtypes(state)}: {error}."
-        return f"{said} z0 must have the shapes and dtype of what the cell returns."
+        return f"the given z0, {shapes} of {_dtypes(state)}: {error}. z0 must have the shapes and dtype of f(z, x)."
     if state_shape is not None:
-        said = f"z of shape {shapes} by state_shape={state_shape}: {error}."
-        return f"{said} It must be that of what the cell returns, less the batch."
+        return f"z of shape {shapes} by state_shape={state_shape}: {error}. It must be that of f(z, x) less the batch."
     return (
         f"z of the shape of x, {shapes}, which is the default: {error}. "
         "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."

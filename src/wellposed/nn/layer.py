@@ -236,6 +236,11 @@ class EquilibriumLayer(nn.Module):
     ) -> tuple[AbstractMap, Tensor, Layout, SolveOptions]:
         """The map of rows, of groups or of the `whole` batch; start, layout and options."""
         if isinstance(self.cell, AbstractCell):
+            if self.cell._forward_hooks or self.cell._forward_pre_hooks or self.cell.overridden:
+                raise InvalidArgument(
+                    f"{type(self.cell).__name__} is solved by its `bind`: a forward hook (also of prune and of the old "
+                    "spectral_norm) or a `forward` of a subclass would be ignored. Wrap the cell in a module of your own."
+                )
             shape = self.cell.state_shape(x)
             # one zero for all entries: the start is only read
             state = torch.zeros((), dtype=x.dtype, device=x.device).expand(shape) if z0 is None else z0
