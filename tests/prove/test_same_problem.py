@@ -136,8 +136,8 @@ def test_a_name_that_does_not_give_the_stored_parameter_is_not_certified(make: A
         y = model(X) + 1e-6 * y
     for dynamics in ("flow", "descent"):
         found = wp.certify(model, X, y, theorem="radius", dynamics=dynamics)
-        assert not found.certified and "W of it is not what is stored" in found.note
-    with pytest.raises(InvalidArgument, match="not what is stored"):
+        assert not found.certified and "is not the tensor that is stored" in found.note
+    with pytest.raises(InvalidArgument, match="is not the tensor that is stored"):
         wp.prove(model, X, y)
 
 

@@ -208,9 +208,9 @@ def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:
         where = f"its submodule {path} ({type(module).__name__})" if path else "it"
         for name in _overridden(type(module), declared if module is model else ()):
             yield f"{where} overrides {name}" if path else f"the class {type(module).__name__} overrides {name}"
-        for name in (*module._parameters, *module._buffers, *module._modules):
+        for name in (*module._parameters, *module._buffers):
             if name in vars(module) or hasattr(type(module), name):
-                yield f"{name} of {where} is not what is stored under this name"
+                yield f"{name} of {type(module).__name__} is not the tensor that is stored under this name"
         for name in _replaced(module):
             yield f"{name} was replaced on {where if path else 'the instance'}"
         if any(_foreign(getattr(module, name)) for name in _MODULE_HOOKS):
