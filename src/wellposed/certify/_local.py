@@ -103,7 +103,7 @@ def _sample(
         boxes = Boxes(followed.tape(index))
     except Refused as refused:
         return _Sample(Verdict.UNDECIDED, str(refused))
-    if followed.batch > 1 and followed.rows_depend:
+    if followed.batch > 1 and not followed.coupled and followed.rows_depend:
         return _Sample(Verdict.UNDECIDED, DEPENDENT)
     value = boxes.at(z).value
     again = value.mid.reshape(-1)
