@@ -134,7 +134,7 @@ def test_targets_or_not() -> None:
     with pytest.raises(InvalidType, match="certify needs a torch.nn.Module; got function"):
         wp.certify(lambda z, x: z)
     layer, x = layer_of(Tanh(0.5 * torch.eye(3))), torch.randn(2, 3)
-    assert local(layer, x).verdicts == wp.certify(layer, x, torch.zeros(2)).verdicts  # type: ignore[attr-defined]
+    assert local(layer, x).verdicts == wp.certify(layer, x, torch.zeros(2)).verdicts  # type: ignore[attr-defined]  # a LocalCertificate here
     assert wp.certify(wp.GaussianDEQ(3, 4), theorem="perron_frobenius").theorem == "perron_frobenius"
 
 
