@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -22,6 +24,7 @@ __all__ = [
     "Edge",
     "PER_NUMBER",
     "PER_OPERATION",
+    "apart",
     "concrete",
     "counted",
     "eager",
@@ -33,7 +36,6 @@ __all__ = [
     "sequence_number",
     "transforms_active",
     "uncompiled",
-    "unhooked",
     "watched",
 ]
 
@@ -132,14 +134,37 @@ def sequence_number() -> int:
     return torch._C._autograd._get_sequence_nr()
 
 
-def unhooked() -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which graphs save their tensors unchanged, whatever hooks are active outside.
+def apart() -> AbstractContextManager[None]:
+    """A context for evaluations of a solver, whose graphs are gone when it ends.
 
-    The graphs that a solver records are gone when it ends, so the caller's hooks must not see them:
-    those of `torch.utils.checkpoint` would run the whole forward pass again for each product with a
-    Jacobian.
+    Hooks of the caller on saved tensors must not see them: those of `torch.utils.checkpoint` would
+    run the whole forward pass again for each product with a Jacobian. And `parametrize.cached()` of
+    the caller must not keep what they compute: a weight without a graph has no gradient later.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
+    hooked = _hooked()
+    return _apart(hooked) if hooked or parametrize._cache_enabled else nullcontext()
+
+
+@contextmanager
+def _apart(hooked: bool) -> Iterator[None]:
+    cached, outside = parametrize._cache_enabled, parametrize._cache
+    if cached:
+        parametrize._cache = dict(outside)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(_same, _same) if hooked else nullcontext():
+            yield
+    finally:
+        if cached:
+            parametrize._cache = outside
+
+
+def _hooked() -> bool:
+    """Whether hooks on saved tensors are active, which `torch.func.grad` does not allow."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(""):
+            return False
+    except RuntimeError:
+        return True
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -183,33 +208,62 @@ class _Draws(DispatchMode):
 
 
 #: What one operation costs before it computes anything, a pass over a number, and an addition or multiplication, in
-#: about microseconds of one processor core; only ratios matter. The first is shared by the samples of a batch: of 32,
-#: whatever the batch is, so that no sample is treated in another way because of the others.
+#: about microseconds of one processor core; only ratios matter.
 PER_OPERATION, PER_NUMBER, PER_FLOP = 5.0 / 32, 4e-4, 2e-5
+#: The samples that share the first, and work that depends on none of them, such as making a weight: 32, whatever the
+#: batch is, so that no sample is treated in another way because of the others.
+SHARED_BY = 32
 
 
-def counted(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, float]:
-    """f(z), and its cost per row: operations are counted, not timed, so that it is reproducible."""
-    with _Cost() as cost:
+def counted(f: Callable[[Tensor], Tensor], z: Tensor, inputs: tuple[Tensor, ...] = ()) -> tuple[Tensor, float]:
+    """f(z), and its cost per row: operations are counted, not timed, so that it is reproducible.
+
+    Args:
+        f: The map. z: (batch, features).
+        inputs: What else it depends on: data of samples, where the first dimension is the batch.
+    """
+    batch = z.shape[0]
+    with _Cost(z, *(tensor for tensor in inputs if tensor.dim() and tensor.shape[0] == batch)) as cost:
         value = uncompiled(lambda: f(z))
-    return value, PER_OPERATION * cost.operations + cost.work / max(z.shape[0], 1)
+    numbers, flops = (a / SHARED_BY + b / max(batch, 1) for a, b in zip(cost.shared, cost.of_samples, strict=True))
+    return value, PER_OPERATION * cost.operations + PER_NUMBER * numbers + PER_FLOP * flops
 
 
 class _Cost(DispatchMode):
-    """Adds up the cost of the operations of this thread; some microseconds for each."""
+    """Adds up the operations of this thread, and the numbers and flops of those that depend on
+    samples and of the others; some microseconds for each.
 
-    def __init__(self) -> None:
+    What depends on samples is known by its memory, which views share.
+    """
+
+    def __init__(self, *samples: Tensor) -> None:
         super().__init__()
-        self.operations, self.work = 0, 0.0
+        self.operations, self.shared, self.of_samples = 0, [0, 0], [0, 0]
+        self._memory = set(map(_memory, samples))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         value = func(*args, **(kwargs or {}))
         if func.is_view:
             return value
-        flops = flop_registry.get(func.overloadpacket)
-        results = value if isinstance(value, (tuple, list)) else (value,)
-        numbers = sum(result.numel() for result in results if isinstance(result, Tensor))
+        results = _tensors((value,))
+        depends = any(_memory(tensor) in self._memory for tensor in _tensors(args))
+        (self._memory.update if depends else self._memory.difference_update)(map(_memory, results))
+        flops, work = flop_registry.get(func.overloadpacket), self.of_samples if depends else self.shared
         self.operations += 1
-        self.work += PER_NUMBER * numbers
-        self.work += PER_FLOP * flops(*args, **(kwargs or {}), out_val=value) if flops is not None else 0.0
+        work[0] += sum(result.numel() for result in results)
+        work[1] += flops(*args, **(kwargs or {}), out_val=value) if flops is not None else 0
         return value
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """Those in a sequence, and in the sequences in it."""
+    nested = (value if isinstance(value, (tuple, list)) else (value,) for value in values)
+    return [value for part in nested for value in part if isinstance(value, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where its numbers are; 0 if they are not in one place, as those of a sparse one."""
+    try:
+        return concrete(tensor).untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0

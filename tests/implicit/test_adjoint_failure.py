@@ -249,3 +249,25 @@ def test_a_zero_cotangent_for_all(kind):
     gx, gW = grad(z, (x, W), torch.zeros_like(z))
     assert bool((gx == 0).all()) and bool((gW == 0).all())
     assert bool(layer.last_adjoint.converged.all())
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_dense_solve_of_coupled_rows_stays_within_max_steps(coupled: bool) -> None:
+    W, x = leaf(3, 3, scale=0.3), normal(5, 3)
+    for max_steps, expected in ((14, wp.Status.MAX_STEPS), (16, wp.Status.CONVERGED)):  # 15 features in the batch
+        gradient = wp.ImplicitGradient(wp.DenseSolve(), rtol=1e-9, max_steps=max_steps)
+        layer = wp.EquilibriumLayer(
+            lambda z, x: torch.tanh(z @ W.T + x) + 0.3 * z.mean(dim=0), gradient=gradient, coupled=coupled, on_failure="ignore"
+        )
+        layer(x).sum().backward()
+        assert layer.last_adjoint is not None and set(layer.last_adjoint.status) == {expected}
+        assert int(layer.last_adjoint.num_steps.max()) <= max_steps
+
+
+def test_a_dense_solve_without_a_bound_of_its_own_takes_all_its_columns() -> None:
+    W, x = leaf(30, 30, scale=0.1), normal(2, 30)
+    layer = wp.EquilibriumLayer(
+        lambda z, x: torch.tanh(z @ W.T + x), gradient=wp.ImplicitGradient(wp.DenseSolve()), max_steps=25
+    )
+    layer(x).sum().backward()
+    assert layer.last_adjoint is not None and layer.last_adjoint.num_steps.tolist() == [31, 31]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -182,3 +183,34 @@ def test_bad_input_gets_one_sentence() -> None:
         layer(X, warm_start=wp.nn.EquilibriumCache(SAMPLES, max_bytes=639)[:])
     with pytest.raises(wp.InvalidArgument, match="num_samples"):
         wp.nn.EquilibriumCache(0)
+
+
+@pytest.mark.parametrize("made_there", [False, True], ids=["filled in inference mode", "made there too"])
+def test_a_cache_filled_in_inference_mode_serves_outside_of_it(made_there: bool) -> None:
+    layer = wp.EquilibriumLayer(Cell(), on_failure="raise")
+    cache = wp.nn.EquilibriumCache(SAMPLES)
+    with torch.inference_mode():
+        if made_there:
+            cache = wp.nn.EquilibriumCache(SAMPLES)
+        cold = layer(X[:8], warm_start=cache[:8])
+    warm = layer(X, warm_start=cache[:])
+    warm.sum().backward()
+    assert len(cache) == SAMPLES and torch.equal(warm[:8].detach(), cold)
+    with torch.inference_mode():
+        layer(X, warm_start=cache[:])
+        cache.clear()
+    assert len(cache) == 0
+    layer(X, warm_start=cache[:]).sum().backward()
+
+
+@pytest.mark.parametrize("index", [0, 1.5, None, "a", ["a"], [[0]], [0, None], [1.5]])
+def test_an_index_that_is_not_one_of_a_batch_gets_one_sentence(index: Any) -> None:
+    with pytest.raises(wp.InvalidType, match="The index of a cache must have one integer for each sample of the batch; got"):
+        wp.nn.EquilibriumCache(SAMPLES)[index]
+
+
+def test_lists_ranges_and_arrays_are_indices() -> None:
+    cache = wp.nn.EquilibriumCache(SAMPLES)
+    for index in ([2, 3], range(2, 4), np.array([2, 3]), np.array([2, 3], dtype=np.uint8), torch.tensor([2, 3]), slice(2, 4)):
+        assert cache[index].index.tolist() == [2, 3]
+    assert cache[[]].index.tolist() == []

@@ -227,9 +227,19 @@ def test_neumann_sums_the_series(k: int) -> None:
 
 def test_dense_counts_its_columns() -> None:
     A, b = nonsymmetric(), gaussian(4, 25, seed=1)
-    solution = DenseSolve()(products(A), b, rtol=1e-13, max_steps=1)
+    solution = DenseSolve()(products(A), b, rtol=1e-13, max_steps=26)
     assert solution.converged.all() and solution.num_steps.tolist() == [26] * 4
     assert torch.allclose(solution.value, torch.stack([torch.linalg.solve(a, c) for a, c in zip(A, b, strict=True)]))
+
+
+def test_dense_takes_all_columns_or_none() -> None:
+    A, b = nonsymmetric(), gaussian(4, 25, seed=1)
+    A[2] = 0.0
+    solution = DenseSolve()(products(A), b, rtol=1e-13, max_steps=torch.tensor([26, 25, 26, 1]))
+    assert list(solution.status) == [Status.CONVERGED, Status.MAX_STEPS, Status.DIVERGED, Status.MAX_STEPS]
+    assert solution.num_steps.tolist() == [26, 0, 26, 0]
+    assert "one product per feature" in DenseSolve().advice(Status.MAX_STEPS, math.nan)
+    assert "one product per feature" not in DenseSolve().advice(Status.DIVERGED, math.nan)
 
 
 # --- budgets, first guesses, tolerances ---------------------------------------------------------------------
@@ -281,8 +291,7 @@ def test_first_guess(solver: AbstractLinearSolver) -> None:
         assert (near.num_steps < solver(products(A), b, rtol=1e-10).num_steps).all()
     # A guess worse than zero is dropped: also the value of a failed solve is never worse than zero.
     poor = solver(products(A), b, -1e9 * x, rtol=0.0, max_steps=1)
-    if solver != DenseSolve():
-        assert poor.residual.tolist() == [1.0] * 4 and not poor.value.any()
+    assert poor.residual.tolist() == [1.0] * 4 and not poor.value.any()
     unusable = solver(products(A), b, x * math.nan, rtol=1e-10)
     assert unusable.converged.all()
 
@@ -335,15 +344,13 @@ def test_options_may_differ_between_samples(solver: AbstractLinearSolver) -> Non
         alone = solver(products(A[:1]), b[:1], rtol=rtol[i].item(), max_steps=300)
         assert solution.num_steps[i] == alone.num_steps.item()
         assert torch.allclose(solution.value[i], alone.value[0], rtol=0, atol=1e-12)
-    if solver == DenseSolve():
-        return
     budgets = torch.tensor([0, 3, 7])
     for x0 in (None, 0.1 * b):
         solution = solver(products(A), b, x0, rtol=1e-12, atol=torch.zeros(3), max_steps=budgets)
         assert list(solution.status) == [Status.MAX_STEPS] * 3
         assert (solution.num_steps <= budgets).all()
         assert solution.residual[0] == 1.0 and not solution.value[0].any()
-        assert solution.residual[2] < solution.residual[1] < 1.0
+        assert solver == DenseSolve() or solution.residual[2] < solution.residual[1] < 1.0  # that takes all columns or none
     none = solver(products(A), b, max_steps=torch.tensor([-1, 0, 0]))
     assert none.num_steps.tolist() == [0, 0, 0] and not none.value.any()
 
@@ -541,8 +548,7 @@ def test_reports_are_honest(seed: int, m: int, rank: int, log_scale: int, shift:
         assert (solution.residual <= 1.0).all(), solver
         if x0 is not None:
             assert (reached <= true_residual(A, b, x0) + rounding).all(), solver
-        if solver != DenseSolve():
-            assert (solution.num_steps <= max_steps).all(), solver
+        assert (solution.num_steps <= max_steps).all(), solver
 
 
 # --- the border ---------------------------------------------------------------------------------------------

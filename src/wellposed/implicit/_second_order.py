@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from wellposed._torch import Edge, graph_edge, uncompiled
 from wellposed._tree import Layout, map_tensors
+from wellposed.errors import WellposedError
 from wellposed.solve.map import AbstractMap, FunctionMap
 
 
@@ -20,13 +21,17 @@ class Substitution(TorchFunctionMode):
     def __init__(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         super().__init__()
         self._new = {graph_edge(x): y for x, y in zip(old, new, strict=True) if x.grad_fn is not None}
+        self.used: set[Edge] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = map_tensors(self._replace, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def _replace(self, x: Tensor) -> Tensor:
-        return x if x.grad_fn is None else self._new.get(graph_edge(x), x)
+        if x.grad_fn is None or (edge := graph_edge(x)) not in self._new:
+            return x
+        self.used.add(edge)
+        return self._new[edge]
 
 
 class Seen(Substitution):
@@ -74,8 +79,15 @@ def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], neede
         for i, (x, gate) in enumerate(zip(extras, gates, strict=False))
     ]
     f = f.with_inputs(*free[:count])
-    with Substitution(extras, free):
+    with Substitution(extras, free) as substitution:
         difference = uncompiled(lambda: f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach()))
+    captured = [graph_edge(x) for x, need in list(zip(extras, needed, strict=True))[count:] if need and x.grad_fn is not None]
+    if not substitution.used.issuperset(captured):
+        raise WellposedError(
+            "second derivative of the equilibrium: f does not use a tensor that it used in the forward pass, such as a weight "
+            "kept by parametrize.cached() that is computed anew now. Differentiate inside the same parametrize.cached(), or "
+            "give f the same tensors as in the forward pass."
+        )
     wanted = [x for x, need in zip(free, needed, strict=True) if need]
     for gate in gates:
         gate.open = False

@@ -1,8 +1,10 @@
-"""The linear system behind an exact gradient, and the tensors that its solution reaches."""
+"""The linear system behind an exact gradient."""
 
 from __future__ import annotations
 
 import abc
+import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +16,9 @@ from wellposed._torch import Edge, graph_edge, sequence_number, uncompiled
 from wellposed.errors import WellposedError
 from wellposed.implicit._second_order import Seen
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
-from wellposed.linalg.linear_solver import AbstractLinearSolver
 from wellposed.solve._samples import differs
 from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solution import Solution
-from wellposed.solve.solver import is_built_in
-from wellposed.status import Status, StatusArray
-
-#: A product that confirms a solution may differ by this many roundings of its terms.
-ROUNDINGS = 4.0
 
 
 class AbstractPullback(abc.ABC):
@@ -199,52 +195,6 @@ def _no_transpose(u: Tensor) -> Tensor:
     raise NotImplementedError("no solver needs the transpose of an adjoint system")
 
 
-def record(
-    f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """f(z) with its graph, and the tensors that f has captured, which a second derivative needs.
-
-    They are the leaves that the graph reaches other than through `known`, and, in the place of the
-    leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
-    any, f is evaluated a second time. Tensors that a custom `autograd.Function` uses are not seen:
-    the leaves behind it are taken.) A known tensor that is a leaf is among them too, since f may
-    have captured something made of it. `recorded` is f(z) with its graph and the `sequence_number`
-    before it, if that was recorded already.
-    """
-    fz, since = (None, sequence_number()) if recorded is None else recorded
-    fz = f(z) if fz is None else fz
-    ends = {graph_edge(x) for x in known if x.grad_fn is not None}
-    leaves, others = _boundary(fz, ends, since)
-    if not others:
-        return fz, leaves
-    seen = Seen(others)
-    with seen:
-        again = uncompiled(lambda: f(z))
-    leaves, _ = _boundary(again, ends | {graph_edge(alias) for _, alias in seen.found.values()}, 0)
-    return fz, leaves + [tensor for tensor, _ in seen.found.values()]
-
-
-def _boundary(fz: Tensor, ends: set[Edge], since: int) -> tuple[list[Tensor], set[Edge]]:
-    """The leaves behind fz, and edges to nodes older than `since`; stops there and at `ends`."""
-    leaves: dict[int, Tensor] = {}
-    others: set[Edge] = set()
-    expanded = set()
-    ahead: list[Edge] = [graph_edge(fz)]
-    while ahead:
-        node, output = ahead.pop()
-        if node is None or node in expanded or (node, output) in ends:
-            continue
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            leaves[id(leaf)] = leaf
-        elif node._sequence_nr() < since:
-            others.add((node, output))
-        else:
-            expanded.add(node)
-            ahead.extend(node.next_functions)
-    return list(leaves.values()), others
-
-
 def check_same_map(now: Tensor | None, fz: Tensor) -> None:
     """Raises if f(z) has changed since the forward pass."""
     if now is None:
@@ -262,39 +212,62 @@ def check_same_map(now: Tensor | None, fz: Tensor) -> None:
         )
 
 
-def solve_linear(
-    solver: AbstractLinearSolver, pullback: AbstractPullback, rhs: Tensor, *, rtol: float, max_steps: int
-) -> Solution:
-    """u = rhs + A u by a solver of linear systems.
+def record(
+    f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """f(z) with its graph, and the tensors that f has captured, which a second derivative needs.
 
-    Its own products hold 0 in the rows of finished samples. Unless rows are known to be independent
-    and the solver is one of this package, a product for the whole batch confirms the answer. If it
-    does not, or if samples failed and rows depend on each other, the solution has a note.
+    They are the leaves that the graph reaches other than through `known`, and, in the place of the
+    leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
+    any, f is evaluated a second time. Tensors that a custom `autograd.Function` uses are not seen:
+    the leaves behind it are taken.) A known tensor that is a leaf is among them too, since f may
+    have captured something made of it.
+
+    Nodes of a graph are numbered in each thread anew, so that numbers show what is older only among
+    those of one thread: outside the main thread f is always evaluated twice.
+
+    `recorded` is f(z) with its graph and the `sequence_number` before it, if that was recorded
+    already.
     """
-    linear = solver(lambda u: u - pullback.product(u), rhs, rtol=rtol, max_steps=max_steps)
-    norm = torch.linalg.vector_norm(rhs, dim=1)
-    residual, codes, note = linear.residual, linear.status.codes, ""
-    if not (pullback.built_in and is_built_in(solver)):
-        product = pullback.product(linear.value)
-        measured = torch.linalg.vector_norm(rhs + product - linear.value, dim=1)
-        terms = norm + torch.linalg.vector_norm(product, dim=1) + torch.linalg.vector_norm(linear.value, dim=1)
-        wrong = linear.converged & ~(measured <= rtol * norm + ROUNDINGS * torch.finfo(rhs.dtype).eps * terms)
-        residual = torch.where(wrong, measured / norm, residual)
-        codes = torch.where(wrong, int(Status.MAX_STEPS), codes)
-        if bool(wrong.any()) or (not bool(linear.converged.all()) and _couples(pullback, rhs)):
-            note = f"{type(solver).__name__} claims a solution that a product with the whole system does not confirm."
-    rate = torch.full_like(norm, torch.nan)
-    return Solution(linear.value, residual, residual * norm, linear.num_steps, StatusArray(codes), rate, note=note)
+    fz, since = (None, sequence_number()) if recorded is None else recorded
+    fz = f(z) if fz is None else fz
+    ends = {graph_edge(x) for x in known if x.grad_fn is not None}
+    leaves, others, inner = _boundary(fz, ends, since, sequence_number())
+    if threading.current_thread() is not threading.main_thread():
+        others |= inner  # what f is seen to use of them in a second evaluation was there before
+    if not others:
+        return fz, leaves
+    seen = Seen(others)
+    with seen:
+        again = uncompiled(lambda: f(z))
+    leaves, *_ = _boundary(again, ends | {graph_edge(alias) for _, alias in seen.found.values()})
+    return fz, leaves + [tensor for tensor, _ in seen.found.values()]
 
 
-def _couples(pullback: AbstractPullback, rhs: Tensor) -> bool:
-    """Whether products of every second row reach the rows between them, or the other way round."""
-    if rhs.shape[0] == 1:
-        return False
-    even = torch.arange(rhs.shape[0], device=rhs.device) % 2 == 0
-    entries = torch.cos(torch.arange(rhs.numel(), dtype=rhs.dtype, device=rhs.device) ** 2).reshape(rhs.shape)
-    for some in (even, ~even):
-        product = pullback.product(torch.where(some.unsqueeze(1), entries, 0.0))
-        if bool(product[~some].nan_to_num(0.0, 0.0, 0.0).any()):
-            return True
-    return False
+def _boundary(
+    fz: Tensor, ends: set[Edge], since: int = 0, until: float = math.inf
+) -> tuple[list[Tensor], set[Edge], set[Edge]]:
+    """The leaves behind fz, edges to nodes not numbered from `since` to `until`, and other edges.
+
+    Stops there and at `ends`.
+    """
+    leaves: dict[int, Tensor] = {}
+    others: set[Edge] = set()
+    inner: set[Edge] = set()
+    expanded = set()
+    ahead: list[Edge] = [graph_edge(fz)]
+    while ahead:
+        node, output = ahead.pop()
+        if node is None or (node, output) in ends or (node, output) in inner:
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves[id(leaf)] = leaf
+        elif not since <= node._sequence_nr() < until:
+            others.add((node, output))
+        else:
+            inner.add((node, output))
+            if node not in expanded:
+                expanded.add(node)
+                ahead.extend(node.next_functions)
+    return list(leaves.values()), others, inner

@@ -12,6 +12,7 @@ from torch import Tensor
 from wellposed._torch import is_legacy_batched, transforms_active
 from wellposed._tree import Layout
 from wellposed.errors import InvalidType, WellposedError
+from wellposed.implicit._linear import solve_linear
 from wellposed.implicit._second_order import adjoint_map, correction
 from wellposed.implicit._transformed import iterate_transformed, report, solve_transformed, with_tail
 from wellposed.implicit.adjoint import (
@@ -21,7 +22,6 @@ from wellposed.implicit.adjoint import (
     WholePullback,
     check_same_map,
     record,
-    solve_linear,
 )
 from wellposed.implicit.gradient import AbstractGradient
 from wellposed.linalg.linear_solver import AbstractLinearSolver
@@ -63,7 +63,8 @@ class ImplicitGradient(AbstractGradient):
             `PeacemanRachford()` serves first derivatives of cells that have a resolvent, with the
             factorization of the forward solve; derivatives of higher order take `Auto()` then.
         rtol: Relative tolerance of (1); None takes that of the forward solve.
-        max_steps: Bound on the products; None takes that of the forward solve.
+        max_steps: Bound on the products; None takes that of the forward solve (`DenseSolve()` then
+            takes all its columns).
     """
 
     linear_solver: AbstractLinearSolver | AbstractSolver | None = None
@@ -131,7 +132,8 @@ class ImplicitGradient(AbstractGradient):
         rhs = pullback.rhs(scaled)
         linear = self.linear_solver if isinstance(self.linear_solver, AbstractLinearSolver) else None
         if linear is not None:
-            solution = solve_linear(linear, pullback, rhs, rtol=options.tolerance.rtol, max_steps=options.max_steps)
+            bound: dict[str, Any] = {"max_steps": options.max_steps, "strict": self.max_steps is not None}
+            solution = solve_linear(linear, pullback, rhs, rtol=options.tolerance.rtol, **bound)
             coupled = bool(solution.note) and v.shape[0] > 1
         else:
             adjoint = pullback.as_map(rhs, scaled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -59,8 +60,9 @@ class EquilibriumCache:
 
     def clear(self) -> None:
         """Forgets all samples, and the shape and dtype of their states."""
-        self._places = torch.full((self.num_samples,), -1, dtype=torch.int64)  # the row of each sample, once it has one
-        self._valid = torch.zeros(self.num_samples, dtype=torch.bool)
+        with torch.inference_mode(False):  # what is made there cannot be changed later elsewhere
+            self._places = torch.full((self.num_samples,), -1, dtype=torch.int64)  # the row of each sample, once it has one
+            self._valid = torch.zeros(self.num_samples, dtype=torch.bool)
         self._layout: Layout | None = None
         self._equilibria = self._adjoints = torch.empty(0, 0)
         self._used = 0
@@ -69,7 +71,13 @@ class EquilibriumCache:
         """The warm start of a batch: its samples by their indices in the data set."""
         if isinstance(index, slice):
             index = range(self.num_samples)[index]
-        indices = index if isinstance(index, Tensor) else torch.tensor(list(index), dtype=torch.int64)
+        try:
+            indices = index if isinstance(index, Tensor) else torch.tensor([*map(operator.index, index)], dtype=torch.int64)
+        except TypeError as error:
+            raise InvalidType(
+                "The index of a cache must have one integer for each sample of the batch; got "
+                f"{index!r:.60}. For one sample give a list, e.g. cache[[0]]."
+            ) from error
         if indices.dim() != 1 or indices.dtype not in (torch.int64, torch.int32):
             raise InvalidType(
                 f"The index of a cache must have one integer for each sample of the batch; got shape {tuple(indices.shape)} of "
@@ -103,7 +111,8 @@ class EquilibriumCache:
                     "equilibrium and adjoint of one sample take. Raise max_bytes."
                 )
             self._layout = layout
-            self._equilibria, self._adjoints = start.new_zeros(2, rows, features)  # an adjoint of 0 is not a start
+            with torch.inference_mode(False):
+                self._equilibria, self._adjoints = start.new_zeros(2, rows, features)  # an adjoint of 0 is not a start
         known = self._layout
         if (known.shapes, known.dtype, known.structure) != (layout.shapes, layout.dtype, layout.structure):
             raise InvalidArgument(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.linear_solver import AbstractMeasuredSolver, LinearSystems
+from wellposed.status import Status
 
 # Up to here one batched call is right on every machine we know of, and 2 to 40 times faster than a loop (64
 # to 1000 matrices of size 2 to 64); above it the gain fades, and `batched_solve_ex` names the danger.
@@ -132,25 +132,33 @@ def _invert(M: Tensor, out: Tensor) -> None:
 class DenseSolve(AbstractMeasuredSolver):
     """Form each `A_i` by products with unit vectors, and solve by LU: the reference for the others.
 
-    Costs `m` products, and one to measure the residual, for every `max_steps`; `2/3 m^3`
-    operations and `m^2` numbers per sample. For tests and for small `m`.
+    Costs `m` products, and one to measure the residual: with a smaller `max_steps` it takes none of
+    them and ends in `MAX_STEPS`. Needs `2/3 m^3` operations and `m^2` numbers per sample (if rows
+    depend on each other, `m` is the size of the whole batch). For tests and for small `m`.
 
     A singular matrix ends in `DIVERGED`, one with NaN or infinite entries in `NOT_FINITE`, and a
     solution whose residual misses the tolerance (ill-conditioned, or a tolerance below rounding) in
     `MAX_STEPS`.
     """
 
-    limited: ClassVar[bool] = False
-
     def run(self, systems: LinearSystems) -> None:
-        if systems.settle():
+        if systems.settle(next_cost=systems.b.shape[1] + 1):
             A = _matrices(systems)
             finite = torch.isfinite(A).all(dim=2).all(dim=1)
             # LAPACK is not defined on NaN; the identity stands in, and the sample is marked.
             identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
             d, info = batched_solve_ex(torch.where(finite[:, None, None], A, identity), systems.r)
-            systems.correct(d, ~finite)
+            systems.correct(d, ~finite, next_cost=0)
             systems.settle(diverged=info > 0, next_cost=2**62)
+
+    def advice(self, status: Status, rate: float) -> str:
+        usual = super().advice(status, rate)
+        if status is not Status.MAX_STEPS:
+            return usual
+        return (
+            "DenseSolve takes one product per feature of a sample (of the batch, if rows depend on each other) and one more: "
+            f"give as many max_steps. If there were enough: {usual}"
+        )
 
 
 def _matrices(systems: LinearSystems) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.status import Status, StatusArray
 
 _RUNNING = -1
-_UNLIMITED = 2**62
 
 Matvec = Callable[[Tensor], Tensor]
 """(batch, m) -> (batch, m), linear, row by row."""
@@ -90,9 +88,6 @@ class AbstractLinearSolver(ABC):
 class AbstractMeasuredSolver(AbstractLinearSolver):
     """A solver on `LinearSystems`, which measure every residual and keep every budget."""
 
-    #: Whether `max_steps` bounds the products.
-    limited: ClassVar[bool] = True
-
     def __call__(
         self,
         matvec: Matvec,
@@ -105,7 +100,7 @@ class AbstractMeasuredSolver(AbstractLinearSolver):
     ) -> LinearSolution:
         """Solve `A_i x_i = b_i`; see `AbstractLinearSolver.__call__`."""
         _check_arguments(matvec, b, x0, rtol, atol, max_steps)
-        systems = LinearSystems(matvec, b, x0, rtol, atol, max_steps if self.limited else _UNLIMITED)
+        systems = LinearSystems(matvec, b, x0, rtol, atol, max_steps)
         self.run(systems)
         return systems.solution()
 
@@ -168,12 +163,13 @@ class LinearSystems:
         """(batch,) bool: where so many more products stay within max_steps."""
         return self.num_steps + products <= self.max_steps
 
-    def correct(self, d: Tensor, broken: Tensor) -> bool:
+    def correct(self, d: Tensor, broken: Tensor, next_cost: int = 2) -> bool:
         """Measure the residual at `x + d`, by one product, and go there if it is smaller.
 
         Args:
             d: (batch, m) proposed corrections.
             broken: (batch,) bool, samples in which a product gave NaN or infinity: they end here.
+            next_cost: As for `settle`.
 
         Returns whether any sample is still running.
         """
@@ -182,7 +178,7 @@ class LinearSystems:
         r = self.b - self.product(x, self.running)
         norm = row_norm(r)
         self.keep_better(x, norm, r)
-        return self.settle(not_finite=broken | ~torch.isfinite(norm))
+        return self.settle(not_finite=broken | ~torch.isfinite(norm), next_cost=next_cost)
 
     def keep_better(self, x: Tensor, norm: Tensor, r: Tensor | None = None) -> None:
         """Go to `x` where its measured residual is smaller; without `r`, ours is out of date."""

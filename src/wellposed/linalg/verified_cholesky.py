@@ -34,7 +34,7 @@ from wellposed.linalg.bounds import spectral_norm_upper
 
 _UNIT = 2.0**-53
 _DEPTH = 128
-_TILE = 1024
+_TILE = 256  # of the lower triangle: what is above the diagonal of a tile is computed in vain
 _SLACK = 1.0 + 2.0**-20  # the error terms are themselves rounded
 _ATTEMPTS = 12
 # Bounds of norms below it: products that underflow could hide a part of |W|^2, m k 2^-1074 against u bound^2.

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._torch import random_state, sequence_number, unhooked, watched
+from wellposed._torch import apart, random_state, sequence_number, watched
 from wellposed.errors import InvalidArgument
 from wellposed.solve._samples import Outcome, differs, measure, relative
 from wellposed.solve._whole_batch import CountedMap, Together, WholeBatch
@@ -32,8 +32,7 @@ from wellposed.status import Status
 
 #: Evaluations used to find out why samples diverged, if as many are left.
 MOST_PROBES = 4
-#: Residuals at one point may differ by this many roundings of |f(z)|: products of another batch size
-#: add up in another order.
+#: Residuals at one point may differ by this many roundings of |f(z)|: products of another batch size add up differently.
 SLACK = 8.0
 RANDOM = (
     "f is random: it draws random numbers, or gives another value at the same point, so there is no equation to solve. Make "
@@ -75,13 +74,11 @@ class Closing:
         """Solves as `iterate` does, and confirms: with a `graph` that evaluation is recorded."""
         before = random_state(z.device) if self.f.repeats else None
         z = z if self.trusted else z.clone()  # a solver may change what it is given
-        changed = False
-        if first is None:
-            first, changed = self._evaluate(z)
+        first, changed = self._evaluate(z) if first is None else (first, False)
         budget = max(self.max_steps - 1 - changed, 1)  # another is left to find out who changed the generator
         options: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": budget, "record": self.record}
         try:
-            with unhooked() if graph else nullcontext():  # if not, the caller has done so
+            with apart() if graph else nullcontext():  # if not, the caller has done so
                 outcome = iterate(self._counting(z), z, self.solver, first=first, keep_image=keep_image, **options)
         except RowsCoupled as found:
             return self._as_one(found.value, self._evaluate(found.value)[0], found.evaluations + 1)
@@ -190,7 +187,8 @@ class Closing:
     def _evaluate(self, z: Tensor, f: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, bool]:
         """f of a copy, and whether the state of torch's generator changed meanwhile."""
         given, before = z.clone(), random_state(z.device)
-        fz = (f or self.f)(given)
+        with nullcontext() if torch.is_grad_enabled() else apart():
+            fz = (f or self.f)(given)
         if not torch.equal(given, z) and not bool(((given == z) | z.isnan()).all()):
             raise InvalidArgument(
                 "f changed its argument in place, through its memory or a buffer that it had returned before; it must return a "
@@ -242,7 +240,8 @@ class Closing:
         """Continues with the batch as one sample."""
         f = self.f.inner if isinstance(self.f, Together) else self.f
         closing = self._continued(WholeBatch(f, z.shape), spent)
-        outcome = _count(closing.run(z.reshape(1, -1), fz.reshape(1, -1)), spent - 1, [])
+        with apart():
+            outcome = _count(closing.run(z.reshape(1, -1), fz.reshape(1, -1)), spent - 1, [])
         outcome.coupled = not outcome.note or outcome.note == UNCONFIRMED  # else f is random, or the solver wrong
         outcome.note = outcome.note or COUPLED
         return outcome.as_batch(z.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager, require_values, unhooked
+from wellposed._torch import apart, eager, require_values
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.solve._groups import GroupedMap, Groups
@@ -83,7 +83,7 @@ def fixed_point(
     options = SolveOptions(solver, Tolerance(rtol, atol), max_steps, on_failure, "fixed_point")
     layout = Layout.of(z0, "z0")
     mixed = torch.is_autocast_enabled(layout.device.type)
-    with torch.no_grad(), unhooked(), torch.autocast(layout.device.type, enabled=False):
+    with torch.no_grad(), apart(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
         rows = f if isinstance(f, AbstractMap) else FunctionMap(f, layout, args, low_precision=mixed)
         if groups is not None:

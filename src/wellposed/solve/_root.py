@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import Policy, check_policy, check_tolerances
-from wellposed._torch import eager, require_values, unhooked
+from wellposed._torch import apart, eager, require_values
 from wellposed._tree import Layout, leaves, rebuild
 from wellposed.errors import InvalidArgument, WellposedWarning
 from wellposed.solve._fixed_point import check_args
@@ -83,7 +83,7 @@ def root(
         return rebuild(z, [a - b for a, b in zip(parts, leaves(image), strict=True)])
 
     mixed = torch.is_autocast_enabled(layout.device.type)
-    with torch.no_grad(), unhooked(), torch.autocast(layout.device.type, enabled=False):
+    with torch.no_grad(), apart(), torch.autocast(layout.device.type, enabled=False):
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
         rows = FunctionMap(f, layout, args, low_precision=mixed)
         outcome = options.run(rows, start, record=record, coupled=coupled)

@@ -173,7 +173,7 @@ class FunctionMap(AbstractMap):
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         version = None if z.is_inference() else z._version
         if self.cost is None:
-            value, self._costs[self._key] = counted(self.tracked, z)
+            value, self._costs[self._key] = counted(self.tracked, z, self.inputs())
         else:
             value = self.tracked(z)
         if version is not None and z._version != version:

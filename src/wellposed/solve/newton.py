@@ -63,14 +63,15 @@ class NewtonKrylov(AbstractSolver):
         eta = torch.maximum(eta, 0.5 * point.target / point.r)
         state["r"] = point.r
         direction, used = point.g.clone(), torch.zeros_like(point.evaluations)
-        least = LEAST_BUDGET + (point.z.shape[1] if isinstance(self.linear_solver, DenseSolve) else 0)  # it takes every column
+        dense = isinstance(self.linear_solver, DenseSolve)  # it takes every column or none
+        least = LEAST_BUDGET + (point.z.shape[1] if dense else 0)
         rows = (point.budget >= least).nonzero().squeeze(1)  # the others take a plain step
         if rows.shape[0]:
             part = f if rows.shape[0] == point.z.shape[0] else f.take(rows)
             jacobian = part.jacobian(point.z[rows])
             products = point.budget[rows] - jacobian.setup - 1
             # A singular system would use up everything: beyond a few products, half of what is left must do.
-            products = torch.maximum(products // 2, products.clamp(max=FEW_PRODUCTS))
+            products = products if dense else torch.maximum(products // 2, products.clamp(max=FEW_PRODUCTS))
             linear = self.linear_solver(lambda u: u - jacobian.mv(u), direction[rows], rtol=eta[rows], max_steps=products)
             useful = linear.value.isfinite().all(dim=1) & (linear.value != 0).any(dim=1)
             direction[rows[useful]] = linear.value[useful]
