@@ -116,7 +116,8 @@ def test_several_layers_and_a_model_around_them() -> None:
     assert found.verdicts == (CERTIFIED,) * 4 and good.last_solution is None
     z = good(model[0](x)).double()
     z_star = wp.EquilibriumLayer(Tanh(0.5 * torch.eye(2, dtype=DOUBLE)), rtol=1e-14)(model[0](x).double())
-    assert bool(((z - z_star).norm(dim=1) <= found.error_bound).all())
+    reached = 2e-14 * z_star.norm(dim=1)  # rtol/(1 - 1/2): the bound is as sharp as that
+    assert bool(((z - z_star).norm(dim=1) <= found.error_bound + reached).all())
 
 
 @pytest.mark.parametrize("family", [wp.GaussianDEQ, wp.SkipDEQ, wp.MonotoneDEQ, wp.ImplicitOnlyDEQ, wp.OptEq])

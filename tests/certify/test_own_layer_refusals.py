@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import random
+import re
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -134,6 +141,46 @@ class Masked(nn.Module):
 
 def test_a_mask_of_infinities_is_named_and_one_of_booleans_serves() -> None:
     kept, x = torch.tensor([[True, False], [True, True]]), torch.full((1, 2, 3), 0.1, dtype=DOUBLE)
-    found = local(wp.EquilibriumLayer(Masked(torch.zeros(2, 2, dtype=DOUBLE).masked_fill(~kept, -torch.inf))), x)
+    layer = wp.EquilibriumLayer(Masked(torch.zeros(2, 2, dtype=DOUBLE).masked_fill(~kept, -torch.inf)))
+    for everywhere in (wp.certify(layer), wp.certify(nn.Sequential(layer), theorem="contraction")):
+        assert everywhere.verdict is UNDECIDED and "cell.mask has NaN or infinite" in everywhere.note
+        assert "Use a mask of booleans" in everywhere.note
+    found = local(layer, x)
     assert found.verdicts == (UNDECIDED,) and "buffer cell.mask has NaN or infinite" in found.note
     assert local(wp.EquilibriumLayer(Masked(kept)), x).certified
+
+
+class Drawing(nn.Module):
+    """z/2 + x, whose factor 1/2 is changed a little by a number that is drawn."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw, self.factor = draw, nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return (self.factor + self.draw()) * z + x
+
+
+DRAWS: dict[str, tuple[Callable[[], float], str]] = {
+    "python": (lambda: 1e-5 * random.random(), "random numbers .Python's random"),
+    "seldom": (lambda: float(random.random() < 1e-9), "random numbers .Python's random"),
+    "numpy": (lambda: 1e-5 * float(np.random.rand()), "random numbers .numpy.random"),  # noqa: NPY002  # on purpose
+    "gauss": (lambda: 1e-5 * float(np.random.standard_normal()), "random numbers .numpy.random"),  # noqa: NPY002
+    "own": (functools.partial(random.Random(0).uniform, 0.0, 1e-5), "two values for the same z and x, so it is random"),
+    "turns": (functools.partial(next, itertools.cycle((0.0, 1e-5))), "keeps a state outside of its module"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_draws_outside_of_torch_is_undecided(name: str) -> None:
+    draw, reason = DRAWS[name]
+    layer = wp.EquilibriumLayer(Drawing(draw), state_shape=(3,), on_failure="ignore")
+    everywhere = wp.certify(layer)
+    assert everywhere.verdict is UNDECIDED and re.search(reason, everywhere.note), everywhere
+    found = local(layer, torch.ones(2, 3))
+    assert found.verdicts == (UNDECIDED,) * 2 and re.search(reason, found.reasons[0]), found
+
+
+def test_a_number_that_stays_is_certified() -> None:
+    layer = wp.EquilibriumLayer(Drawing(lambda: 0.1), state_shape=(3,))
+    assert wp.certify(layer).certified and local(layer, torch.ones(2, 3)).certified

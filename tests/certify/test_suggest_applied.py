@@ -57,7 +57,7 @@ def followed(family: str, model: Any, X: Tensor, suggestion: Suggestion, seed: i
     if kind == "width":
         own = {"gaussian": "weight_variance", "skip": "gamma", "monotone": "margin"}[family]
         options = {own: getattr(model, own), "generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
-        return type(model)(model.in_features, int(value), **options), X, {}
+        return type(model)(model.in_features, int(value), **options), X.double(), {}  # it says float64
     with torch.no_grad():
         for name in READOUTS[family]:
             weight = getattr(changed, name)

@@ -98,7 +98,7 @@ class Lipschitz:
     def _function(self, step: Step, a: Bound) -> Bound:
         function = step.function
         assert function is not None
-        if function.remark:
+        if function.remark and step.of_z:
             self.remarks.append(function.remark)
         least, largest = function.slopes_on(a.low, a.high)
         return Bound(of_product(max(abs(least), abs(largest)), a.lipschitz), *function.values_on(a.low, a.high))

@@ -17,6 +17,7 @@ from wellposed._torch import uncompiled
 from wellposed._tree import leaves, map_tensors
 from wellposed.certify._gate import DECLARED, changed, not_finite
 from wellposed.certify._recording import record
+from wellposed.certify._repeated import check_repeats
 from wellposed.certify._tape import Refused, Tape
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
@@ -177,7 +178,9 @@ def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tap
     try:
         start = layer._bind(x, z0)[1]
         z = torch.zeros((1, start.numel()), dtype=start.dtype)
-        return uncompiled(lambda: record(call, z, (x, z0), owner))  # of z0 only the shape is used
+        tape = uncompiled(lambda: record(call, z, (x, z0), owner))  # of z0 only the shape is used
+        uncompiled(lambda: check_repeats(call, z))
+        return tape
     except Refused:
         raise
     except Exception as error:  # whatever the code of a cell raises under a transform

@@ -181,15 +181,22 @@ def softplus(beta: float, threshold: float) -> Function:
         return inner
 
     def slopes(m: Tensor, r: Tensor) -> Bounds:
-        low, high = _ends(m, r)
         a, b = inner.slopes(m, r)
-        beyond, below = beta * low > threshold, beta * high * (1 + 2.0**-50) <= threshold
+        ends = torch.stack(_ends(m, r)) * beta  # a beta below 0 changes their order
+        pad = 2.0**-50 * ends.abs()
+        beyond, below = (ends - pad > threshold).all(0), (ends + pad <= threshold).all(0)
         a, b = torch.where(beyond, 1.0, a), torch.where(beyond, 1.0, b)
-        return a, torch.where(beyond | below, b, math.inf)
+        apart = beyond | below
+        return torch.where(apart, a, -math.inf), torch.where(apart, b, math.inf)
 
-    remark = f"Softplus is taken without the jump of {math.exp(-threshold) / abs(beta):.0e} that PyTorch gives it."
+    jump = (max(-threshold, 0.0) + math.log1p(math.exp(-abs(threshold)))) / abs(beta)
+    remark = (
+        f"The softplus of PyTorch jumps by {jump:.0e} at its threshold, so no bound holds "
+        "for all arguments. -logsigmoid(-v) is the same function without the jump."
+    )
     value = lambda v: torch.where(beta * v > threshold, v, inner.value(v))  # noqa: E731
-    return Function(value, slopes, (0.0, 1.0), inner.value_range, True, remark=remark)
+    values = (min(threshold / beta, 0.0), math.inf) if beta > 0 else _EVERYWHERE
+    return Function(value, slopes, (0.0, 1.0), values, remark=remark)  # which falls at the jump
 
 
 def elu(alpha: float, scale: float, input_scale: float) -> Function:

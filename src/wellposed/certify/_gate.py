@@ -9,7 +9,10 @@ that overrides them again has to declare again.
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -30,32 +33,11 @@ KNOWN = ", ".join(family.__name__ for family in FAMILIES.values())
 #: The reason where the parameters are finite and their recurrent matrix is not.
 NO_MATRIX = "The recurrent matrix has NaN or infinite entries."
 #: Names that a subclass may redefine: they do not touch what is computed.
-_FREE = {
-    "__init__",
-    "__repr__",
-    "__str__",
-    "__dir__",
-    "extra_repr",
-    "train",
-    "eval",
-    "state_dict",
-    "load_state_dict",
-    "_remedy",
-}
+FREE = {*"__init__ __repr__ __str__ __dir__ extra_repr train eval state_dict load_state_dict _remedy".split()}
 #: What `object` has, or nothing, and what changes how the others are found or copied.
 _LOOKUP = {"__getattribute__", "__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__class__"}
 #: What defines a family: what a class declares is about them.
-_FAMILY = {
-    "theory",
-    "recurrent",
-    "recurrent_error",
-    "injection",
-    "input_matrix",
-    "readout",
-    "readout_weight",
-    "bind",
-    "_tangent",
-}
+_FAMILY = {*"theory recurrent recurrent_error injection input_matrix readout readout_weight bind _tangent".split()}
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _MODULE_HOOKS)
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -206,19 +188,23 @@ def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:
         yield "a global module hook is registered"
     for path, module in model.named_modules():
         where = f"its submodule {path} ({type(module).__name__})" if path else "it"
-        for name in _overridden(type(module), declared if module is model else ()):
-            yield f"{where} overrides {name}" if path else f"the class {type(module).__name__} overrides {name}"
         for name in (*module._parameters, *module._buffers):
             if name in vars(module) or hasattr(type(module), name):
                 yield f"{name} of {type(module).__name__} is not the tensor that is stored under this name"
+        for name in overridden(type(module), declared if module is model else ()):
+            yield f"{where} overrides {name}" if path else f"the class {type(module).__name__} overrides {name}"
         for name in _replaced(module):
             yield f"{name} was replaced on {where if path else 'the instance'}"
         if any(_foreign(getattr(module, name)) for name in _MODULE_HOOKS):
             yield f"{where} has a forward or backward hook"
         activation = getattr(module, "activation", None)
         if activation is not None and not isinstance(activation, nn.Module):
-            for name in _overridden(type(activation)):
+            for name in overridden(type(activation)):
                 yield f"the activation {type(activation).__name__} overrides {name}"
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        replaced = [method for method in vars(tensor) if hasattr(type(tensor), method)]
+        for method in (*overridden(type(tensor)), *replaced):
+            yield f"{name}, a {type(tensor).__name__}, is not a plain tensor (it overrides {method})"
     for name, parameter in model.named_parameters():
         if any(_foreign(getattr(parameter, hooks, None)) for hooks in _TENSOR_HOOKS):
             yield f"the parameter {name} has a hook"
@@ -240,11 +226,23 @@ def _misplaced(model: nn.Module) -> Iterator[str]:
             yield f"its weight is a {type(model.cell.weight).__name__}"
 
 
+def _replaced(module: nn.Module) -> list[str]:
+    """Names of methods that the instance has its own versions of."""
+    return [
+        name for name in vars(module) if name in DECLARED or (name not in FREE and callable(getattr(type(module), name, None)))
+    ]
+
+
+def _foreign(hooks: Any) -> bool:
+    """Whether a table of hooks holds one that the library did not register."""
+    return any(not is_ours(hook) for hook in (hooks or {}).values())
+
+
 def _of_library(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("wellposed", "torch")
 
 
-def _overridden(kind: type, declared: tuple[str, ...] = ()) -> list[str]:
+def overridden(kind: type, declared: tuple[str, ...] = ()) -> list[str]:
     """Methods of the library that classes outside of it define again, unless a class declares what
     it and its bases compute; to define an abstract one is what it is for."""
     outside = [base for base in kind.__mro__ if not _of_library(base) and base.__module__ not in ("builtins", "abc")]
@@ -253,32 +251,31 @@ def _overridden(kind: type, declared: tuple[str, ...] = ()) -> list[str]:
         return []  # of the library, unrelated to it, or a container of what its class computes
     if inspect.isabstract(library) and not issubclass(library, nn.Module):
         return []  # an activation that declares its own bounds
-    found, allowed = [], {*_FREE, "sensitivity"}
+    found, allowed = [], {*FREE, "sensitivity"}
+    stored = {name for base in kind.__mro__ if _of_library(base) and base is not nn.Module for name in _stored(base)}
     for i, base in enumerate(outside):
         if any(name in vars(base) for name in declared):
             allowed |= _FAMILY  # of this class and its bases, not of those derived from it
         again = {name for other in outside[i + 1 :] for name in vars(other)} & _FAMILY if declared else set()
+        again |= {name for name in stored if hasattr(vars(base).get(name), "__get__")}
         found += [name for name in vars(base) if name not in allowed and (name in again or _is_method(library, name))]
     return found
+
+
+@functools.cache
+def _stored(library: type) -> set[str]:
+    """Names of the attributes that a class of the library stores numbers and parts under: a
+    property in their place may give another number each time."""
+    codes = [method.__code__ for method in vars(library).values() if inspect.isfunction(method)]
+    names = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return names | set(getattr(library, "__dataclass_fields__", ()))
 
 
 def _is_method(library: type, name: str) -> bool:
     if name in _LOOKUP:
         return True
-    if name not in vars(object):
+    if name not in (*vars(object), "__dict__", "__weakref__"):
         method = inspect.getattr_static(library, name, None)
-        computes = callable(method) or isinstance(method, (property, classmethod, staticmethod))
+        computes = callable(method) or isinstance(method, (property, classmethod, staticmethod, types.GetSetDescriptorType))
         return computes and not getattr(method, "__isabstractmethod__", False)
     return False
-
-
-def _replaced(module: nn.Module) -> list[str]:
-    """Names of methods that the instance has its own versions of."""
-    return [
-        name for name in vars(module) if name in DECLARED or (name not in _FREE and callable(getattr(type(module), name, None)))
-    ]
-
-
-def _foreign(hooks: Any) -> bool:
-    """Whether a table of hooks holds one that the library did not register."""
-    return any(not is_ours(hook) for hook in (hooks or {}).values())

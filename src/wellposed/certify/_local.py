@@ -113,7 +113,7 @@ def _sample(
             "Give coupled=True to the layer if they do."
         )
         return _Sample(Verdict.UNDECIDED, reason)
-    if any(step.function is not None and step.function.remark for step in boxes.tape.steps):
+    if any(step.of_z and step.function is not None and step.function.remark for step in boxes.tape.steps):
         # what is proved for every input leaves out a jump, so near it nothing follows here
         everywhere = replace(everywhere, verdict=Verdict.UNDECIDED, licenses=())
     by_contraction = _error_of_contraction(z, again, value.rad.reshape(-1), everywhere)

@@ -154,13 +154,15 @@ def _judged(found: Constants, tape: Tape, theorem: str, where: str) -> Certifica
             (f"{first} {picard}, in a weighted maximum norm.",),
         ),
     }  # fmt: skip
-    note = " ".join((*found.remarks, *as_rounded(tape.computed)))
+    note, left_out = " ".join(as_rounded(tape.computed)), " ".join(found.remarks)
     made = []
     for name, (hypothesis, licenses) in tried.items():
         if theorem not in ("auto", name):
             continue
+        if left_out:  # the number is that of another function
+            hypothesis = replace(hypothesis, value=None, holds=None)
         verdict = Verdict.CERTIFIED if hypothesis.holds else Verdict.UNDECIDED
-        given: dict[str, Any] = {"licenses": licenses, "note": note} if hypothesis.holds else {"note": _NOTHING}
+        given: dict[str, Any] = {"licenses": licenses, "note": note} if hypothesis.holds else {"note": left_out or _NOTHING}
         measured = {} if hypothesis.value is None else {hypothesis.equation: hypothesis.value}
         made.append(Certificate(name, verdict, (hypothesis,), measured=measured, **given))
     strongest = next((certificate for certificate in made if certificate.certified), made[0])

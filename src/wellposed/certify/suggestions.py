@@ -203,5 +203,5 @@ def _width(model: AbstractNetwork, X: Tensor, y: Tensor, generator: torch.Genera
     wider = type(model)(model.in_features, width, generator=generator, dtype=torch.float64, **options)
     certificate = radius(wider, X, y)
     if certificate.certified:
-        text = f"Take width {width}: a {type(model).__name__} drawn at that width was certified at its initialization."
+        text = f"Take width {width}: a {type(model).__name__} drawn at that width in float64 was certified at its start."
         yield Suggestion("width", width, text, certificate, wider, X)
