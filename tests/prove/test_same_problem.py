@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,5 +155,72 @@ def test_a_proof_without_recurrent_weights_at_the_start_is_verified(tmp_path: Pa
     X, y = data()
     proof = wp.prove(network(weight_variance=0.0), X, y)
     assert proof.verdict is wp.Verdict.CERTIFIED
-    found = wp.verify(proof.save(tmp_path), steps=2, seed=0)
+    found = wp.verify(proof.save(tmp_path), steps=100, seed=0)
     assert found.ok, found
+
+
+class Alternating(wp.SkipDEQ):
+    """gamma is 0.1 and 0.3 in turn."""
+
+    reads = 0
+
+    @property
+    def gamma(self) -> float:
+        self.__dict__["reads"] = self.reads + 1
+        return 0.1 if self.reads % 2 else 0.3
+
+    @gamma.setter
+    def gamma(self, value: float) -> None:
+        pass
+
+
+class Threefold(torch.nn.Parameter):
+    """Its transpose is three times what is stored."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return 3 * found if func is Tensor.t else found
+
+
+class Labelled(torch.nn.Parameter):
+    """Computes what a parameter computes."""
+
+    label = "mine"
+
+
+def threefold() -> Any:
+    model = network()
+    model.U = Threefold(model.U.detach())
+    return model
+
+
+def replaced_on_a_parameter() -> Any:
+    model = network()
+    model.U.t = lambda: 3 * Tensor.t(model.U)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: network(Alternating), "overrides gamma"),
+        (threefold, "a Threefold, is not a plain tensor .it overrides __torch_function__"),
+        (replaced_on_a_parameter, "is not a plain tensor .it overrides t"),
+    ],
+    ids=["alternating gamma", "torch function", "method"],
+)
+def test_numbers_that_are_not_what_is_stored_are_not_certified(make: Any, said: str) -> None:
+    model, (X, y) = make(), data()
+    for theorem in ("radius", "contraction"):
+        found = wp.certify(model, X, y, theorem=theorem)
+        assert not found.certified and re.search(said, found.note), found
+    with pytest.raises(InvalidArgument, match=said):
+        wp.prove(model, X, y, max_steps=1)
+    assert not wp.certify(model).certified
+
+
+def test_a_parameter_of_a_class_that_overrides_nothing_is_proved() -> None:
+    model, (X, y) = network(), data()
+    model.U = Labelled(model.U.detach())
+    assert wp.prove(model, X, y, max_steps=1).num_steps == 1

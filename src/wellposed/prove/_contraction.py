@@ -22,6 +22,7 @@ from wellposed.linalg.verified_cholesky import (
     symmetric_part_upper,
 )
 from wellposed.prove._problem import Exact
+from wellposed.prove._resolvent import Resolvents
 from wellposed.prove._slopes import AbstractSlopes
 from wellposed.prove.error_free import SLACK, UNIT, norm_up
 
@@ -45,10 +46,12 @@ class Contraction:
 
     Attributes:
         omega: >= lambda_max(sym R). R_norm: >= |R|. tau: 1/(1 - omega), infinite if omega >= 1.
+        resolvents: What is proved of single samples, for smooth slopes.
     """
 
     def __init__(self, slopes: AbstractSlopes) -> None:
         self._slopes = slopes
+        self.resolvents = Resolvents()
         self._reference: Tensor | None = None
         self._above: Tensor | None = None
         self._weights: Tensor | None = None

@@ -5,8 +5,9 @@ With masks fixed (ReLU) and T_i = (I - D_i R)^-1 D_i, second derivatives in a di
     f_i''[d, d] = 2 (dw + k dA^T p_i)^T T_i dOmega xi_i + 2 dv^T D'_i l dU x_i + sum_u a_iu s''_iu dv_iu^2,
 
 dOmega xi_i = k dA z_i + l D'_i dU x_i, where a_i = w + R^T p_i, and dv_i = (I - R D_i)^-1 dOmega
-xi_i; the last sum is only there for smooth activations. Hence M = B + sqrt(B^2 + A^2) + E, where A
-bounds the part linear in dw and dv, 2 B the part quadratic in dOmega, and E the last sum.
+xi_i; the last sum is only there for smooth activations. Hence M = s/2 + sqrt(s^2/4 + A^2), s = 2 B
++ E, where A bounds the part linear in dw and dv, 2 B the part quadratic in dOmega, and E the last
+sum.
 
 For c = U x the xi_i and the p_i are expanded in a few leading left singular vectors v_j of (xi_i)_i
 and one, u, of (p_i)_i: xi_i = sum_j v_j(i) b_j + rest. Every T_i is only known by |T_i| <= tau, so
@@ -14,6 +15,8 @@ and one, u, of (p_i)_i: xi_i = sum_j v_j(i) b_j + rest. Every T_i is only known 
     |sum_i r_i v_j(i) T_i| <= tau |r o v_j|_1,     |sum_i r_i u(i) v_j(i) T_i| <= tau |r o u o v_j|_1,
 
 and Cauchy's inequality does for the rests. The vectors need not be exact: see `_Expansion.factor`.
+E = lambda_max(g Gram g), g_i^2 = |r_i| c_i, c_i >= |K_i^T diag(a_i s''_i) K_i|, K_i = (I - R
+D_i)^-1.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from wellposed.prove._contraction import Contraction
 from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Problem
+from wellposed.prove._resolvent import Around, SampleNorms
 from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
 
 #: Leading singular vectors of (xi_i)_i and of (p_i)_i.
@@ -59,11 +63,23 @@ class _Expansion:
         self.factor = math.sqrt(max(0.0, top_eigenvalue(product)) + rounding + size * error) * SLACK
 
 
-def expansion(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball) -> float:
-    """M on the ball, in which slopes do not jump."""
+def expansion(
+    problem: Problem,
+    point: Point,
+    jacobian: Jacobian,
+    contraction: Contraction,
+    ball: Ball,
+    norms: SampleNorms | None = None,
+) -> float:
+    """M on the ball, in which slopes do not jump; better if the norms of its samples are known."""
     slopes, k = problem.slopes, problem.k
-    error = point.slope_error + slopes.most_curvature * float(ball.dv.max())
-    tau = contraction.tau_of_slopes(point.V, point.D, error, k * ball.radius)
+    c: Tensor | None
+    if norms is not None:
+        tau, c = norms.tau, norms.c
+    else:
+        error = point.slope_error + slopes.most_curvature * float(ball.dv.max())
+        tau = contraction.tau_of_slopes(point.V, point.D, error, k * ball.radius)
+        c = curvature_weights(problem, point, contraction, ball, tau, renew=True) if slopes.smooth else None
     r = norm_up(point.r)
     read = math.hypot(problem.trains_w, k * float(point.p_norm.max()))
     if problem.rectified:
@@ -80,10 +96,8 @@ def expansion(problem: Problem, point: Point, jacobian: Jacobian, contraction: C
     moved_read = math.hypot(problem.trains_w, k * float((point.p_norm + ball.dp).max()))
     extra = ball.dr * moved_read * moved_Xi + r * k * float(ball.dp.max()) * moved_Xi + r * read * k * norm_up(ball.dz)
     extra = 2 * tau * extra + 2 * ball.dr * problem.ell * problem.trains_v * norm_up(problem.X)
-    M = B + math.hypot(B, A) + extra
-    if slopes.smooth:
-        M += _curved(problem, point, jacobian, contraction, ball, tau)
-    return M * SLACK
+    half = B if c is None else B + _curved(problem, point, jacobian, ball, c) / 2
+    return (half + math.hypot(half, A) + extra) * SLACK
 
 
 def _linear_and_quadratic(problem: Problem, point: Point, jacobian: Jacobian, tau: float) -> tuple[float, float]:
@@ -111,6 +125,32 @@ def _linear_and_quadratic(problem: Problem, point: Point, jacobian: Jacobian, ta
     return A * SLACK, B * SLACK
 
 
+def around(problem: Problem, point: Point, contraction: Contraction, ball: Ball) -> Around:
+    """What `Resolvents` needs to know of a ball."""
+    slopes = problem.slopes
+    moved, da, a, curved = _bent(problem, point, ball)
+    b = point.adjoint * slopes.curvature(point.V)
+    # a' s''(v') - a s''(v) = (a' - a) s''(v) + a' (s''(v') - s''(v)), and the rounding of b
+    db = (da * curved + a * (slopes.most_third * moved + 4 * slopes.slope_error)) * SLACK
+    most = a * slopes.most_curvature * SLACK
+    low, high = torch.maximum(b - db, -most), torch.minimum(b + db, most)
+    dD = slopes.most_curvature * ball.dv * SLACK
+    return Around(point.at.R, point.D, b, contraction.R_norm, problem.k * ball.radius, point.slope_error, dD, low, high)
+
+
+def _bent(problem: Problem, point: Point, ball: Ball) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(n, m) how far V moves on the ball, (n, 1) how far a = w + R^T p does, (n, m) bounds of |a|
+    and |s''|."""
+    slopes = problem.slopes
+    moved = (point.v_error + ball.dv.unsqueeze(1)) * SLACK
+    # a moves by dw + dR^T p + R'^T dp; its rounding is a part of that of p
+    read = torch.hypot(torch.full_like(point.p_norm, problem.trains_w), problem.k * point.p_norm)
+    da = ball.radius * read + ball.R_norm * ball.dp + 2 * point.p_error + 4 * UNIT * rows_up(point.adjoint)
+    da = da.unsqueeze(1) * SLACK
+    curved = (slopes.curvature(point.V).abs() + slopes.most_third * moved + slopes.slope_error).clamp(max=slopes.most_curvature)
+    return moved, da, point.adjoint.abs() + da, curved
+
+
 def curvature_weights(
     problem: Problem, point: Point, contraction: Contraction, ball: Ball, tau: float, *, renew: bool
 ) -> Tensor:
@@ -121,12 +161,7 @@ def curvature_weights(
     maximum over the samples.
     """
     slopes = problem.slopes
-    moved = (point.v_error + ball.dv.unsqueeze(1)) * SLACK
-    # a moves by dw + dR^T p + R'^T dp; its rounding is a part of that of p
-    read = torch.hypot(torch.full_like(point.p_norm, problem.trains_w), problem.k * point.p_norm)
-    da = ball.radius * read + ball.R_norm * ball.dp + 2 * point.p_error + 4 * UNIT * rows_up(point.adjoint)
-    a = point.adjoint.abs() + da.unsqueeze(1)
-    curved = (slopes.curvature(point.V).abs() + slopes.most_third * moved + slopes.slope_error).clamp(max=slopes.most_curvature)
+    moved, da, a, curved = _bent(problem, point, ball)
     ratio = slopes.curvature_ratio(point.V) + 2 * moved + slopes.slope_error
     by_ratio = (a * ratio).amax(dim=1) * tau**2
     squares = a * curved * SLACK
@@ -140,9 +175,8 @@ def curvature_weights(
     return torch.minimum(torch.minimum(by_ratio, direct), by_rows) * SLACK
 
 
-def _curved(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball, tau: float) -> float:
+def _curved(problem: Problem, point: Point, jacobian: Jacobian, ball: Ball, c: Tensor) -> float:
     """E = lambda_max(g Gram g), g_i^2 = |r_i| c_i, on the ball."""
-    c = curvature_weights(problem, point, contraction, ball, tau, renew=True)
     g = ((point.r.abs() + ball.dr) * c).sqrt()
     G = g.unsqueeze(1) * jacobian.gram * g
     top = max(0.0, top_eigenvalue(G)) + float(g.square().max()) * jacobian.gram_error + 8 * gamma(4) * float(G.diagonal().sum())

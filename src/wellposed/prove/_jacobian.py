@@ -16,6 +16,7 @@ from wellposed.linalg import least_eigenvalue_lower
 from wellposed.prove._contraction import Contraction
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Problem
+from wellposed.prove._resolvent import SampleNorms
 from wellposed.prove.error_free import SLACK, gamma, norm_up
 
 
@@ -103,12 +104,15 @@ class Jacobian:
         """Lower bound of lambda_min(J J^T) for the computed rows."""
         return least_eigenvalue_lower((self.H + self.H.T) / 2) - self.forming
 
-    def ball(self, radius: float) -> Ball | None:
-        r"""Bounds over the ball of this radius; None if the contraction is lost.
+    def ball(self, radius: float, norms: SampleNorms | None = None) -> Ball | None:
+        r"""Bounds over the ball of this radius, better if norms on it are known; None if the
+        contraction is lost.
 
         The slopes must not jump in it. Where they change smoothly, dD by at most |s''| |dv|,
 
-            p' - p = D' (dw + dR^T p + R'^T (p' - p)) + dD (w + R^T p),     |dv| <= |dOmega xi| + |R'| |dz|.
+            p' - p = D' (dw + dR^T p + R'^T (p' - p)) + dD (w + R^T p),     dv = (I - R' D'')^-1 dOmega xi,
+
+        where D'' are the slopes of secants; |(I - R D)^-1| <= 1 + |R| tau.
         """
         problem, at = self._problem, self._point
         room = 1 - self._omega - problem.k * radius
@@ -116,12 +120,15 @@ class Jacobian:
             return None
         tau = SLACK / room
         R_norm = (self._R_norm + problem.k * radius) * SLACK
+        K = 1 + R_norm * tau
+        if norms is not None:
+            tau, K = min(tau, norms.tau), min(K, norms.K)
         dz = tau * radius * self.xi
-        dv = radius * self.xi + R_norm * dz
+        dv = K * radius * self.xi * SLACK
         read = torch.hypot(torch.full_like(at.p_norm, problem.trains_w), problem.k * at.p_norm)
         # |dD a| <= |s''| |dv| max_u |a_u|, where the rounding of a is a part of that of p
         adjoint = at.adjoint.abs().amax(dim=1) * SLACK + (R_norm + 2) * at.p_error
-        dp = tau * radius * read + (1 + R_norm * tau) * problem.slopes.most_curvature * dv * adjoint
+        dp = tau * radius * read + K * problem.slopes.most_curvature * dv * adjoint
         dc = problem.ell * radius * problem.x_norms
         dq = dp + (radius if problem.trains_v else 0.0)
         dz, dp, dq, dc = ((a + b) * SLACK for a, b in ((dz, at.z_error), (dp, at.p_error), (dq, at.q_error), (dc, at.c_error)))

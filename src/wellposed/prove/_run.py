@@ -22,8 +22,10 @@ from wellposed.prove._tail import Tail, tail
 from wellposed.prove.error_free import norm_up
 from wellposed.prove.proof import ASSUMPTIONS, LIBRARY, Proof
 
-#: The tail is tried whenever the loss has fallen by this factor, and is below this part of the first loss.
+#: The tail is tried whenever the loss has fallen by this factor, and is below this part of the first loss; that of smooth
+#: activations from the start, and more often once it is near.
 _FALL, _FIRST = 0.5, 1e-2
+_FALL_NEAR, _NEAR = 0.8, 3.0
 #: Checkpoints that are kept: between this many and twice as many.
 _CHECKPOINTS = 20
 
@@ -126,7 +128,8 @@ class Run:
             self.result = str(refusal)
 
     def _try_tail(self) -> None:
-        self._below = _FALL * self.loss
+        shortfall = self._attempts[-1].get("shortfall") if self._attempts else None
+        self._below = (_FALL_NEAR if self.problem.slopes.smooth and (shortfall or math.inf) < _NEAR else _FALL) * self.loss
         tried = smooth_tail if self.problem.slopes.smooth else tail
         now = self._now
         found = tried(self.problem, now.point, now.jacobian, self._evaluator.contraction, self.eta, now.delta)

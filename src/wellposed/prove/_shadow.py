@@ -21,11 +21,15 @@ import torch
 from torch import Tensor
 
 from wellposed.prove._contraction import Contraction
-from wellposed.prove._expansion import expansion
+from wellposed.prove._expansion import around, expansion
 from wellposed.prove._jacobian import Ball, Jacobian
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Exact, Parameters, Problem
+from wellposed.prove._resolvent import SampleNorms
 from wellposed.prove.error_free import SLACK, UNIT, norm_up, outer_sum, two_product
+
+#: How much of log(1 + eta M), added up, old norms of samples may cost before they are renewed.
+_LOST = 0.2
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def shadow_step(
             f"a pre-activation of {least:.3g} may be 0: it is only {ratio:.3g} times as large as its error and what delta = "
             f"{delta:.3g} may change"
         )
-    M = expansion(problem, point, jacobian, contraction, ball)
+    M = _expansion(problem, point, jacobian, contraction, ball, step_size)
     at, gradient_error, error = _advanced(problem, point, jacobian, step_size)
     following = ((1 + step_size * M) * delta + error) * SLACK
     if not math.isfinite(following):
@@ -87,6 +91,29 @@ def shadow_step(
         (norm_up(point.r) + ball.dr) * SLACK,
     )
     return at, following, row
+
+
+def _expansion(
+    problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball, step_size: float
+) -> float:
+    """M on the ball; for smooth slopes with norms of single samples, which are proved anew when
+    their age has cost `_LOST` of the exponent of growth."""
+    if not problem.slopes.smooth:
+        return expansion(problem, point, jacobian, contraction, ball)
+    known, here = contraction.resolvents, around(problem, point, contraction, ball)
+    if ball.radius == 0:  # nothing can grow
+        known.see(here)
+        return expansion(problem, point, jacobian, contraction, ball)
+
+    def bound(norms: SampleNorms | None) -> float:
+        return expansion(problem, point, jacobian, contraction, ball, norms)
+
+    M = bound(known.carried(here))
+    known.lost += step_size * (M - (M / 2 if known.fresh is None else bound(known.fresh)))
+    if known.lost > _LOST:
+        known.renew(here)
+        M = min(M, bound(known.carried(here)))
+    return M
 
 
 def mask_ratio(problem: Problem, point: Point, ball: Ball) -> tuple[float | None, float | None]:

@@ -85,7 +85,7 @@ class ReLUSlopes(AbstractSlopes):
         return torch.zeros_like(V)
 
     def slopes_above(self, V: Tensor) -> Tensor:
-        return (V > -_REACH * float(V.std())).double()
+        return (V > -_REACH * float(V.std(correction=0))).double()
 
     def value_error(self, value: Tensor) -> Tensor:
         return torch.zeros_like(value)
@@ -114,7 +114,7 @@ class TanhSlopes(AbstractSlopes):
         return 2 * torch.tanh(V).abs()
 
     def slopes_above(self, V: Tensor) -> Tensor:
-        return self.slope((V.abs() - _REACH * float(V.std())).clamp(min=0.0))
+        return self.slope((V.abs() - _REACH * float(V.std(correction=0))).clamp(min=0.0))
 
 
 class SoftplusSlopes(AbstractSlopes):
@@ -138,4 +138,4 @@ class SoftplusSlopes(AbstractSlopes):
         return torch.sigmoid(-V)
 
     def slopes_above(self, V: Tensor) -> Tensor:
-        return self.slope(V + _REACH * float(V.std()))
+        return self.slope(V + _REACH * float(V.std(correction=0)))

@@ -17,26 +17,37 @@ most
 
 The rate is 1 - eta kappa(R) s(R).
 
-Lambda: as in `_expansion` with a unit vector in place of r, Lambda <= b + sqrt(b^2 + tau^2 |Xi|^2)
-+ max(c_i |xi_i|) |Xi|, b = k tau min(max |p_i| |Xi|, |P| max |xi_i|).
+Lambda: as in `_expansion` with a unit vector u in place of r, Lambda <= h + sqrt(h^2 + tau^2
+|Xi|^2), h = b + E/2, b = k tau min(max |p_i| |Xi|, |P| max |xi_i|). E bounds the sum of |u_i| c_i
+(xi_i . x)^2 over unit vectors u, x: at most the norm of the numbers c_i <xi_i xi_i^T, x x^T>, hence
+E^2 = lambda_max(c_i c_j (xi_i . xi_j)^2), a Hadamard product.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
 
 from wellposed.linalg.directed import rate_after
 from wellposed.prove._contraction import Contraction
-from wellposed.prove._expansion import curvature_weights
-from wellposed.prove._jacobian import Ball, Jacobian
+from wellposed.prove._expansion import around, curvature_weights
+from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Problem
+from wellposed.prove._resolvent import Resolvents
 from wellposed.prove._tail import Tail
-from wellposed.prove.error_free import SLACK, norm_up
+from wellposed.prove.error_free import SLACK, UNIT, norm_up
 
 #: Radii are tried from a little above e/s0, the least possible, upwards by this factor: the constants of a small ball are
 #: better.
 _FIRST, _GROWTH = 1.1, 1.35
+#: How many times Lambda of a ball is hoped to be that of its centre, with norms that are proved for the ball.
+_HOPED = 1.6
+#: How often bounds of a ball and norms on it improve each other.
+_ROUNDS = 3
 
 
 def smooth_tail(
@@ -51,13 +62,13 @@ def smooth_tail(
     e = (norm_up(point.r) + near.dr) * SLACK
     reason = ""
     first = lipschitz(problem, point, jacobian, contraction, near)
-    largest = _FIRST * e / s0 / _GROWTH
-    while largest < s0 / first:
-        largest *= _GROWTH
-        ball = jacobian.ball(delta + largest)
+    for largest, known in _tried(step_size, s0, jacobian.L, first, e, delta):
+        ball = _ball(problem, point, jacobian, contraction, delta + largest)
         if ball is None:
             break
-        Lambda = lipschitz(problem, point, jacobian, contraction, ball)
+        if known is not None:
+            known.renew(around(problem, point, contraction, ball), ball=True)
+        Lambda = lipschitz(problem, point, jacobian, contraction, ball, known)
         L = min(ball.L, (jacobian.L + Lambda * ball.radius) * SLACK)
         found = _radius(step_size, s0, L, Lambda, e, delta)
         if isinstance(found, str):
@@ -72,6 +83,29 @@ def smooth_tail(
         if rate < 1:
             return Tail(True, "", radius, rate, numbers | {"omega": contraction.omega})
     return Tail(False, reason or "the contraction may be lost in the ball", shortfall=4 * e * first / s0**2)
+
+
+def _tried(eta: float, s0: float, L: float, first: float, e: float, delta: float) -> Iterator[tuple[float, Resolvents | None]]:
+    """Radii to try, the last with norms of samples that are proved for its ball alone, if Lambda =
+    `first` were enough by far."""
+    largest = _FIRST * e / s0 / _GROWTH
+    while largest < s0 / first:
+        largest *= _GROWTH
+        yield largest, None
+    hoped = _radius(eta, s0, L, _HOPED * first, e, delta)
+    if not isinstance(hoped, str):
+        yield hoped[0], Resolvents()
+
+
+def _ball(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, radius: float) -> Ball | None:
+    """The ball of this radius: what is known of it gives better norms, and these give more."""
+    ball = jacobian.ball(radius)
+    for _ in range(_ROUNDS):
+        norms = None if ball is None else contraction.resolvents.carried(around(problem, point, contraction, ball))
+        if norms is None:
+            break
+        ball = jacobian.ball(radius, norms)
+    return ball
 
 
 def _radius(eta: float, s0: float, L: float, Lambda: float, e: float, delta: float) -> tuple[float, float, float, float] | str:
@@ -96,14 +130,38 @@ def _radius(eta: float, s0: float, L: float, Lambda: float, e: float, delta: flo
     return radius, c, slope, s1
 
 
-def lipschitz(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball) -> float:
-    """Lambda on the ball."""
+def lipschitz(
+    problem: Problem,
+    point: Point,
+    jacobian: Jacobian,
+    contraction: Contraction,
+    ball: Ball,
+    resolvents: Resolvents | None = None,
+) -> float:
+    """Lambda on the ball, by the norms of samples of the descent, or by these."""
     k = problem.k
     error = point.slope_error + problem.slopes.most_curvature * float(ball.dv.max())
     tau = contraction.tau_of_slopes(point.V, point.D, error, k * ball.radius, renew=False)
-    Xi = (jacobian.Xi + k * norm_up(ball.dz)) * SLACK
-    xi = (jacobian.xi + k * ball.dz) * SLACK
-    p = float((point.p_norm + ball.dp).max())
-    b = k * tau * min(p * Xi, (jacobian.P_op + norm_up(ball.dp)) * float(xi.max()))
     weights = curvature_weights(problem, point, contraction, ball, tau, renew=False)
-    return (b + math.hypot(b, tau * Xi) + float((weights * xi).max()) * Xi) * SLACK
+    known = (resolvents or contraction.resolvents).carried(around(problem, point, contraction, ball))
+    if known is not None:
+        tau, weights = min(tau, known.tau), torch.minimum(weights, known.c)
+    Xi = (jacobian.Xi + k * norm_up(ball.dz)) * SLACK
+    xi = float((jacobian.xi + k * ball.dz).max()) * SLACK
+    p = float((point.p_norm + ball.dp).max())
+    b = k * tau * min(p * Xi, (jacobian.P_op + norm_up(ball.dp)) * xi)
+    half = b + _bend(problem, jacobian, ball, weights) / 2
+    return (half + math.hypot(half, tau * Xi)) * SLACK
+
+
+def _bend(problem: Problem, jacobian: Jacobian, ball: Ball, c: Tensor) -> float:
+    """E of this module on the ball.
+
+    There xi_i . x moves by d_i, |d| <= k |dz|, so the numbers move by c_i d_i (2 xi_i . x + d_i).
+    """
+    k, error = problem.k, jacobian.gram_error
+    N = c.unsqueeze(1) * jacobian.gram.square() * c
+    # |G o G - G' o G'| <= |G - G'|_F times the largest |g_ij + g'_ij|, and five roundings of each entry
+    error = float(c.max()) ** 2 * error * (2 * float(jacobian.xi.max()) ** 2 + error) + 16 * UNIT * norm_up(N)
+    moved = float((c * (2 * jacobian.xi + k * ball.dz)).max()) * k * norm_up(ball.dz)
+    return (math.sqrt(max(0.0, top_eigenvalue(N)) + error) + moved) * SLACK

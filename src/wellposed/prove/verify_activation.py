@@ -62,6 +62,11 @@ def curvature(name: str, V: Floats) -> Floats:
     return np.asarray(1 / (2 + 2 * np.cosh(np.minimum(np.abs(V), 300.0))))
 
 
+def signed_curvature(name: str, V: Floats) -> Floats:
+    """s''(V): falls with tanh, and rises with softplus on both sides."""
+    return np.asarray(curvature(name, V) * (-np.sign(V) if name == "tanh" else 1.0))
+
+
 def curvature_ratio(name: str, V: Floats) -> Floats:
     """|s''(V)|/s'(V) in float64, for a smooth activation."""
     return 2 * np.abs(np.tanh(V)) if name == "tanh" else np.asarray(np.exp(-np.logaddexp(V, 0.0)))

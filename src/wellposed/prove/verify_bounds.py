@@ -45,6 +45,17 @@ def top_eigenvalue(S: Floats, error: float) -> float:
     return math.inf
 
 
+def symmetric_norm(S: Floats, error: float) -> float:
+    """Upper bound of the norms of all symmetric matrices within `error` of S."""
+    S = (S + S.T) / 2
+    values, size = np.linalg.eigvalsh(S), norm(S)
+    guess = float(max(values[-1], -values[0])) + 1e-9 * size + 4 * error
+    error, eye = error + 4 * UNIT * size + _TINY, np.eye(S.shape[0])
+    if is_positive(guess * eye - S, error) and is_positive(guess * eye + S, error):
+        return guess
+    return size + error
+
+
 def omega_bounds(R: Floats, lost: float) -> tuple[float, float]:
     """Bounds from below and from above of lambda_max((R' + R'^T)/2) for |R' - R| <= lost."""
     S = (R + R.T) / 2

@@ -13,7 +13,7 @@ b_j G_ij T_i T_j^T, and with b b^T o G <= sum_k nu_k e_k e_k^T + nu I, for any f
 For the part quadratic in dOmega let w be the first left singular vector of (p_i)_i, mu and mu' the
 squares of its first two singular values. The sum over u is at most E. Together
 
-    B + sqrt(A(r)^2 + B^2) + E,     B^2 = mu A(r o w)^2 + mu' tau^2 lambda_max(r G r),
+    s/2 + sqrt(A(r)^2 + s^2/4),     s = 2 B + E,     B^2 = mu A(r o w)^2 + mu' tau^2 lambda_max(r G r),
     E = lambda_max(g G g),          g_i^2 = |r_i| c_i,   c_i >= |K_i^T diag(a_i s''_i) K_i|.
 
 The T_i are explicit here, and in (1) not one by one, so this is sharper than what a prover needs.
@@ -30,6 +30,7 @@ from wellposed.prove.verify_activation import CURVATURE, THIRD, curvature, curva
 from wellposed.prove.verify_bounds import UNIT, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import Floats
 from wellposed.prove.verify_place import ROOM, norm
+from wellposed.prove.verify_resolvent import Bend
 
 Indices = NDArray[np.int64]
 #: Vectors e_k in (1).
@@ -74,8 +75,8 @@ def _resolvent(R: Floats, D: Floats) -> tuple[Indices, Floats, float]:
     return index, inverse * d, 2 * residual * norm(inverse) * ROOM
 
 
-def expansion_upper(R: Floats, Z: Floats, X: Floats, P: Floats, D: Floats, r: Floats, tau: float) -> float:
-    """B + sqrt(A^2 + B^2) at a point, for k = l = 1; tau bounds all |T_i|."""
+def expansion_upper(R: Floats, Z: Floats, X: Floats, P: Floats, D: Floats, r: Floats, tau: float, bend: Bend | None) -> float:
+    """The sum of roots above, for k = l = 1; tau bounds all |T_i|, and E is that of the bend."""
     n, m = Z.shape
     G, PP = Z @ Z.T + X @ X.T, P @ P.T
     G_error = 8 * (m + X.shape[1]) * UNIT * float(np.trace(G))
@@ -90,10 +91,17 @@ def expansion_upper(R: Floats, Z: Floats, X: Floats, P: Floats, D: Floats, r: Fl
         error += wrong
         linear.add(i, index, T)
         quadratic.add(i, index, T)
+        if bend is not None:
+            whole = np.zeros((m, m))  # slopes below the last digit are 0
+            whole[np.ix_(index, index)] = T
+            bend.add(i, whole, wrong)
+    if bend is not None:
+        tau = min(tau, bend.tau)
     A2 = linear.square(tau, error)
     rGr = max(0.0, top_eigenvalue(r[:, None] * G * r, float(np.square(r).max()) * G_error))
     B = math.sqrt(mu * quadratic.square(tau, error) + second * tau**2 * rGr)
-    return (B + math.sqrt(A2 + B * B)) * ROOM
+    half = B if bend is None else B + bend.upper(G) / 2
+    return (half + math.sqrt(A2 + half * half)) * ROOM
 
 
 def curvature_weights(
@@ -120,16 +128,3 @@ def curvature_weights(
     ratio = curvature_ratio(activation, V) + 2 * moved[:, None] + 1e-15
     by_ratio = (adjoint * ratio).max(axis=1) * tau**2
     return np.asarray(np.minimum(np.minimum(by_ratio, direct), by_rows) * ROOM)
-
-
-def curved_upper(weights: Floats, c: Floats, dz: Floats, G: Floats) -> float:
-    """E on a ball, k = l = 1.
-
-    Args:
-        weights: (n,) >= |r_i| on the ball. c: (n,) of `curvature_weights`.
-        dz: (n,) how far z moves. G: (n, n) Gram matrix of the xi_i.
-    """
-    g = np.sqrt(weights * c)
-    error = 1e-12 * float(np.trace(G)) * float(np.square(g).max())
-    top = max(0.0, top_eigenvalue(g[:, None] * G * g, error))
-    return (math.sqrt(top) + norm(g * dz)) ** 2 * ROOM

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from wellposed.prove.verify_activation import CURVATURE
+from wellposed.prove.verify_activation import CURVATURE, THIRD, curvature, signed_curvature
 from wellposed.prove.verify_bounds import UNIT, active_omega, omega_bounds, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import LOST, Digits, Floats
-from wellposed.prove.verify_expansion import curvature_weights, curved_upper, expansion_upper
+from wellposed.prove.verify_expansion import curvature_weights, expansion_upper
 from wellposed.prove.verify_place import (
     ROOM,
     Data,
@@ -30,6 +30,7 @@ from wellposed.prove.verify_place import (
 )
 from wellposed.prove.verify_point import NotFound, Recomputed
 from wellposed.prove.verify_reading import StoredProof
+from wellposed.prove.verify_resolvent import Bend, Change
 
 #: Called with a name, whether it holds, and what was compared.
 Report = Callable[[str, bool, str], None]
@@ -108,11 +109,8 @@ class PointCheck:
             )
             B = k * p_max * tau * r_norm * Xi
             return (B + math.hypot(A, B) + 2 * dr * (tau * read * Xi + ell * spectral_norm(X))) * ROOM
-        M = expansion_upper(self.R, Z, X, P, point.D.floats(), r, tau) + extra
-        if proof.smooth:
-            c = self.curvature_weights(ball, tau)
-            M += curved_upper(np.abs(r) + dr, c, ball.dz, Z @ Z.T + X @ X.T)
-        return M * ROOM
+        bend = self._bend(ball, tau, np.abs(r) + dr) if proof.smooth else None
+        return (expansion_upper(self.R, Z, X, P, point.D.floats(), r, tau, bend) + extra) * ROOM
 
     def tau(self, ball: Ball) -> float:
         """Upper bound of |(I - D R)^-1 D| and |D^1/2 (I - R D)^-1| for the slopes in the ball."""
@@ -123,15 +121,20 @@ class PointCheck:
         omega = min(self.omega + change, active_omega(self.R, lost, slopes))
         return ROOM / (1 - omega) if omega < 1 else math.inf
 
-    def curvature_weights(self, ball: Ball, tau: float) -> Floats:
-        """(n,) c_i of `verify_expansion` on the ball, for c = U x."""
-        point = self.point
+    def _bend(self, ball: Ball, tau: float, weights: Floats) -> Bend:
+        """E on the ball, for c = U x."""
+        point, name = self.point, self.proof.activation
         da = ball.rho * np.hypot(1.0, row_norms(point.P.floats()) + ball.dp) + (ball.R_norm + 2) * ball.dp
-        adjoint = np.abs(point.adjoint.floats()) + da[:, None]
-        moved = ball.dv + point.v_error.max(axis=1)
-        change = self.proof.scales["R"] * ball.rho + (LOST + 4 * UNIT) * norm(self.R)
-        V, name = point.V.floats(), self.proof.activation
-        return curvature_weights(name, V, adjoint, moved, tau=tau, R_norm=ball.R_norm, R=self.R, change=change)
+        a, V = point.adjoint.floats(), point.V.floats()
+        moved = ball.dv + point.v_error.max(axis=1) + 4 * UNIT
+        lost = self.proof.scales["R"] * ball.rho + (LOST + 4 * UNIT) * norm(self.R)
+        most = np.abs(a) + da[:, None]
+        c = curvature_weights(name, V, most, moved, tau=tau, R_norm=ball.R_norm, R=self.R, change=lost)
+        # a' s''(v') - a s''(v) = (a' - a) s''(v) + a' (s''(v') - s''(v))
+        b = a * signed_curvature(name, V)
+        db = da[:, None] * curvature(name, V) + most * (THIRD[name] * moved[:, None] + 1e-14)
+        dD = CURVATURE[name] * moved * ROOM + math.sqrt(self.proof.m) * 4 * UNIT
+        return Bend(self.R, b, Change(lost * ROOM, dD, db * ROOM, ball.dz), weights, c)
 
     def mask_ratio(self, ball: Ball) -> tuple[float, float]:
         """Least |pre-activation| over its change on the ball, and least |pre-activation|."""

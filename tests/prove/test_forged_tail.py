@@ -1,0 +1,43 @@
+"""A forged tail that denies the switches in its ball is rejected."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import torch
+
+import wellposed as wp
+from wellposed.prove.seal import seal
+
+
+def test_a_tail_without_the_switch_of_its_only_unit_is_rejected(tmp_path: Path) -> None:
+    """One unit, which descent switches off: the loss ends at 0.02, and all other inequalities of the forged tail hold."""
+    model = wp.GaussianDEQ(1, 1, dtype=torch.float64)
+    W, U, a, eta, x = 0.01, 0.05, 0.1, 0.01, 10.0
+    with torch.no_grad():
+        model.W.fill_(W), model.U.fill_(U), model.a.fill_(a)
+    X, y = torch.tensor([[x]]).double(), torch.tensor([-0.2]).double()
+    file = wp.prove(model, X, y, step_size=eta, max_steps=1).save(tmp_path) / "proof.json"
+    document = json.loads(file.read_text())
+    squares, residuals, points = [], [], []
+    for _ in range(4):  # plain descent
+        z, q = U * x / (1 - W), a / (1 - W)
+        r, J = a * z + 0.2, (z, q * z, q * x)
+        squares.append(sum(t * t for t in J)), residuals.append(r), points.append((W, U, a))
+        a, W, U = a - eta * r * J[0], W - eta * r * J[1], U - eta * r * J[2]
+    s, L, delta = math.sqrt(min(squares[1:])) * (1 - 1e-6), math.sqrt(max(squares)) * (1 + 1e-6), document["delta"]
+    e = (residuals[1] + L * delta) * (1 + 1e-6)
+    A1, A2 = 1 - eta * L * L / 2 - eta * s * s / 2, eta * L * L * s * s / 2
+    kappa = min(A1 * t + A2 / t for t in (s + (L - s) * j / 400 for j in range(401))) * (1 - 1e-3)
+    radius = e / kappa * 1.0001
+    document |= {"verdict": "proved", "reason": "", "radius": radius, "rate": 1 - eta * kappa * s * (1 - 1e-8)}
+    document["distance"] = (math.dist(points[1], points[0]) + delta + radius) * (1 + 1e-6)
+    omega = points[1][0] + 1e-6
+    document["tail"] = {"residual": e, "s": s, "L": L, "f": 0.0, "e0": 0.0, "kappa": kappa, "switches": 1, "omega": omega}
+    document["seal"] = seal(document)
+    file.write_text(json.dumps(document))
+    found = wp.verify(tmp_path)
+    assert not found.ok
+    assert [check.name for check in found.checks if not check.ok] == ["tail"] and "a switch needs" in str(found)
