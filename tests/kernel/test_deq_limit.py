@@ -233,6 +233,24 @@ def test_equal_rows_have_exactly_the_diagonal():
     torch.testing.assert_close(H / H[0, 0], torch.tensor([[1, 3, 1], [3, 9, 3], [1, 3, 1]], dtype=F64), rtol=1e-14, atol=0.0)
 
 
+def test_gradients_by_the_weight_variance():
+    """Of every part, also for parallel, opposite, zero and equal rows; for ReLU only."""
+    X = torch.cat([samples(3, 4), -samples(1, 4), torch.zeros(1, 4, dtype=F64), 2 * samples(1, 4)])
+    s = torch.tensor(0.3, dtype=F64, requires_grad=True)
+    options = {"bias_variance": 0.1, "width": 10, "by_parameter": True}
+    assert torch.autograd.gradcheck(lambda s: tuple(deq_ntk(X, weight_variance=s, **options).values()), (s,))
+    assert torch.autograd.gradcheck(lambda s: deq_ntk(X, samples(2, 4, 1), weight_variance=s, ntk_parametrization=True), (s,))
+    assert torch.autograd.gradcheck(lambda s: population_gram(X, s), (s,))
+    assert torch.equal(deq_ntk(X, weight_variance=s.detach()), deq_ntk(X, weight_variance=0.3))
+    single = torch.tensor(0.3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(deq_ntk(X.float(), weight_variance=single).sum(), single)
+    assert gradient.dtype == torch.float32 and bool(torch.isfinite(gradient))
+    with pytest.raises(InvalidArgument, match="only ReLU's kernel is differentiable, and weight_variance requires a gradient"):
+        deq_ntk(X, weight_variance=s, activation=Tanh())
+    with pytest.raises(InvalidArgument, match=r"'weight_variance' must be a finite number at least 0, got tensor"):
+        deq_ntk(X, weight_variance=torch.tensor([0.3]))
+
+
 def test_gradients_for_relu_only():
     X = samples(3, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda X: deq_ntk(X, weight_variance=0.3, bias_variance=0.1, width=10), (X,))

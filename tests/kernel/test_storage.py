@@ -136,9 +136,9 @@ def test_a_small_disk_is_noticed_before(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("out", "error", "message"),
     [
-        ("k.txt", InvalidArgument, "must end in .npy, got 'k.txt'"),
+        ("k.txt", InvalidArgument, "must end in .npy or .zarr, got 'k.txt'"),
         ("nowhere/k.npy", InvalidArgument, "does not exist. Create it first"),
-        (3, InvalidType, "path of a .npy file, got int"),
+        (3, InvalidType, "path of a .npy file or a .zarr store, got int"),
     ],
 )
 def test_wrong_targets(out: Any, error: type, message: str) -> None:

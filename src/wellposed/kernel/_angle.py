@@ -69,10 +69,11 @@ def sine_defect(t: Tensor) -> Tensor:
     return torch.where(t < 1.0, series * square * t, torch.sin(t) - t * torch.cos(t))
 
 
-def equilibrium_angles(between: Angles, weight_variance: float) -> Angles:
+def equilibrium_angles(between: Angles, weight_variance: float | Tensor) -> Angles:
     """The same norms with the angles (3) that the equilibrium makes; first derivatives by the
-    implicit function theorem."""
-    theta, phi = _EquilibriumAngle.apply(between.theta, between.phi, weight_variance)
+    implicit function theorem, also by the weight variance."""
+    s = torch.as_tensor(weight_variance, dtype=torch.float64, device="cpu")
+    theta, phi = _EquilibriumAngle.apply(between.theta, between.phi, s)
     return between._replace(theta=theta, phi=phi)
 
 
@@ -88,11 +89,12 @@ def _normalized(X: Tensor) -> tuple[Tensor, Tensor]:
 
 class _EquilibriumAngle(torch.autograd.Function):
     """(3) for theta and phi, given those of the inputs. d theta/d theta_0 = sin theta_0/(sin theta
-    (1 + r theta/pi))."""
+    (1 + r theta/pi)), d theta/d r = -v(theta)/(pi sin theta (1 + r theta/pi)), d r/d s = (1 +
+    r)^2."""
 
     @staticmethod
-    def forward(ctx: Any, theta_0: Tensor, phi_0: Tensor, s: float) -> tuple[Tensor, Tensor]:
-        r = s / (1.0 - s)
+    def forward(ctx: Any, theta_0: Tensor, phi_0: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        r = float(s.detach()) / (1.0 - float(s.detach()))
         d_0 = 2 * torch.sin(theta_0 / 2) ** 2
         d, theta = d_0, theta_0
         while True:
@@ -113,10 +115,16 @@ class _EquilibriumAngle(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, Tensor | None]:
         of_theta, of_phi = cotangents
         theta_0, theta = ctx.saved_tensors
         sine = torch.sin(theta)
-        # At theta_0 = 0 the equation is d = d_0 to first order: the ratio of sines tends to 1.
-        ratio = torch.where(sine > 0, torch.sin(theta_0) / torch.where(sine > 0, sine, 1.0), 1.0)
-        return (of_theta - of_phi) * ratio / (1 + ctx.r * theta / math.pi), None, None
+        safe = torch.where(sine > 0, sine, 1.0)
+        # At theta_0 = 0 the equation is d = d_0 to first order: the ratio of sines tends to 1, and v/sine to 0.
+        ratio = torch.where(sine > 0, torch.sin(theta_0) / safe, 1.0)
+        cotangent = (of_theta - of_phi) / (1 + ctx.r * theta / math.pi)
+        of_s = None
+        if ctx.needs_input_grad[2]:
+            of_r = -(cotangent * torch.where(sine > 0, sine_defect(theta) / safe, 0.0)).sum() / math.pi
+            of_s = ((1 + ctx.r) ** 2 * of_r).to("cpu", torch.float64)
+        return cotangent * ratio, None, of_s

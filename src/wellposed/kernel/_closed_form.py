@@ -7,6 +7,7 @@ blocks of `block_size` squared are held.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._memory import KernelMemory
-from wellposed.kernel._method import TOTAL, Block, KernelLayout, KernelMethod, slices
+from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 BLOCK_SIZE = 512
@@ -117,9 +118,9 @@ class ClosedFormMethod(KernelMethod):
         block_size: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self._inputs = model, (X, X if X2 is None else X2)
+        self.model, self.inputs = model, (X, X if X2 is None else X2)
         self.symmetric, self.outputs, self.vector_output = X2 is None, 1, True
-        self.size, self.size2 = X.shape[0], self._inputs[1].shape[0]
+        self.size, self.size2 = X.shape[0], self.inputs[1].shape[0]
         self.block_size = BLOCK_SIZE if block_size is None else block_size
         self._rows = rows_at_once(model, X.dtype)
         self._first = features_of(model, X[: self._batches(self.size)[0].stop])
@@ -136,11 +137,16 @@ class ClosedFormMethod(KernelMethod):
         self._sides: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that are used."""
+        return tuple(self._used)
+
+    @property
     def sides(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Features of the first and of the second batch; the same object if there is one batch."""
         if self._sides is None:
-            left = self._collect(self._inputs[0], self._used)
-            self._sides = (left, left if self.symmetric else self._collect(self._inputs[1], None))
+            left = self._collect(self.inputs[0], self._used)
+            self._sides = (left, left if self.symmetric else self._collect(self.inputs[1], None))
         return self._sides
 
     def memory(self, layout: KernelLayout) -> KernelMemory:
@@ -156,13 +162,20 @@ class ClosedFormMethod(KernelMethod):
         in_memory, disk = (kernel, 0) if layout.in_memory else (0, kernel)
         return KernelMemory(in_memory, itemsize * samples * sum(widths), blocks, work, disk)
 
-    def blocks(self, layout: KernelLayout) -> Iterator[Block]:
-        left, right = self.sides
-        grams = GramBlocks(left, right, self.terms, block_size=self.block_size, symmetric=self.symmetric)
-        for rows in slices(self.size, self.block_size):
-            for columns in slices(self.size2, self.block_size):
-                if not self.symmetric or columns.start <= rows.start:
-                    yield Block(rows, columns, grams.block(rows, columns, by_parameter=layout.by_parameter))
+    def blocks(self, layout: KernelLayout, done: Done | None = None) -> Iterator[Block]:
+        grams: GramBlocks | None = None
+        for rows, columns in self.places():
+            if done is not None and done(rows, columns):
+                yield Block(rows, columns, {})
+                continue
+            if grams is None:
+                grams = GramBlocks(*self.sides, self.terms, block_size=self.block_size, symmetric=self.symmetric)
+            yield Block(rows, columns, grams.block(rows, columns, by_parameter=layout.by_parameter))
+
+    def places(self) -> list[tuple[slice, slice]]:
+        """Rows and columns of the blocks, of the lower triangle if `symmetric`."""
+        pairs = itertools.product(slices(self.size, self.block_size), slices(self.size2, self.block_size))
+        return [(rows, columns) for rows, columns in pairs if not self.symmetric or columns.start <= rows.start]
 
     def rounding_upper(self, trace: float) -> float:
         """sum_t |c_t| gamma ||a_t|| ||b_t||, where a_t(i) = prod_k ||L_k(i)|| and b_t(j) = prod_k

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._memory import KernelMemory, available_memory
-from wellposed.kernel._method import TOTAL, Block, KernelLayout, KernelMethod, slices, trained_parameters
+from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices, trained_parameters
 
 #: Bytes of Jacobian rows held at once, unless something else is asked for.
 DEFAULT_BUDGET = 2 * 1024**3
@@ -79,7 +79,7 @@ class GenericMethod(KernelMethod):
             in_memory, (held + streamed) * self._bytes_per_sample(), (parts + 2) * tile, 2 * self._bytes_per_sample(), disk
         )
 
-    def blocks(self, layout: KernelLayout) -> Iterator[Block]:
+    def blocks(self, layout: KernelLayout, done: Done | None = None) -> Iterator[Block]:
         held, streamed = self._split(layout)
         tile = max(1, TILE // self.outputs)
         H = torch.empty(held, self.outputs, self.columns, dtype=self.dtype, device=self.device)

@@ -4,7 +4,7 @@ and what may enter it."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +43,14 @@ class Block:
     parts: Mapping[str, Tensor]
 
 
+Done = Callable[[slice, slice], bool]
+
+
 class KernelMethod(ABC):
     """A way to compute the tangent kernel between two batches.
 
     Attributes:
+        model: Whose kernel it is.
         size, size2: Samples of the first and of the second batch.
         symmetric: The second batch is the first: blocks on and below the diagonal suffice.
         outputs: Outputs c of the model.
@@ -56,6 +60,7 @@ class KernelMethod(ABC):
         advice: What to do if the memory does not suffice.
     """
 
+    model: nn.Module
     size: int
     size2: int
     symmetric: bool
@@ -70,6 +75,11 @@ class KernelMethod(ABC):
         c = self.outputs
         return (c, self.size, self.size2) if layout.per_output else (1, self.size * c, self.size2 * c)
 
+    def entries(self, rows: slice, columns: slice) -> int:
+        """Of a block, with its transpose in a symmetric kernel."""
+        twice = self.symmetric and rows != columns
+        return (rows.stop - rows.start) * (columns.stop - columns.start) * (2 if twice else 1)
+
     def kernel_bytes(self, layout: KernelLayout) -> int:
         s, rows, columns = self.shape(layout)
         return (len(self.parameters) if layout.by_parameter else 1) * s * rows * columns * self.dtype.itemsize
@@ -79,9 +89,9 @@ class KernelMethod(ABC):
         """The estimate, before the expensive part of the work."""
 
     @abstractmethod
-    def blocks(self, layout: KernelLayout) -> Iterator[Block]:
+    def blocks(self, layout: KernelLayout, done: Done | None = None) -> Iterator[Block]:
         """Blocks that cover the kernel, or its lower triangle if `symmetric`; a block is valid
-        until the next one."""
+        until the next one. What is done already comes without parts, where a method can skip it."""
 
     @abstractmethod
     def rounding_upper(self, trace: float) -> float:

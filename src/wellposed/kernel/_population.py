@@ -25,6 +25,7 @@ by Cauchy-Schwarz and Parseval: a bound that is computed, not guessed.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def population(activation: Function, s: float, T: Tensor, diagonals: tuple[Tenso
 
     If both diagonals are one tensor, the samples of rows and columns are the same.
     """
-    hermite, slope = Hermite(T.device), derivative_of(activation)
+    hermite, slope = _hermite(T.device), derivative_of(activation)
     same = diagonals[0] is diagonals[1]
     rows = _side(hermite, activation, slope, s=s, T=diagonals[0])
     columns = rows if same else _side(hermite, activation, slope, s=s, T=diagonals[1])
@@ -269,6 +270,11 @@ class Hermite:
             if all((tail <= _ENOUGH * energy).all() for tail, energy in zip(tails, energies, strict=True)):
                 break
         return list(zip(found, energies, tails, strict=True))
+
+
+@functools.cache
+def _hermite(device: torch.device) -> Hermite:
+    return Hermite(device)
 
 
 def series(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

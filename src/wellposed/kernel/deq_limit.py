@@ -19,7 +19,7 @@ def deq_ntk(
     X: Tensor,
     X2: Tensor | None = None,
     *,
-    weight_variance: float,
+    weight_variance: float | Tensor,
     input_variance: float = 1.0,
     bias_variance: float = 0.0,
     readout_variance: float = 1.0,
@@ -47,14 +47,14 @@ def deq_ntk(
         K (from a)  +  Pi o K (from W)  +  Pi o X X^T/m (from U)  +  Pi/m (from b)                                       (3)
 
     whose last two vanish; `width=m` keeps them. ReLU has a closed form, k = (pi - theta)/(2 pi),
-    for s < 1, and first derivatives. Other activations are expanded in Hermite polynomials with
-    coefficients from quadrature, in float64. They must satisfy 2 s E[f'(u)^2] < 1. A kink at 0 is
-    allowed; a warning says how much it may have cost nearly parallel samples.
+    for s < 1, and first derivatives by X and by s. Other activations are expanded in Hermite
+    polynomials with coefficients from quadrature, in float64. They must satisfy 2 s E[f'(u)^2] < 1.
+    A kink at 0 is allowed; a warning says how much it may have cost nearly parallel samples.
 
     Args:
         X: (n, d) samples, float32 or float64.
         X2: (n2, d) other samples; X if None.
-        weight_variance: s in (1), at least 0.
+        weight_variance: s in (1), at least 0: a number, or for its gradient a tensor of one.
         input_variance: Above 0.
         bias_variance: At least 0; with 0 the network has no b.
         readout_variance: At least 0; with 0 only the read-out contributes, as for a network that
@@ -72,6 +72,7 @@ def deq_ntk(
         (n, n2), or a dict of matrices.
     """
     X, X2 = check_samples(X, X2, "deq_ntk")
+    check: dict[str, tuple[float | Tensor, bool]]
     check = {"input_variance": (input_variance, False), "bias_variance": (bias_variance, True)}
     check |= {"readout_variance": (readout_variance, True), "weight_variance": (weight_variance, True)}
     for parameter, (value, or_zero) in check.items():
@@ -99,7 +100,7 @@ def deq_ntk(
     return parts if by_parameter else sum(parts.values(), torch.zeros_like(K))
 
 
-def _relu_population(X: Tensor, X2: Tensor, s: float, *, input_variance: float, bias_variance: float) -> Population:
+def _relu_population(X: Tensor, X2: Tensor, s: float | Tensor, *, input_variance: float, bias_variance: float) -> Population:
     """E[f f] and E[f' f'] for ReLU, closed but for one scalar equation per pair."""
     s = check_fraction(s, "deq_ntk", "weight_variance")
     d = X.shape[1]
@@ -119,11 +120,14 @@ def _with_bias(X: Tensor, input_variance: float, bias_variance: float) -> Tensor
 
 
 def _population(
-    activation: Function, X: Tensor, X2: Tensor, *, s: float, input_variance: float, bias_variance: float
+    activation: Function, X: Tensor, X2: Tensor, *, s: float | Tensor, input_variance: float, bias_variance: float
 ) -> Population:
     """The same for any activation, in float64, without a graph."""
-    if torch.is_grad_enabled() and (X.requires_grad or X2.requires_grad):
-        raise InvalidArgument("deq_ntk: only ReLU's kernel is differentiable, and X requires a gradient. Pass X.detach().")
+    for name, value in (("X", X), ("X", X2), ("weight_variance", s)):
+        if torch.is_grad_enabled() and isinstance(value, Tensor) and value.requires_grad:
+            raise InvalidArgument(
+                f"deq_ntk: only ReLU's kernel is differentiable, and {name} requires a gradient. Pass {name}.detach()."
+            )
     rows, columns = X.double(), X2.double()
     factor = 2 * input_variance / X.shape[1]
     T = factor * (rows @ columns.T) + 2 * bias_variance

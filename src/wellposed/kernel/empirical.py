@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from wellposed._progress import announced, progress_display
 from wellposed.errors import InvalidArgument
-from wellposed.kernel._closed_form import ClosedFormMethod, has_closed_form
+from wellposed.kernel._closed_form import BLOCK_SIZE, ClosedFormMethod, has_closed_form
+from wellposed.kernel._cluster import check_cluster, compute_on_cluster
 from wellposed.kernel._generic import GenericMethod
 from wellposed.kernel._memory import KernelMemory
 from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_batches, check_model, check_option
-from wellposed.kernel._storage import AbstractStorage, FileStorage, MemoryStorage, check_target, file_of_parameter, write_block
+from wellposed.kernel._storage import AbstractStorage, FileStorage, MemoryStorage, check_target, file_of_parameter
+from wellposed.kernel._zarr import ZarrStorage, fingerprint
 
 METHODS = ("auto", "closed", "generic")
 _LOG = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def tangent_kernel(
     memory: int | None = None,
     progress: bool = False,
     per_output: bool = False,
+    client: Any = None,
 ) -> Any:
     r"""K_ij = <df(x_i)/dtheta, df(x'_j)/dtheta>, exact at the present parameters, block by block.
 
@@ -58,9 +61,11 @@ def tangent_kernel(
         X2: (n2, ...) inputs, the columns; X if not given.
         by_parameter: Return a dict, parameter name -> its part; the parts sum up to the kernel.
         method: "closed", "generic", or "auto": closed where the model has `tangent_features`.
-        out: A `.npy` file to write into, block by block; the result is then its `numpy.memmap`. The
-            file appears under its name when it is complete. With `by_parameter`, `kernel.npy`
-            stands for `kernel.W.npy` and so on.
+        out: A `.npy` file or a `.zarr` store (extra `kernels`) to write into, block by block; the
+            result is then its `numpy.memmap` or `zarr.Array`. It appears under its name when it is
+            complete. An interrupted closed form continues in a `.zarr` store: its blocks are in
+            `kernel.zarr.part`. With `by_parameter`, `kernel.npy` stands for `kernel.W.npy` and so
+            on.
         block_size: Closed form: rows and columns of a block (512). Generic: samples whose gradients
             are held at once.
         memory: Bytes that the work may take besides data and parameters. Raises if the estimate
@@ -69,6 +74,9 @@ def tangent_kernel(
         progress: Show the estimate and a progress bar on stderr. The estimate is always logged.
         per_output: Return (c, n, n2), a kernel for each output, without the entries between
             outputs.
+        client: A `dask.distributed.Client`: its workers compute the features, once, and the blocks,
+            and write them into the `.zarr` store `out`, in a folder that all of them see. What a
+            lost worker was at is computed by another one.
 
     Returns:
         (n, n2) for a model with one output. For c outputs (n c, n2 c), where row i c + k is output
@@ -79,16 +87,20 @@ def tangent_kernel(
     with announced(f"computing the tangent kernel of {type(model).__name__} at {len(X)} inputs"):
         chosen = choose_method(model, X, X2, **options)
         path = check_target(out, chosen.dtype)
+        check_cluster(client, chosen, path)
         layout = KernelLayout(by_parameter, per_output, in_memory=path is None)
         estimate = chosen.memory(layout)
         text = f"tangent kernel {chosen.size} x {chosen.size2}, {chosen.outputs} output(s), {chosen.dtype}: about {estimate}"
         _LOG.info(text)
         if progress:
             print(text, file=sys.stderr, flush=True)
-        estimate.check(memory, chosen.device, advice=chosen.advice)
+        if client is None:  # the workers of a cluster hold the features
+            estimate.check(memory, chosen.device, advice=chosen.advice)
         if path is not None:
             estimate.check_disk(path.parent)
-        return _compute(chosen, layout, path, show=progress)
+        stored = path is not None and path.suffix == ".zarr"
+        key = fingerprint(chosen, layout, X, X2, block_size or 0) if stored else ""
+        return _compute(chosen, layout, path, key=key, client=client, show=progress)
 
 
 def kernel_memory(
@@ -137,24 +149,36 @@ def choose_method(
     return ClosedFormMethod(model, X, X2, block_size=block_size, dtype=dtype)
 
 
-def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, show: bool) -> Any:
+def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, key: str, client: Any, show: bool) -> Any:
     names = chosen.parameters if layout.by_parameter else (TOTAL,)
     shape = chosen.shape(layout)
     public = shape if layout.per_output else shape[1:]
+    block_size = chosen.block_size if isinstance(chosen, ClosedFormMethod) else BLOCK_SIZE
     storages: dict[str, AbstractStorage] = {}
     with contextlib.ExitStack() as stack, torch.no_grad():
         for name in names:
-            if path is None:
-                storage: AbstractStorage = MemoryStorage(public, chosen.dtype, chosen.device)
+            target = path if path is None or not name else file_of_parameter(path, name)
+            if target is None:
+                storage: AbstractStorage = MemoryStorage(shape, public, chosen.dtype, chosen.device)
+            elif target.suffix == ".zarr":
+                storage = ZarrStorage(target, shape, public, chosen.dtype, block_size=block_size, key=f"{name} {key}")
             else:
-                storage = FileStorage(file_of_parameter(path, name) if name else path, public, chosen.dtype)
+                storage = FileStorage(target, shape, public, chosen.dtype)
             storages[name] = stack.enter_context(storage)
-        targets = {name: storage.target.view(shape) for name, storage in storages.items()}
+
+        def done(rows: slice, columns: slice) -> bool:
+            return all(storage.done(rows, columns, symmetric=chosen.symmetric) for storage in storages.values())
+
         entries = shape[0] * shape[1] * shape[2] * len(names)
         with progress_display("tangent kernel", entries, show=show, line="{title}: {percent} %") as display:
-            for block in chosen.blocks(layout):
-                for name, part in block.parts.items():
-                    display.advance(write_block(targets[name], part, block.rows, block.columns, symmetric=chosen.symmetric))
-        targets.clear()
+            if client is not None:
+                assert isinstance(chosen, ClosedFormMethod)
+                compute_on_cluster(client, chosen, layout, storages, done, display)
+            else:
+                for block in chosen.blocks(layout, done):
+                    if not block.parts:
+                        display.advance(chosen.entries(block.rows, block.columns) * shape[0] * len(names))
+                    for name, part in block.parts.items():
+                        display.advance(storages[name].write(part, block.rows, block.columns, symmetric=chosen.symmetric))
     results = {name: storage.result for name, storage in storages.items()}
     return results if layout.by_parameter else results[TOTAL]

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wellposed.errors import InvalidArgument, InvalidType, WellposedWarning, did_you_mean
+from wellposed.errors import InvalidArgument, WellposedWarning, did_you_mean
+from wellposed.kernel._matrix import check_kernel, check_like, kernels_of_new
+from wellposed.kernel.wide_limits import check_positive
 
 Times = float | Sequence[float] | Tensor
 Steps = int | Sequence[int] | Tensor
@@ -59,11 +61,11 @@ class KernelMachine:
     def __init__(
         self, H: Tensor, y: Tensor, f0: Tensor | None = None, *, rtol: float | None = None, on_failure: str = "warn"
     ) -> None:
-        _check_kernel(H)
+        check_kernel(H)
         n = H.shape[0]
         f0 = torch.zeros_like(y) if f0 is None and isinstance(y, Tensor) else f0
         for name, value in (("y", y), ("f0", f0)):
-            _check_like(value, H, f"KernelMachine: {name}")
+            check_like(value, H, f"KernelMachine: {name}")
             if value.ndim not in (1, 2) or value.shape[0] != n or value.shape != y.shape:
                 raise InvalidArgument(
                     f"KernelMachine: y and f0 must both be ({n},) or ({n}, outputs), as H is {tuple(H.shape)};"
@@ -147,6 +149,86 @@ class KernelMachine:
         """|f - y|^2/2 after steps of gradient descent: a scalar, or (numbers of steps,)."""
         return self._loss(self._descent(num_steps, step_size)[0])
 
+    def posterior(
+        self, cross: Tensor | None = None, diagonal: Tensor | None = None, *, noise: float | Tensor, f0: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the Gaussian process with the covariance H, given y with noise.
+
+        mean = f0(x) + k(x) (H + noise I)^(-1) (y - f0),  variance = k(x, x) - k(x) (H + noise
+        I)^(-1) k(x)^T.
+
+        Args:
+            cross: As in `predict`.
+            diagonal: (p,) kernel of each new input with itself; with `cross` only.
+            noise: The variance of the noise of y, at least 0; a tensor of one number for its
+                gradient. With 0, the frozen directions take no part.
+            f0: (p,) or (p, outputs) the prior mean of the new inputs; 0 if None.
+
+        Returns:
+            The mean, shaped as one of `predict`, and the variance (p,) without the noise.
+        """
+        gain = self._regularized(noise)
+        mean = self._predict(torch.where(gain > 0, noise * gain, 1.0), gain, cross, f0)
+        return mean, self._explained(gain, cross, diagonal)
+
+    def variance(
+        self,
+        t: Times,
+        cross: Tensor | None = None,
+        diagonal: Tensor | None = None,
+        *,
+        start: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Variance of the predictions at the time t of gradient flow, over random starts f0: that
+        of the whole ensemble of trained models [lee2019].
+
+        If the covariance of the starts is H (a linear model with standard normal weights), it is
+        k(x, x) - k(x) H^(-1) (I - e^(-2 H t)) k(x)^T, at t = inf the variance of `posterior`
+        without noise. Networks start with another one, at infinite width the Gram matrix of their
+        equilibria, which `start` gives.
+
+        Args:
+            t, cross: As in `predict`, whose value with f0 = 0 is the mean.
+            diagonal: (p,) variance of the starts of the new inputs; with `cross` only.
+            start: Covariances of the starts, (n, n) of the training inputs and (p, n) of new with
+                training inputs; H and `cross` if None.
+
+        Returns:
+            (p,), or (times, p).
+        """
+        if start is None:
+            return self._explained(self._flow(2 * torch.as_tensor(t, dtype=self._V.dtype))[1], cross, diagonal)
+        K, K_cross = start
+        for value in start:
+            check_like(value, self._V, "KernelMachine: start")
+        cross, diagonal = kernels_of_new(cross, diagonal, self.eigenvalues, self._V)
+        if K.shape != self._V.shape or K_cross.shape != cross.shape:
+            raise InvalidArgument(
+                f"KernelMachine: start must be of shapes {tuple(self._V.shape)} and {tuple(cross.shape)}, as H and cross are;"
+                f" got {tuple(K.shape)} and {tuple(K_cross.shape)}."
+            )
+        A = ((cross @ self._V) * self._flow(t)[1][..., None, :]) @ self._V.T  # f_t(x) = f_0(x) + A (y - f_0)
+        return (diagonal + ((A @ K - 2 * K_cross) * A).sum(dim=-1)).clamp(min=0.0)
+
+    def log_likelihood(self, noise: float | Tensor) -> Tensor:
+        """log p(y) under the Gaussian process of `posterior`, summed over outputs; a scalar with a
+        gradient by `noise`, which must be above 0."""
+        check_positive(noise, "KernelMachine", "noise")
+        n, outputs = self._residual.shape
+        gain = self._regularized(noise)
+        return -(gain[:, None] * self._residual**2).sum() / 2 + outputs * (gain.log().sum() - n * math.log(2 * math.pi)) / 2
+
+    def _regularized(self, noise: float | Tensor) -> Tensor:
+        """1/(lambda + noise); 0 for frozen directions without noise."""
+        alone = check_positive(noise, "KernelMachine", "noise", or_zero=True) == 0
+        gain = 1 / torch.where(self._active, self.eigenvalues + noise, 1.0 if alone else noise)
+        return torch.where(self._active, gain, 0.0) if alone else gain
+
+    def _explained(self, gain: Tensor, cross: Tensor | None, diagonal: Tensor | None) -> Tensor:
+        """k(x, x) - sum_i gain_i (k(x) v_i)^2, at least 0."""
+        cross, diagonal = kernels_of_new(cross, diagonal, self.eigenvalues, self._V)
+        return (diagonal - ((cross @ self._V) ** 2 * gain[..., None, :]).sum(dim=-1)).clamp(min=0.0)
+
     def _loss(self, decay: Tensor) -> Tensor:
         return ((decay[..., None] * self._residual) ** 2).sum(dim=(-2, -1)) / 2
 
@@ -161,7 +243,7 @@ class KernelMachine:
             moved = self._V @ (decay[..., None] * self._residual)
             return self._y - moved.reshape(*decay.shape[:-1], *self._y.shape)
         n = len(self.eigenvalues)
-        _check_like(cross, self._V, "KernelMachine: cross")
+        check_like(cross, self._V, "KernelMachine: cross")
         if cross.ndim != 2 or cross.shape[1] != n:
             raise InvalidArgument(
                 f"KernelMachine: cross must be (p, {n}), new by training inputs; got {tuple(cross.shape)}. Is it transposed?"
@@ -170,7 +252,7 @@ class KernelMachine:
         learnt = learnt.reshape(*decay.shape[:-1], cross.shape[0], *outputs)
         if f0 is None:
             return learnt
-        _check_like(f0, self._V, "KernelMachine: f0")
+        check_like(f0, self._V, "KernelMachine: f0")
         if f0.shape != (cross.shape[0], *outputs):
             raise InvalidArgument(
                 f"KernelMachine: f0 must be {(cross.shape[0], *outputs)}, as cross and y are; got {tuple(f0.shape)}."
@@ -208,29 +290,3 @@ class KernelMachine:
         decay = torch.where(small, torch.exp(exponent), power)
         gain = torch.where(small, -torch.expm1(exponent), 1 - power) / rate
         return torch.where(self._active, decay, 1.0), torch.where(self._active, gain, 0.0)
-
-
-def _check_kernel(H: Tensor) -> None:
-    if not isinstance(H, Tensor):
-        raise InvalidType(f"KernelMachine: H must be a tensor, got {type(H).__name__}.")
-    if H.ndim != 2 or H.shape[0] != H.shape[1] or H.numel() == 0:
-        raise InvalidArgument(f"KernelMachine: H must be (n, n) with n >= 1, got {tuple(H.shape)}.")
-    if H.dtype not in (torch.float32, torch.float64):
-        raise InvalidArgument(f"KernelMachine: H must be float32 or float64, got {H.dtype}. Use H.double().")
-    _check_like(H, H, "KernelMachine: H")
-    asymmetry, size = float((H - H.T).detach().abs().max()), float(H.detach().abs().max())
-    if asymmetry > math.sqrt(torch.finfo(H.dtype).eps) * size:
-        raise InvalidArgument(
-            f"KernelMachine: H must be symmetric, and max |H - H^T| = {asymmetry:.1e} next to entries of up to {size:.1e}."
-        )
-
-
-def _check_like(value: object, H: Tensor, what: str) -> None:
-    if not isinstance(value, Tensor):
-        raise InvalidType(f"{what} must be a tensor, got {type(value).__name__}.")
-    if value.dtype != H.dtype or value.device != H.device:
-        raise InvalidArgument(
-            f"{what} must have the dtype and device of H ({H.dtype}, {H.device}), got {value.dtype}, {value.device}."
-        )
-    if not torch.isfinite(value).all():
-        raise InvalidArgument(f"{what} has {int((~torch.isfinite(value)).sum())} entries that are NaN or infinite.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +127,14 @@ class TangentKernel:
         columns = v.detach().reshape(size, -1)
         if isinstance(self._method, ClosedFormMethod):
             with torch.no_grad():
-                result = _closed_product(self._method, columns, transposed)
+                left, right = self._method.sides
+                terms = _terms(self._method)
+                if transposed:
+                    # K_ji: the right features of the second batch come first.
+                    left, right = right, left
+                    terms = [GramProduct(tuple((b, a) for a, b in term.factors), term.coefficient) for term in terms]
+                options: Any = {"block_size": self._method.block_size, "symmetric": self._method.symmetric}
+                result = closed_product(left, right, terms, columns, **options)
         else:
             assert isinstance(self._method, GenericMethod)
             result = _generic_product(self._method, columns, transposed)
@@ -137,13 +145,25 @@ def _terms(chosen: ClosedFormMethod) -> list[GramProduct]:
     return [term for terms in chosen.terms.values() for term in terms]
 
 
-def _closed_product(chosen: ClosedFormMethod, v: Tensor, transposed: bool) -> Tensor:
-    left, right = chosen.sides
-    terms = _terms(chosen)
-    if transposed:
-        # K_ji: the right features of the second batch come first.
-        left, right = right, left
-        terms = [GramProduct(tuple((b, a) for a, b in term.factors), term.coefficient) for term in terms]
+def closed_product(
+    left: Mapping[str, Tensor],
+    right: Mapping[str, Tensor],
+    terms: Sequence[GramProduct],
+    v: Tensor,
+    *,
+    block_size: int,
+    symmetric: bool,
+) -> Tensor:
+    """(n, q): the sum of the Gram products of features, times v (n2, q), by the cheaper of two
+    ways.
+
+    Args:
+        left, right: name -> (n, k) and (n2, k).
+        terms: The kernel.
+        v: (n2, q).
+        block_size: Rows and columns of a block, where blocks are formed.
+        symmetric: `left` and `right` are the same.
+    """
     n, n2, q = next(iter(left.values())).shape[0], v.shape[0], v.shape[1]
     widths = {name: feature.shape[1] for name, feature in left.items()}
     pairs = {pair for term in terms for pair in term.factors}
@@ -152,9 +172,10 @@ def _closed_product(chosen: ClosedFormMethod, v: Tensor, transposed: bool) -> Te
     for term in terms:
         k = [widths[name] for name, _ in term.factors]
         structured += q * (n + n2) * (k[0] if len(k) == 1 else k[0] * k[1])
-    if forming <= structured or any(len(term.factors) > 2 for term in terms):
-        return _product_by_blocks(chosen, {TOTAL: tuple(terms)}, (left, right), v)
     result = torch.zeros(n, q, dtype=v.dtype, device=v.device)
+    if forming <= structured or any(len(term.factors) > 2 for term in terms):
+        grams = GramBlocks(left, right, {TOTAL: tuple(terms)}, block_size=block_size, symmetric=symmetric)
+        return _product_by_blocks(grams, v, result, block_size)
     for term in terms:
         (a, b), *rest = term.factors
         if not rest:
@@ -167,17 +188,9 @@ def _closed_product(chosen: ClosedFormMethod, v: Tensor, transposed: bool) -> Te
     return result
 
 
-def _product_by_blocks(
-    chosen: ClosedFormMethod,
-    terms: dict[str, tuple[GramProduct, ...]],
-    sides: tuple[dict[str, Tensor], dict[str, Tensor]],
-    v: Tensor,
-) -> Tensor:
-    n, n2 = next(iter(sides[0].values())).shape[0], v.shape[0]
-    grams = GramBlocks(*sides, terms, block_size=chosen.block_size, symmetric=chosen.symmetric)
-    result = torch.zeros(n, v.shape[1], dtype=v.dtype, device=v.device)
-    for rows in slices(n, chosen.block_size):
-        for columns in slices(n2, chosen.block_size):
+def _product_by_blocks(grams: GramBlocks, v: Tensor, result: Tensor, block_size: int) -> Tensor:
+    for rows in slices(result.shape[0], block_size):
+        for columns in slices(v.shape[0], block_size):
             result[rows].addmm_(grams.block(rows, columns, by_parameter=False)[TOTAL][0], v[columns])
     return result
 

@@ -4,6 +4,7 @@ check of their arguments."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
     return symmetric(norm * norm2 * (sine_defect(phi) / (2 * math.pi)), X, X2)
 
 
-def population_gram(X: Tensor, weight_variance: float, X2: Tensor | None = None) -> Tensor:
+def population_gram(X: Tensor, weight_variance: float | Tensor, X2: Tensor | None = None) -> Tensor:
     r"""K, the limit of Z Z^T/m for the equilibria z = relu(W z + U x) of `GaussianDEQ` as its width
     m grows.
 
@@ -58,12 +59,12 @@ def population_gram(X: Tensor, weight_variance: float, X2: Tensor | None = None)
 
     [ling2022, Definition 1 and eq. 14]. The paper has |x_i| = sqrt(d); norms only scale the result.
     (2) is solved to rounding by Newton's method in 1 - c, which cannot fail for s < 1; the
-    convergence theory of the finite network asks s < 1/8. First derivatives with respect to X and
-    X2. Costs O(n n2 d).
+    convergence theory of the finite network asks s < 1/8. First derivatives with respect to X, X2
+    and s (if s is a tensor). Costs O(n n2 d).
 
     Args:
         X: (n, d) samples, float32 or float64.
-        weight_variance: s in [0, 1).
+        weight_variance: s in [0, 1), a number or a tensor of one.
         X2: (n2, d) other samples; X if None.
 
     Returns:
@@ -166,25 +167,30 @@ def symmetric(K: Tensor, X: Tensor, X2: Tensor) -> Tensor:
     return (K + K.mT) / 2 if X2 is X else K
 
 
-def check_fraction(value: float, name: str, parameter: str) -> float:
-    """A number in [0, 1): the variance at which the equilibrium of the limit exists."""
-    if not _is_number(value) or not 0.0 <= value < 1.0:
+def check_fraction(value: float | Tensor, name: str, parameter: str) -> Any:
+    """A number in [0, 1): the variance at which the equilibrium of the limit exists. A tensor of
+    one number stays a tensor, for its gradient."""
+    if not 0.0 <= _number(value) < 1.0:
         raise InvalidArgument(
             f"{name}: '{parameter}' must be a number in [0, 1), got {value!r}. At 1 the population equilibrium ceases to exist."
         )
-    return float(value)
+    return value if isinstance(value, Tensor) else float(value)
 
 
-def check_positive(value: float, name: str, parameter: str, *, or_zero: bool = False) -> float:
+def check_positive(value: float | Tensor, name: str, parameter: str, *, or_zero: bool = False) -> float:
     """A finite number above 0 (or from 0)."""
-    if not _is_number(value) or not math.isfinite(value) or value < 0.0 or (value == 0.0 and not or_zero):
+    number = _number(value)
+    if not math.isfinite(number) or number < 0.0 or (number == 0.0 and not or_zero):
         expected = "at least 0" if or_zero else "above 0"
         raise InvalidArgument(f"{name}: '{parameter}' must be a finite number {expected}, got {value!r}.")
-    return float(value)
+    return number
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _number(value: object) -> float:
+    """NaN for what is not a number or a tensor of one."""
+    if isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point():
+        return float(value.detach())
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
 def _check_rows(X: Tensor, what: str) -> None:

@@ -1,0 +1,144 @@
+"""The kernel on a Dask cluster: features of blocks of rows are tasks, and so are blocks of the
+kernel.
+
+A task that computes features writes them into a folder beside the store, and reads them there if it
+runs again: whatever happens to workers or to the client, no feature is computed twice. A task that
+computes a block writes its chunk. Both are whole or absent, so a lost worker costs what it was at,
+and an interrupted computation continues where it was.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from wellposed._io import replacing
+from wellposed._progress import ProgressDisplay
+from wellposed.errors import InvalidArgument, InvalidType, required
+from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks, Terms, features_of
+from wellposed.kernel._method import Done, KernelLayout, KernelMethod
+from wellposed.kernel._storage import AbstractStorage
+from wellposed.kernel._zarr import ZarrStorage, write_chunks
+
+Features = Mapping[str, np.ndarray]
+
+
+def check_cluster(client: Any, chosen: KernelMethod, path: Path | None) -> None:
+    """Whether a cluster can do it; nothing to check without one."""
+    if client is None:
+        return
+    distributed = required("distributed", "client= needs dask.distributed", extra="kernels")
+    if not isinstance(client, distributed.Client):
+        raise InvalidType(
+            f"tangent_kernel: client must be a dask.distributed.Client, got {type(client).__name__}. Use Client(address)."
+        )
+    if path is None or path.suffix != ".zarr":
+        raise InvalidArgument(
+            f"tangent_kernel: with client= the workers write into a store, so out must end in .zarr, got"
+            f" {None if path is None else str(path)!r}."
+        )
+    if not isinstance(chosen, ClosedFormMethod):
+        raise InvalidArgument(
+            "tangent_kernel: client= needs a model with tangent_features, whose blocks are independent. Leave client= out."
+        )
+
+
+def compute_on_cluster(
+    client: Any,
+    chosen: ClosedFormMethod,
+    layout: KernelLayout,
+    storages: Mapping[str, AbstractStorage],
+    done: Done,
+    display: ProgressDisplay,
+) -> None:
+    """Computes the blocks that are not done; returns when all of them are in the stores."""
+    distributed = required("distributed", "client= needs dask.distributed", extra="kernels")
+    parts = {name: str(storage.part.resolve()) for name, storage in storages.items() if isinstance(storage, ZarrStorage)}
+    first = Path(next(iter(parts.values())))
+    folder = first.with_name(f"{first.name}.features")
+    weight = chosen.shape(layout)[0] * len(storages)
+    missing = [place for place in chosen.places() if not done(*place)]
+    display.advance(sum(chosen.entries(*place) for place in chosen.places() if done(*place)) * weight)
+    if missing:
+        folder.mkdir(exist_ok=True)
+    # The result of a task can be made again on any worker; what is scattered is lost with its worker. As bytes, because Dask
+    # has a serialization of modules of its own, which does not take ours.
+    model = client.submit(bytes, pickle.dumps(chosen.model), pure=False)
+    features: dict[tuple[int, int], Any] = {}
+
+    def features_of_rows(side: int, rows: slice) -> Any:
+        side = 0 if chosen.symmetric else side
+        if (side, rows.start) not in features:
+            X = chosen.inputs[side][rows].cpu().numpy()
+            file = str(folder / f"{side}-{rows.start}.npz")
+            options = {"dtype": chosen.dtype, "names": chosen.features}
+            features[side, rows.start] = client.submit(features_task, model, X, file, **options, pure=False)
+        return features[side, rows.start]
+
+    # Blocks of the same rows come one after the other, and so do the features that they need.
+    waiting = {}
+    for rows, columns in missing:
+        left, right = features_of_rows(0, rows), features_of_rows(1, columns)
+        same = chosen.symmetric and rows == columns
+        arguments = (left, None if same else right, chosen.terms, rows, columns, parts)
+        waiting[client.submit(block_task, *arguments, symmetric=chosen.symmetric, pure=False)] = (rows, columns)
+    try:
+        for future in distributed.as_completed(list(waiting)):
+            future.result()
+            place = waiting.pop(future)
+            if not done(*place):
+                raise InvalidArgument(
+                    f"tangent_kernel: a worker wrote a block into {parts}, which is not seen from here. Choose a folder on a"
+                    " file system that the client and all workers share."
+                )
+            display.advance(chosen.entries(*place) * weight)
+    finally:
+        client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def features_task(model: bytes, X: np.ndarray, file: str, *, dtype: torch.dtype, names: tuple[str, ...]) -> Features:
+    """Features of some rows: read from the file if they are there, else computed and written.
+
+    Args:
+        model: Pickled.
+        X: (r, d) the rows.
+        file: Where the features are kept.
+        dtype, names: Of the features.
+    """
+    if Path(file).is_file():
+        with np.load(file) as stored:
+            return dict(stored)
+    found = features_of(pickle.loads(model), torch.from_numpy(X)).features
+    features = {name: found[name].to(dtype).numpy() for name in names}
+    with replacing(Path(file)) as target:
+        np.savez(target, allow_pickle=False, **features)
+    return features
+
+
+def block_task(
+    left: Features,
+    right: Features | None,
+    terms: Terms,
+    rows: slice,
+    columns: slice,
+    parts: Mapping[str, str],
+    *,
+    symmetric: bool,
+) -> None:
+    """Computes one block and writes it into its store, or its parts into theirs."""
+    import zarr
+
+    both = (left, left if right is None else right)
+    sides = [{name: torch.from_numpy(value) for name, value in side.items()} for side in both]
+    size = max(rows.stop - rows.start, columns.stop - columns.start)
+    whole = (slice(0, rows.stop - rows.start), slice(0, columns.stop - columns.start))
+    grams = GramBlocks(sides[0], sides[1], terms, block_size=size, symmetric=right is None)
+    for name, part in grams.block(*whole, by_parameter=len(parts) > 1).items():
+        write_chunks(zarr.open_array(parts[name], mode="r+"), part, rows, columns, symmetric=symmetric)

@@ -1,0 +1,223 @@
+"""Kernels in zarr stores, here and on a Dask cluster: what is written, what continues, what a lost worker costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wellposed as wp
+from wellposed.errors import InvalidArgument, InvalidType, MissingPackage
+from wellposed.kernel import _closed_form, _cluster
+
+
+def network(width: int = 8) -> nn.Module:
+    return wp.GaussianDEQ(3, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr("wellposed.errors.importlib.import_module", missing)
+    with pytest.raises(MissingPackage, match=r"A kernel in a .zarr store needs zarr.*wellposed\[kernels\]"):
+        wp.tangent_kernel(network(), draw(5, 3), out=tmp_path / "k.zarr")
+
+
+zarr: Any = pytest.importorskip("zarr", reason="the extra 'kernels' is not installed")
+
+
+def check_same(K: Any, expected: Tensor, terms: int = 64) -> None:
+    """Equal to rounding: entries are sums of products of gradients, of size sqrt(K_ii K_jj)."""
+    scale = float(expected.abs().max())
+    assert np.abs(np.asarray(K[...]) - expected.numpy()).max() <= terms * torch.finfo(expected.dtype).eps * scale
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("block_size", [8, 512])
+def test_written_to_a_store(tmp_path: Path, block_size: int) -> None:
+    model, X = network(), draw(30, 3)
+    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=block_size)
+    assert isinstance(K, zarr.Array) and K.shape == (30, 30) and K.chunks == (min(30, block_size),) * 2
+    check_same(K, wp.tangent_kernel(model, X))
+    assert np.array_equal(K[:], K[:].T)
+    assert names(tmp_path) == ["k.zarr"]
+    before = K[:]
+    check_same(wp.tangent_kernel(model, X[:9], out=tmp_path / "k.zarr"), wp.tangent_kernel(model, X[:9]))  # replaced
+    assert before.shape == (30, 30)
+
+
+def test_parts_cross_kernels_and_outputs(tmp_path: Path) -> None:
+    model, X, X2 = network(), draw(9, 3), draw(4, 3)
+    parts = wp.tangent_kernel(model, X, X2, by_parameter=True, out=tmp_path / "k.zarr", block_size=4)
+    assert names(tmp_path) == ["k.U.zarr", "k.W.zarr", "k.a.zarr"]
+    for name, part in wp.tangent_kernel(model, X, X2, by_parameter=True).items():
+        check_same(parts[name], part)
+    linear = nn.Linear(3, 2).double()  # by the generic method, whose blocks are not chunks
+    for per_output in (False, True):
+        K = wp.tangent_kernel(linear, X, out=tmp_path / "l.zarr", per_output=per_output)
+        check_same(K, wp.tangent_kernel(linear, X, per_output=per_output))
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, at: int) -> list[int]:
+    """Blocks computed from now on; that of number `at` is interrupted."""
+    calls: list[int] = []
+    original = _closed_form.GramBlocks.block
+
+    def block(self: Any, *args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(_closed_form.GramBlocks, "block", block)
+    return calls
+
+
+def test_an_interrupted_computation_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    model, X = network(), draw(20, 3)
+    expected = wp.tangent_kernel(model, X)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=5)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    assert names(tmp_path) == ["k.zarr.part"]  # nothing that looks like a kernel
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, at=0)
+        K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, progress=True)
+        assert len(calls) == 10 - 4  # of the ten blocks below the diagonal and on it, four were done
+    check_same(K, expected)
+    assert names(tmp_path) == ["k.zarr"] and "100 %" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["model", "X", "block_size", "X2"])
+def test_a_part_of_another_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    model, X, options = network(), draw(20, 3), {"block_size": 6}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=3)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", **options)
+    X2 = X if change == "X2" else None
+    if change == "model":
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.01)
+    elif change == "X":
+        X = X.clone()
+        X[-1, -1] += 1e-12
+    elif change == "block_size":
+        options["block_size"] = 7
+    with pytest.raises(InvalidArgument, match="'.*k.zarr.part' holds a part of another kernel: .* Remove it"):
+        wp.tangent_kernel(model, X, X2, out=tmp_path / "k.zarr", **options)
+    assert names(tmp_path) == ["k.zarr.part"]
+
+
+def test_bad_targets(tmp_path: Path) -> None:
+    model, X = network(), draw(5, 3)
+    (tmp_path / "k.zarr").mkdir()
+    with pytest.raises(InvalidArgument, match="exists and is not a zarr store"):
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr")
+    (tmp_path / "l.zarr.part").write_text("x")
+    with pytest.raises(InvalidArgument, match="cannot write .*l.zarr.part"):
+        wp.tangent_kernel(model, X, out=tmp_path / "l.zarr")
+
+
+distributed: Any = pytest.importorskip("distributed", reason="the extra 'kernels' is not installed")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    """A cluster inside this process, for what does not need processes."""
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def test_a_client_needs_a_store_and_a_closed_form(tmp_path: Path, client: Any) -> None:
+    with pytest.raises(InvalidType, match="must be a dask.distributed.Client, got str"):
+        wp.tangent_kernel(network(), draw(5, 3), out=tmp_path / "k.zarr", client="tcp://127.0.0.1:8786")
+    for out in (None, tmp_path / "k.npy"):
+        with pytest.raises(InvalidArgument, match="out must end in .zarr"):
+            wp.tangent_kernel(network(), draw(5, 3), out=out, client=client)
+    with pytest.raises(InvalidArgument, match="client= needs a model with tangent_features"):
+        wp.tangent_kernel(nn.Linear(3, 1).double(), draw(5, 3), out=tmp_path / "k.zarr", client=client)
+
+
+def test_on_a_cluster(tmp_path: Path, client: Any) -> None:
+    model, X, X2 = network(), draw(20, 3), draw(7, 3)
+    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
+    check_same(K, wp.tangent_kernel(model, X))
+    assert np.array_equal(K[:], K[:].T)
+    parts = wp.tangent_kernel(model, X, X2, out=tmp_path / "p.zarr", block_size=6, by_parameter=True, client=client)
+    for name, part in wp.tangent_kernel(model, X, X2, by_parameter=True).items():
+        check_same(parts[name], part)
+    assert names(tmp_path) == ["k.zarr", "p.U.zarr", "p.W.zarr", "p.a.zarr"]  # and no features are left
+
+
+def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of this process are the workers, so what they compute can be counted here."""
+    model, X, solved = network(), draw(20, 3), []
+    features_of, block_task = _cluster.features_of, _cluster.block_task
+
+    def counted(model: nn.Module, X: Tensor) -> Any:
+        solved.append(len(X))
+        return features_of(model, X)
+
+    def fails_on_the_last_row(left: Any, right: Any, terms: Any, rows: slice, *args: Any, **options: Any) -> None:
+        if rows.start == 18:
+            raise KeyError("out of order")
+        block_task(left, right, terms, rows, *args, **options)
+
+    monkeypatch.setattr(_cluster, "features_of", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(_cluster, "block_task", fails_on_the_last_row)
+        with pytest.raises(KeyError, match="out of order"):
+            wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
+    assert names(tmp_path) == ["k.zarr.part", "k.zarr.part.features"]
+    while any(client.processing().values()):  # what was running then ends
+        time.sleep(0.01)
+    assert solved and len(solved) <= 4
+    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
+    assert sorted(solved) == [2, 6, 6, 6]  # no feature is computed twice
+    check_same(K, wp.tangent_kernel(model, X))
+    assert names(tmp_path) == ["k.zarr"]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_only_its_blocks(tmp_path: Path) -> None:
+    """Two real processes, one killed with SIGKILL in the middle."""
+    model, X, block_size = network(200), draw(3000, 3), 150
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        pids = list(client.run(os.getpid).values())
+        part = tmp_path / "k.zarr.part"
+
+        def kill_when_some_chunks_are_there() -> None:
+            while len(list(part.glob("c/*/*"))) < 20:
+                time.sleep(0.01)
+            os.kill(pids[0], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_when_some_chunks_are_there, daemon=True)
+        killer.start()
+        K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=block_size, client=client)
+        killer.join(timeout=5)
+        assert not killer.is_alive(), "the worker was not killed before the end: take more samples"
+        assert pids[0] not in client.run(os.getpid).values()
+    check_same(K, wp.tangent_kernel(model, X), terms=1024)

@@ -1,0 +1,253 @@
+"""Kernels for gpytorch and linear_operator: against dense algebra, and the suite of linear_operator itself."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import wellposed as wp
+import wellposed.gpytorch
+from wellposed.errors import InvalidArgument, MissingPackage, NotConverged
+from wellposed.gpytorch import KernelOperator, NetworkKernel, WideKernel, solve
+from wellposed.kernel import deq_ntk, tangent_kernel
+
+F64 = torch.float64
+
+
+def test_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wellposed.gpytorch._MISSING", True)
+    for make in (WideKernel, lambda: NetworkKernel(torch.nn.Linear(2, 1)), lambda: solve(None, torch.ones(1))):
+        with pytest.raises(MissingPackage, match=r"install them with: pip install 'wellposed\[gp\]'"):
+            make()
+
+
+gpytorch: Any = pytest.importorskip("gpytorch", reason="the extra 'gp' is not installed")
+linear_operator: Any = pytest.importorskip("linear_operator", reason="the extra 'gp' is not installed")
+
+from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase  # noqa: E402
+
+
+def samples(n: int, d: int = 5, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def network(width: int = 20, d: int = 5) -> torch.nn.Module:
+    return wp.GaussianDEQ(d, width, generator=torch.Generator().manual_seed(0), dtype=F64)
+
+
+KERNELS = {
+    "wide": lambda: WideKernel(0.1, width=10).double(),
+    "gram": lambda: WideKernel(0.1, readout_variance=0.0).double(),
+    "network": lambda: NetworkKernel(network()),
+    "monotone": lambda: NetworkKernel(wp.MonotoneDEQ(5, 6, generator=torch.Generator().manual_seed(0), dtype=F64)),
+    "module": lambda: NetworkKernel(
+        torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1)).double()
+    ),
+}
+
+
+def dense(name: str, kernel: Any, X: Tensor, X2: Tensor | None = None) -> Tensor:
+    if name in ("wide", "gram"):
+        options: Any = {"wide": {"width": 10}, "gram": {"readout_variance": 0.0}}[name]
+        return deq_ntk(X, X2, weight_variance=float(kernel.weight_variance.detach()), **options)
+    return tangent_kernel(kernel._network[0], X, X2)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_entries_and_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, X, X2 = KERNELS[name](), samples(11), samples(7, seed=1)
+    for second in (None, X2):
+        K = dense(name, kernel, X, second)
+        whole = kernel.operator(X, second)
+        v = samples(K.shape[1], 3, seed=2)
+        options: Any = whole._nondifferentiable_kwargs
+        for operator in (
+            whole,
+            KernelOperator(whole.x1, whole.x2, *whole.hyper, function=whole.function, block_size=4, memory=0),
+            KernelOperator(whole.x1, whole.x2, *whole.hyper, **(options | {"block_size": 4})),
+        ):
+            scale = float(K.abs().max()) * 5 * K.shape[1]
+            close: Any = {"rtol": 0.0, "atol": 1e-13 * scale}
+            for _ in range(2):  # the second time with the blocks that are kept
+                torch.testing.assert_close(operator @ v, K @ v, **close)
+            torch.testing.assert_close(operator.mT @ samples(11, 2), K.mT @ samples(11, 2), **close)
+            torch.testing.assert_close(operator.to_dense(), K, **close)
+            torch.testing.assert_close(operator[2:5, 1:6].to_dense(), K[2:5, 1:6], **close)
+            torch.testing.assert_close(operator[3], K[3], **close)
+            i, j = torch.tensor([0, 10, 4, 4]), torch.tensor([6, 0, 2, 3])
+            torch.testing.assert_close(operator[i, j], K[i, j], **close)
+            with monkeypatch.context() as patch:
+                patch.setattr(wellposed.gpytorch, "_DIAGONAL", 2)  # entries one by one
+                torch.testing.assert_close(operator[i, j], K[i, j], **close)
+                if second is None:
+                    torch.testing.assert_close(operator.diagonal(), K.diagonal(), **close)
+    torch.testing.assert_close(kernel(X, diag=True), dense(name, kernel, X).diagonal(), rtol=1e-12, atol=1e-12)
+
+
+class TestWideOperator(LinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+    should_test_sample = False
+    skip_slq_tests = True
+    # These need batches of matrices, which the operator has not.
+    test_add = test_cat_rows = test_expand = test_reshape = test_squeeze_unsqueeze = None
+    test_matmul_matrix_broadcast = test_rmatmul_matrix_broadcast = test_solve_matrix_broadcast = None
+
+    def create_linear_op(self) -> Any:
+        X = samples(5).float()
+        return KernelOperator(X, X, torch.tensor(0.1), function=WideKernel()._function, block_size=2)
+
+    def evaluate_linear_op(self, linear_op: Any) -> Tensor:
+        return deq_ntk(linear_op.x1, linear_op.x2, weight_variance=linear_op.hyper[0])
+
+
+class GP(gpytorch.models.ExactGP):
+    def __init__(self, X: Tensor, y: Tensor, likelihood: Any, kernel: Any) -> None:
+        super().__init__(X, y, likelihood)
+        self.mean, self.kernel = gpytorch.means.ZeroMean(), kernel
+
+    def forward(self, X: Tensor) -> Any:
+        return gpytorch.distributions.MultivariateNormal(self.mean(X), self.kernel(X))
+
+
+def gaussian_process(kernel: Any, n: int, noise: float = 0.05) -> tuple[Any, Any, Tensor, Tensor, Tensor]:
+    X, X_new = samples(n), samples(9, seed=1)
+    y = torch.sin(2 * X[:, 0]) + 0.1 * samples(n, 1, seed=2)[:, 0]
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    likelihood.noise = noise
+    return GP(X, y, likelihood, kernel).double(), likelihood, X, y, X_new
+
+
+def cholesky(K: Tensor, k: Tensor, d: Tensor, y: Tensor, noise: float = 0.05) -> tuple[Tensor, Tensor]:
+    """Mean and variance by dense algebra."""
+    L = torch.linalg.cholesky(K + noise * torch.eye(len(K), dtype=F64))
+    half = torch.linalg.solve_triangular(L, k.mT, upper=False)
+    return k @ torch.cholesky_solve(y[:, None], L)[:, 0], d - (half * half).sum(0)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_exact_gaussian_process(name: str) -> None:
+    gp, likelihood, X, y, X_new = gaussian_process(KERNELS[name](), 60)
+    mean, variance = cholesky(
+        dense(name, gp.kernel, X), dense(name, gp.kernel, X_new, X), dense(name, gp.kernel, X_new).diagonal(), y
+    )
+    gp.eval(), likelihood.eval()
+    with torch.no_grad(), gpytorch.settings.cholesky_jitter(double_value=1e-12):
+        posterior = gp(X_new)
+        torch.testing.assert_close(posterior.mean, mean, rtol=0.0, atol=1e-7)
+        torch.testing.assert_close(posterior.variance, variance, rtol=0.0, atol=1e-7)
+        torch.testing.assert_close(likelihood(posterior).variance, variance + 0.05, rtol=0.0, atol=1e-7)
+
+
+def test_marginal_likelihood_and_its_gradients() -> None:
+    """By gpytorch with the operator, and by autograd through the dense kernel."""
+    gp, likelihood, X, y, _ = gaussian_process(WideKernel(0.1, width=10), 40)
+    gp.train(), likelihood.train()
+    value = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, gp)(gp(X), y) * len(y)
+    value.backward()
+    s, noise = (torch.tensor(number, dtype=F64, requires_grad=True) for number in (0.1, 0.05))
+    covariance = deq_ntk(X, weight_variance=s, width=10) + noise * torch.eye(40, dtype=F64)
+    expected = torch.distributions.MultivariateNormal(torch.zeros(40, dtype=F64), covariance).log_prob(y)
+    expected.backward()
+    torch.testing.assert_close(value.detach(), expected.detach(), rtol=1e-6, atol=0.0)
+    # d s/d raw = s (1 - s) for the interval (0, 1); the noise is softplus(raw) + 1e-4
+    chain = float((gp.kernel.weight_variance * (1 - gp.kernel.weight_variance)).detach())
+    torch.testing.assert_close(gp.kernel.raw_weight_variance.grad, s.grad * chain, rtol=1e-5, atol=0.0)
+    raw = likelihood.noise_covar.raw_noise
+    torch.testing.assert_close(raw.grad[0], noise.grad * torch.sigmoid(raw.detach())[0], rtol=1e-5, atol=0.0)
+
+
+def test_hyper_parameters_are_learnt_by_gradient() -> None:
+    """Data drawn from the process itself: what is learnt is at least as likely as the truth."""
+    X, generator = samples(150, 3), torch.Generator().manual_seed(3)
+    K = deq_ntk(X, weight_variance=0.5) + 0.04 * torch.eye(150, dtype=F64)
+    y = torch.linalg.cholesky(K) @ torch.randn(150, generator=generator, dtype=F64)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    gp = GP(X, y, likelihood, WideKernel(0.1)).double()
+    likelihood.noise = 1.0
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, gp)
+    optimizer = torch.optim.Adam(gp.parameters(), lr=0.2)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = -mll(gp(X), y)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        optimizer.step()
+    truth = -float(torch.distributions.MultivariateNormal(torch.zeros(150, dtype=F64), K).log_prob(y)) / 150
+    assert losses[0] > truth + 0.1  # the start was far off
+    assert losses[-1] < truth + 1e-3
+
+
+@pytest.mark.parametrize("name", ["wide", "network"])
+def test_solves_reach_what_the_conjugate_gradients_of_the_package_do_not(name: str) -> None:
+    kernel, X = KERNELS[name](), samples(100)
+    y = torch.sin(X[:, 0])
+    operator = kernel.operator(X).detach().add_diagonal(torch.tensor(1e-2, dtype=F64))
+    A = dense(name, kernel, X) + 1e-2 * torch.eye(100, dtype=F64)
+    columns = torch.stack([y, y, torch.zeros_like(y)], dim=1)
+    for rank, targets in ((1, y), (20, y), (20, columns)):
+        a = solve(operator, targets, rtol=1e-12, rank=rank)
+        assert a.shape == targets.shape
+        assert float((A @ a - targets).norm()) <= 2e-12 * float(targets.norm())
+    with pytest.raises(NotConverged, match="after max_steps=2, above rtol=1e-12. Raise the noise"):
+        solve(operator, y, rtol=1e-12, max_steps=2, rank=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wide", "network"])
+def test_two_thousand_samples_agree_with_cholesky(name: str) -> None:
+    """Means and variances to 1e-6, by conjugate gradients, without the matrix; and the log-determinant."""
+    kernel, X, X_new = KERNELS[name](), samples(2000), samples(9, seed=1)
+    y = torch.sin(2 * X[:, 0])
+    K, k, d = dense(name, kernel, X), dense(name, kernel, X_new, X), dense(name, kernel, X_new).diagonal()
+    mean, variance = cholesky(K, k, d, y)
+    with torch.no_grad():
+        operator = kernel.operator(X).add_diagonal(torch.tensor(0.05, dtype=F64))
+        cross = kernel.operator(X_new, X)
+        a = solve(operator, torch.cat([y[:, None], cross.to_dense().mT], dim=1))
+        torch.testing.assert_close(cross @ a[:, 0], mean, rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(d - (cross.to_dense() * a[:, 1:].mT).sum(1), variance, rtol=0.0, atol=1e-6)
+        with linear_operator.settings.num_trace_samples(50):
+            logdet = operator.logdet()
+    expected = torch.logdet(K + 0.05 * torch.eye(2000, dtype=F64))
+    torch.testing.assert_close(logdet, expected, rtol=0.02, atol=0.0)  # stochastic: 50 probe vectors
+
+
+def test_features_are_solved_once_and_again_after_a_step() -> None:
+    model, X = network(), samples(6)
+    kernel, calls = NetworkKernel(model), []
+    original = model.tangent_features
+    model.tangent_features = lambda X: calls.append(len(X)) or original(X)
+    before = kernel(X).to_dense()
+    kernel(X).to_dense(), kernel(X[:3].clone(), X).to_dense()
+    assert calls == [6, 3]
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.1)
+    after = kernel(X).to_dense()
+    assert calls == [6, 3, 6] and not torch.allclose(before, after)
+    assert not list(kernel.parameters())  # the network is not trained by the Gaussian process
+    assert kernel.dtype == F64
+
+
+def test_other_activations_keep_their_weight_variance() -> None:
+    kernel, X = WideKernel(0.2, activation=torch.tanh).double(), samples(6)
+    assert not any(parameter.requires_grad for parameter in kernel.parameters())
+    expected = deq_ntk(X, weight_variance=float(kernel.weight_variance), activation=torch.tanh)
+    torch.testing.assert_close(kernel(X) @ X, expected @ X, rtol=1e-12, atol=1e-12)
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(InvalidArgument, match="WideKernel: 'weight_variance' must be a number in .0, 1., got 1.5"):
+        WideKernel(1.5)
+    with pytest.raises(InvalidArgument, match="above 0 where training starts, got 0"):
+        WideKernel(0.0)
+    with pytest.raises(InvalidArgument, match="by_parameter cannot be given"):
+        WideKernel(0.1, by_parameter=True)
+    with pytest.raises(TypeError, match="widht"):
+        WideKernel(0.1, widht=10)
+    with pytest.raises(InvalidArgument, match="must have one output, got 2"):
+        NetworkKernel(torch.nn.Linear(5, 2).double()).operator(samples(3))
