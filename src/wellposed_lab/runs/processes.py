@@ -12,25 +12,28 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from wellposed._io import open_plain
-from wellposed.descent._minibatch import World
+from wellposed.descent._minibatch import MinibatchStep
 from wellposed.errors import InvalidArgument
 
-__all__ = ["Interruption", "environment", "git_head", "joined", "largest_product", "on_threads", "threads_for"]
+if TYPE_CHECKING:
+    from wellposed_lab.runs.config_sections import RunSection
+    from wellposed_lab.runs.losses import AbstractLoss
 
-#: How long the other processes wait for the first one, which certifies.
-PATIENCE = timedelta(hours=12)
-_START = "Start by torchrun, which sets these variables, or unset WORLD_SIZE for one process."
+__all__ = ["Interruption", "Step", "World", "environment", "git_head", "joined", "largest_product", "on_threads", "threads_for"]
+
+#: A step of an optimizer on (X, y, rows, *further).
+Step = Callable[..., Tensor | None]
+START = "Start by torchrun, which sets these variables, or unset WORLD_SIZE for one process."
 #: Products of fewer floating point operations run on one thread. A product of 1e8 takes 1 to 4 ms on one thread, so a second
 #: thread saves at most 2 ms. Where other processes use the same cores, threads wait for each other in every product, 24 ms and
 #: more (measured on two busy cores: 0.39 ms became 24 ms at 1.7e7 operations, 2.2 ms became 65 ms at 6.7e7).
@@ -42,32 +45,79 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REFERENCE = re.compile(r"refs(/[A-Za-z0-9_+@-][A-Za-z0-9_.+@-]*)+")
 
 
+class World:
+    """The processes that train one model together: one, and in `runs.fabric` several.
+
+    Attributes:
+        rank: The number of this process; 0 writes the files.
+        size: The number of processes.
+        device: Where this process computes; None is `run.device`.
+        grace: Seconds that SIGTERM leaves to a step; None leaves any time.
+    """
+
+    rank, size = 0, 1
+    device: torch.device | None = None
+    grace: float | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def part(self, rows: Tensor) -> Tensor:
+        """The rows that this process works on; possibly none."""
+        return rows
+
+    def add(self, numbers: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return numbers
+
+    def wait(self) -> None:
+        """Waits for all processes."""
+
+    def agree(self, code: int) -> int:
+        """The code of the first process."""
+        return code
+
+    def step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: AbstractLoss, clip: float | None, penalty: float
+    ) -> Step:
+        """One step of the optimizer on (X, y, rows, *further), as `MinibatchStep` takes it."""
+        if penalty:
+            from wellposed_lab.runs.penalty import penalised  # only here: most runs have none
+
+            return MinibatchStep(model, optimizer, penalised(model, loss, penalty), clip)
+        return MinibatchStep(model, optimizer, lambda x, y: (loss.total(model(x), y), loss.count(y)), clip)
+
+
 @contextmanager
-def joined() -> Iterator[World]:
-    """The processes of torchrun while the context is open; one process without torchrun."""
+def joined(options: RunSection | None = None) -> Iterator[World]:
+    """The processes of torchrun while the context is open; one process without torchrun.
+
+    Args:
+        options: Section `run` of the configuration; its defaults if not given.
+    """
     size = _world_size()
-    if size == 1:
+    if options is not None and options.devices > 1 and "WORLD_SIZE" not in os.environ:
+        raise InvalidArgument(
+            f"run.devices={options.devices} needs {options.devices} processes: `wellposed train` or torchrun starts them."
+        )
+    if size == 1 and (options is None or (options.precision == "full" and options.accumulate == 1)):
         yield World()
         return
-    _check_variables(size)
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        raise InvalidArgument("This torch has no distributed training with gloo; start one process, without torchrun.")
-    try:
-        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
-    except (RuntimeError, ValueError) as error:  # no such host or port, or one that is taken
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise InvalidArgument(f"The other processes could not be joined ({reason}). {_START}") from error
-    try:
-        yield World(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    finally:
-        torch.distributed.destroy_process_group()
+    if size > 1:
+        _check_variables(size)
+    from wellposed_lab.runs.fabric import fabric_world  # only here: one process needs no Fabric
+
+    with fabric_world(options, size) as world:
+        yield world
 
 
 def _world_size() -> int:
     """The number of processes that train together: WORLD_SIZE, or 1 if it is not set."""
     text = os.environ.get("WORLD_SIZE", "1")
     if not _is_count(text) or int(text) < 1:
-        raise InvalidArgument(f"WORLD_SIZE must be the number of processes, at least 1; got {text!r}. {_START}")
+        raise InvalidArgument(f"WORLD_SIZE must be the number of processes, at least 1; got {text!r}. {START}")
     return int(text)
 
 
@@ -75,11 +125,11 @@ def _check_variables(size: int) -> None:
     """Raises unless the variables that torchrun sets are there and fit each other."""
     rank = os.environ.get("RANK")
     if rank is None:
-        raise InvalidArgument(f"WORLD_SIZE is {size} and RANK is not set. {_START}")
+        raise InvalidArgument(f"WORLD_SIZE is {size} and RANK is not set. {START}")
     if not _is_count(rank) or int(rank) >= size:
-        raise InvalidArgument(f"RANK must be the number of this process, 0 to {size - 1}; got {rank!r}. {_START}")
-    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
-        raise InvalidArgument(f"WORLD_SIZE is {size} and {missing[0]} is not set. {_START}")
+        raise InvalidArgument(f"RANK must be the number of this process, 0 to {size - 1}; got {rank!r}. {START}")
+    if missing := [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise InvalidArgument(f"WORLD_SIZE is {size} and {missing[0]} is not set. {START}")
 
 
 def _is_count(text: str) -> bool:
@@ -90,10 +140,13 @@ class Interruption:
     """While the context is open, Ctrl-C and SIGTERM set `asked`: training ends after a step.
 
     A second signal interrupts at once.
+
+    Args:
+        grace: Seconds that SIGTERM leaves, then SIGALRM ends the process; None leaves any time.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, grace: float | None = None) -> None:
+        self.asked, self._grace = False, grace
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -103,6 +156,8 @@ class Interruption:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._grace is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -110,6 +165,8 @@ class Interruption:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        if self._grace is not None and number == signal.SIGTERM:
+            signal.setitimer(signal.ITIMER_REAL, self._grace)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ answers its exit code (minus the signal). `kill_at` ends the process by SIGKILL 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -22,6 +23,9 @@ import torch.optim  # noqa: F401
 
 import wellposed_lab.cli
 import wellposed_lab.cli.commands  # noqa: F401
+
+with contextlib.suppress(ImportError):  # of several processes; an optional package
+    import lightning_fabric  # noqa: F401
 
 torch.set_num_threads(1)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import time
+
 import pytest
 
-from wellposed.errors import InvalidArgument
-from wellposed_lab.runs.processes import joined
+from wellposed.errors import InvalidArgument, MissingPackage
+from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.processes import Interruption, joined
 
-THERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+THERE = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
@@ -20,8 +26,8 @@ THERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and RANK is not set"),
         ({"WORLD_SIZE": "2", "RANK": "x", **THERE}, "RANK must be .* 0 to 1; got 'x'"),
         ({"WORLD_SIZE": "2", "RANK": "2", **THERE}, "RANK must be .* 0 to 1; got '2'"),
-        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set"),
-        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}, "could not be joined"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "LOCAL_RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "MASTER_ADDR is not set"),
     ],
 )
 def test_a_wrong_variable_is_one_sentence(variables: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +48,54 @@ def test_one_process_is_a_world(variables: dict[str, str], monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     with joined() as world:
         assert (world.rank, world.size) == (0, 1)
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", **THERE}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_without_fabric_one_sentence_says_what_to_install(second_of_two: pytest.MonkeyPatch) -> None:
+    second_of_two.setitem(sys.modules, "lightning_fabric", None)
+    with pytest.raises(MissingPackage, match=r"need Lightning Fabric; install it with: pip install .*\[lightning\]"), joined():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "says"),
+    [
+        ([], {"MASTER_PORT": "x"}, "could not be joined"),
+        ([], {"LOCAL_WORLD_SIZE": "3"}, "could not be joined"),
+        (["run.device=cuda:1"], {}, "'cuda:1' is one device, and there are 2 processes: use run.device=cuda"),
+        (["run.precision=bf16-mixed"], {}, "bf16-mixed needs run.dtype=float32; got float64"),
+    ],
+)
+def test_what_fabric_cannot_do_is_one_sentence(
+    changes: list[str], variables: dict[str, str], says: str, second_of_two: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning_fabric", reason="the extra 'lightning' is not installed")
+    for name, value in variables.items():
+        second_of_two.setenv(name, value)
+    with pytest.raises(InvalidArgument, match=says) as caught, joined(resolve({}, changes).run):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_processes_are_not_started_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(InvalidArgument, match="run.devices=2 needs 2 processes"), joined(resolve({}, ["run.devices=2"]).run):
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize(("grace", "end"), [(0.05, -signal.SIGALRM), (None, 7)])
+def test_a_process_that_cannot_stop_is_ended(grace: float | None, end: int) -> None:
+    process = os.fork()
+    if process == 0:
+        with Interruption(grace) as interruption:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5 if grace is None else 30)
+        os._exit(7 if interruption.asked else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == end

@@ -1,0 +1,162 @@
+"""Sweeps: every run is that of `train`, a sweep continues as a whole, and mean and spread are those of NumPy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wellposed.errors import InvalidArgument, RunError
+from wellposed_lab.runs import sweep as module
+from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.sweep import Sweep, parse_grid, read_sweep, run_sweep, spreads
+from wellposed_lab.runs.training import train
+
+SMALL = [
+    "data.name=sphere", "data.features=5", "data.n=8", "data.n_test=4", "model.width=10", "model.rtol=1e-6", "run.epochs=2",
+    "run.batch_size=4", "run.tensorboard=false", "run.certify_every=2", "run.theorem=contraction",
+]  # fmt: skip
+GRID = ["optimizer.lr=1e-3,1e-2"]
+
+
+def small(grid: list[str] = GRID, seeds: int = 2, more: tuple[str, ...] = ()) -> Sweep:
+    return Sweep(resolve({}, [*SMALL, *more]).model_dump(exclude_unset=True), parse_grid(grid), seeds)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    kept = ("*/metrics.jsonl", "*/config.yaml", "*/checkpoints/*", "*/certificates/*")
+    return {str(p.relative_to(folder)): p.read_bytes() for name in kept for p in sorted((folder / "runs").glob(name))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep") / "whole"
+    run_sweep(small(), folder)
+    return folder
+
+
+def test_every_run_is_that_of_train(whole: Path, tmp_path: Path) -> None:
+    names = [path.name for path in sorted((whole / "runs").iterdir())]
+    assert names == [f"{i:03d}-optimizer.lr={lr}-seed={i % 2}" for i, lr in enumerate(["1e-3", "1e-3", "1e-2", "1e-2"])]
+    train(resolve({}, [*SMALL, "optimizer.lr=1e-2", "run.seed=1", "run.threads=1"]), tmp_path / "alone")
+    assert (tmp_path / "alone" / "metrics.jsonl").read_bytes() == (whole / "runs" / names[3] / "metrics.jsonl").read_bytes()
+
+
+def test_mean_and_spread(whole: Path) -> None:
+    points = json.loads((whole / "results.json").read_text())["points"]
+    runs = sorted((whole / "runs").iterdir())
+    for index, point in enumerate(points):
+        assert point["point"] == {"optimizer.lr": ["1e-3", "1e-2"][index]} and point["runs"] == point["averaged"] == 2
+        last = [
+            json.loads(run.joinpath("metrics.jsonl").read_text().splitlines()[-1]) for run in runs[2 * index : 2 * index + 2]
+        ]
+        for name in ("train_loss", "test_loss", "equilibrium_steps"):
+            values = [row[name] for row in last]
+            assert point["measures"][name]["mean"] == pytest.approx(np.mean(values), rel=1e-14)
+            assert point["measures"][name]["spread"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+        assert point["certified"] == sum(bool(row["certified"]) for row in last)
+
+
+def test_a_sweep_continues_as_a_whole(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, trained = tmp_path / "sweep", []
+
+    def counted(config: Any, place: Path, **options: Any) -> Any:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(place.name)
+        return train(config, place, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train", counted)
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(small(), folder)
+    assert not (folder / "results.json").exists()
+    # the third run was killed at its end, the fourth did not begin
+    third = small().runs()[2]
+    train(third.config, folder / "runs" / third.name)
+    (folder / "runs" / third.name / "summary.json").unlink()
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(module, "train", lambda config, place, **o: (trained.append(place.name), train(config, place, **o))[1])
+    run_sweep(read_sweep(folder), folder, listener=lambda done, total: seen.append((done, total)))
+    assert trained == [run.name for run in small().runs()] and seen == [(2, 4), (3, 4), (4, 4)]
+    assert files(folder) == files(whole)
+    before = (folder / "results.json").read_bytes()
+    run_sweep(small(), folder)  # the same command again
+    assert len(trained) == 4 and (folder / "results.json").read_bytes() == before
+
+
+def test_a_run_that_fails_is_counted_and_not_averaged(tmp_path: Path) -> None:
+    sweep = small(["model.max_steps=1,200"], 1, ("model.on_failure=raise", "run.certify_every=0"))
+    results = run_sweep(sweep, tmp_path / "sweep")
+    assert "error" in results[0] and results[1]["stop"] == "epochs"
+    for first in (results[0], {"stop": "not_finite", "last": {"train_loss": 1.0}}):
+        points = spreads(sweep.runs(), [first, results[1]])
+        assert [point["averaged"] for point in points] == [0, 1] and points[0]["measures"] == {}
+        assert points[1]["measures"]["train_loss"] == {"mean": results[1]["last"]["train_loss"], "spread": None}  # of one run
+
+
+@pytest.mark.parametrize(
+    ("grid", "seeds", "says"),
+    [
+        (["optimizer.lr"], 1, "needs section.key=value,value.*got 'optimizer.lr'"),
+        (["lr=1,2"], 1, "needs section.key=value"),
+        (["optimizer.lr="], 1, "needs section.key=value"),
+        (["optimizer.lr=1,1"], 1, "has a value twice"),
+        (["optimizer.lr=1", "optimizer.lr=2"], 1, "optimizer.lr twice"),
+        (["optimizer.lr=1,[2"], 1, "is not a YAML file"),
+        (["optimizer.lr=-1,1"], 1, "optimizer.lr of the configuration is -1"),
+        (["optimizer.nonsense=1,2"], 1, "Unknown key"),
+        (["run.seed=1,2"], 2, "omit one of them"),
+        (["run.devices=1,2"], 1, "each run in one process"),
+        ([], 0, "at least 1; got 0"),
+        ([], 10**6, "1,000,000 runs"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_written(grid: list[str], seeds: int, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        run_sweep(small(grid, seeds), tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_values_with_commas() -> None:
+    assert parse_grid(["data.classes=[0, 1],[2, 3]"]) == {"data.classes": [[0, 1], [2, 3]]}
+
+
+def test_other_folders_are_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="holds another sweep"):
+        run_sweep(small(seeds=3), whole)
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(InvalidArgument, match="holds other files"):
+        run_sweep(small(), tmp_path)
+    with pytest.raises(InvalidArgument, match="no sweep.json"):
+        read_sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"base": 1}')
+    with pytest.raises(RunError, match="is damaged"):
+        read_sweep(tmp_path)
+
+
+def test_a_run_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    sweep = small(seeds=1)
+    first = sweep.runs()[0]
+    run_sweep(sweep, tmp_path / "sweep")
+    path = tmp_path / "sweep" / "runs" / first.name / "config.yaml"
+    path.write_text(path.read_text().replace("width: 10", "width: 11"))
+    with pytest.raises(RunError, match="another configuration"):
+        run_sweep(sweep, tmp_path / "sweep")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["joblib", "dask"])
+def test_other_processes_give_the_same_bits(where: str, whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("joblib", reason="joblib is not installed")
+    if where == "joblib":
+        run_sweep(small(), tmp_path / "sweep", jobs=2)
+    else:
+        distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+        options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 40}
+        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **options) as cluster:
+            run_sweep(small(), tmp_path / "sweep", dask=cluster.scheduler_address)
+    assert files(tmp_path / "sweep") == files(whole)
