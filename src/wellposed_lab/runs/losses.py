@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
 
-__all__ = ["AbstractLoss", "CrossEntropy", "Segmentation", "Squared"]
+__all__ = ["AbstractLoss", "CrossEntropy", "NextToken", "Reconstruction", "Segmentation", "Squared"]
 
 
 class AbstractLoss(abc.ABC):
@@ -51,6 +51,25 @@ class Squared(AbstractLoss):
 
     def measures(self, tally: Tensor, count: int) -> dict[str, float]:
         return {"accuracy": float(tally[0]) / count} if self.signs else {}
+
+
+class Reconstruction(AbstractLoss):
+    """The mean squared error of the pixels of an image; the mean of the peak signal-to-noise ratios
+    of images in [0, 1], in dB."""
+
+    def total(self, output: Tensor, y: Tensor) -> Tensor:
+        if output.shape != y.shape:
+            raise InvalidArgument(
+                f"The loss of images needs outputs of the shape of the targets, {tuple(y.shape)}; got {tuple(output.shape)}."
+            )
+        return (output - y).square().flatten(1).mean(dim=1).sum()
+
+    def tally(self, output: Tensor, y: Tensor) -> Tensor:
+        errors = (output - y).double().square().flatten(1).mean(dim=1).clamp(min=1e-20)  # equal images have 200 dB
+        return -10 * torch.log10(errors).sum().reshape(1)
+
+    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
+        return {"psnr": float(tally[0]) / max(count, 1)}
 
 
 class CrossEntropy(AbstractLoss):
@@ -99,6 +118,28 @@ class Segmentation(AbstractLoss):
         present = either > 0
         miou = float((both[present] / either[present]).mean()) if bool(present.any()) else 0.0
         return {"accuracy": float(both.sum()) / max(count, 1), "miou": miou}
+
+
+class NextToken(AbstractLoss):
+    """-log softmax of the next token at every position; perplexity is exp of the mean."""
+
+    def total(self, output: Tensor, y: Tensor) -> Tensor:
+        if output.dim() != 3 or output.shape[:2] != y.shape:
+            raise InvalidArgument(
+                f"The loss of next tokens needs logits of shape (n, length, vocabulary) for targets of shape {tuple(y.shape)}; "
+                f"got {tuple(output.shape)}."
+            )
+        return nn.functional.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum")
+
+    def count(self, y: Tensor) -> int:
+        return y.numel()
+
+    def tally(self, output: Tensor, y: Tensor) -> Tensor:
+        right = (output.argmax(dim=2) == y).sum().double()
+        return torch.stack([right, self.total(output, y).double()])
+
+    def measures(self, tally: Tensor, count: int) -> dict[str, float]:
+        return {"accuracy": float(tally[0]) / count, "perplexity": float((tally[1] / count).exp())}
 
 
 def _check_logits(output: Tensor, y: Tensor) -> None:

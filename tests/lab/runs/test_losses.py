@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, jaccard_score
 from torch import nn
 
-from wellposed_lab.runs.losses import CrossEntropy, Segmentation, Squared
+from wellposed.errors import InvalidArgument
+from wellposed_lab.runs.losses import CrossEntropy, NextToken, Reconstruction, Segmentation, Squared
 
 
 @settings(deadline=None, max_examples=25)
@@ -49,3 +50,31 @@ def test_cross_entropy_by_hand() -> None:
     loss = CrossEntropy()
     assert float(loss.total(logits, y)) == pytest.approx(-(torch.tensor([0.5, 0.2], dtype=torch.float64).log().sum().item()))
     assert loss.measures(loss.tally(logits, y), loss.count(y)) == {"accuracy": 0.5}
+
+
+def test_next_token_is_a_mean_over_all_positions_and_adds_up() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, y = torch.randn(5, 4, 7, generator=generator, dtype=torch.float64), torch.randint(7, (5, 4), generator=generator)
+    loss = NextToken()
+    halves = [slice(0, 2), slice(2, 5)]
+    tally = sum((loss.tally(logits[half], y[half]) for half in halves), start=torch.zeros(2, dtype=torch.float64))
+    mean = nn.functional.cross_entropy(logits.reshape(20, 7), y.reshape(20))
+    assert sum(loss.count(y[half]) for half in halves) == 20
+    assert float(loss.total(logits, y)) / 20 == pytest.approx(float(mean), rel=1e-12)
+    measures = loss.measures(tally, 20)
+    assert measures["perplexity"] == pytest.approx(float(mean.exp()), rel=1e-12)
+    assert measures["accuracy"] == pytest.approx(accuracy_score(y.flatten(), logits.argmax(2).flatten()))
+    with pytest.raises(InvalidArgument, match=r"\(n, length, vocabulary\) for targets of shape \(5, 4\); got \(5, 7\)"):
+        loss.total(logits[:, 0], y)
+
+
+def test_reconstruction_by_hand() -> None:
+    """Errors of 0.1 and 0.01 in every pixel have 20 and 40 dB; equal images are finite."""
+    y = torch.rand(3, 1, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    output, loss = y + torch.tensor([0.1, -0.01, 0.0], dtype=torch.float64).reshape(3, 1, 1, 1), Reconstruction()
+    assert float(loss.total(output, y)) == pytest.approx(0.01 + 0.0001)
+    assert loss.measures(loss.tally(output[:2], y[:2]), 2)["psnr"] == pytest.approx(30)
+    parts = loss.tally(output[:1], y[:1]) + loss.tally(output[1:], y[1:])
+    assert loss.measures(parts, loss.count(y))["psnr"] == pytest.approx((20 + 40 + 200) / 3)
+    with pytest.raises(InvalidArgument, match="of the shape of the targets"):
+        loss.total(output[:, :, 1:], y)

@@ -1,5 +1,6 @@
 """Equilibria of sequences."""
 
-from wellposed.nn.sequence.transformer import TransformerCell, TransformerDEQ
+from wellposed.nn.sequence.cell import TransformerCell
+from wellposed.nn.sequence.transformer import TransformerDEQ
 
 __all__ = ["TransformerCell", "TransformerDEQ"]

@@ -13,87 +13,17 @@ from wellposed._torch import eager, transforms_active
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn._solver_kwargs import SolverKwargs, check_solver_kwargs
 from wellposed.nn.layer import EquilibriumLayer
+from wellposed.nn.sequence.cell import TransformerCell
 from wellposed.solve import Solution
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class TransformerCell(nn.Module):
-    r"""One post-norm transformer block [vaswani2017] with its input injected [bai2019].
-
-        u = norm(x + z + W_o attention(W_qkv z + U x)),   f(z, x) = norm(u + W_2 relu(W_1 u))
-
-    Attention is causal: position t sees positions up to t, so that z_t depends on x_1, ..., x_t
-    alone. Nothing bounds its Jacobian; weights start small (`init_std`) so that equilibria are
-    found at first. A departure: x also enters the sum before the first norm. Without it small
-    weights leave norm(z + little), close to the identity, with no preferred point.
-
-    Args:
-        width: Features of a position.
-        heads: Must divide the width.
-        hidden: Rows of W_1; four times the width if not given.
-        init_std: Standard deviation of the entries of W_qkv, W_o, W_1, W_2.
-        generator, device, dtype: Of the parameters.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        hidden: int | None = None,
-        *,
-        init_std: float = 0.02,
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        hidden = 4 * width if hidden is None else hidden
-        for name, value in (("width", width), ("heads", heads), ("hidden", hidden)):
-            check_positive_integer("TransformerCell", name, value)
-        if width % heads:
-            raise InvalidArgument(f"The 'heads' parameter of TransformerCell must divide width={width}. Got {heads} instead.")
-        check_interval("TransformerCell", "init_std", init_std, low=0.0, closed="neither")
-        self.width, self.heads, self.hidden = width, heads, hidden
-        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
-
-        def drawn(rows: int, columns: int, std: float) -> nn.Parameter:
-            return nn.Parameter(torch.empty(rows, columns, **factory_kwargs).normal_(0.0, std, generator=generator))
-
-        self.W_qkv, self.W_o = drawn(3 * width, width, init_std), drawn(width, width, init_std)
-        self.U = drawn(3 * width, width, 1 / math.sqrt(width))
-        self.W_1, self.W_2 = drawn(hidden, width, init_std), drawn(width, hidden, init_std)
-        self.b_1, self.b_2 = (
-            nn.Parameter(torch.zeros(hidden, **factory_kwargs)),
-            nn.Parameter(torch.zeros(width, **factory_kwargs)),
-        )
-        self.norm1, self.norm2 = nn.LayerNorm(width, **factory_kwargs), nn.LayerNorm(width, **factory_kwargs)
-
-    def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        """(batch, length, width) states z and inputs x of the same shape -> the next state."""
-        qkv = z @ self.W_qkv.mT + x @ self.U.mT
-        q, k, v = (self._split(part) for part in qkv.chunk(3, dim=-1))
-        scores = (q @ k.mT) / math.sqrt(self.width // self.heads)
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=z.device).triu(1)
-        seen = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1) @ v
-        joined = seen.transpose(1, 2).reshape(z.shape)
-        u = self.norm1(x + z + joined @ self.W_o.mT)
-        z_next: Tensor = self.norm2(u + torch.relu(u @ self.W_1.mT + self.b_1) @ self.W_2.mT + self.b_2)
-        return z_next
-
-    def _split(self, part: Tensor) -> Tensor:
-        """(batch, length, width) -> (batch, heads, length, width of a head)."""
-        return part.reshape(*part.shape[:2], self.heads, self.width // self.heads).transpose(1, 2)
-
-    def extra_repr(self) -> str:
-        return f"{self.width}, heads={self.heads}, hidden={self.hidden}"
-
-
 class TransformerDEQ(nn.Module):
     r"""Next-token logits from the equilibrium of a `TransformerCell` on embedded tokens.
 
-        x_t = sqrt(width) (E[token_t] + P[t]),   z = f(z, x),   logits_t = E z_t + b
+        x_t = sqrt(width) E[token_t],   z = f(z, x),   logits_t = E z_t + b
 
     Read-out and embedding share E [vaswani2017]; the root makes x at least as large as z, which
     also helps f to contract. Memory of training does not grow with the number of solver steps.
@@ -136,8 +66,9 @@ class TransformerDEQ(nn.Module):
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         cell = TransformerCell(width, heads, hidden, init_std=init_std, generator=generator, **factory_kwargs)
         self.layer = EquilibriumLayer(cell, **solver_kwargs)
-        E, P = torch.empty(vocabulary, width, **factory_kwargs), torch.empty(length, width, **factory_kwargs)
-        self.E, self.P = (nn.Parameter(table.normal_(0.0, width**-0.5, generator=generator)) for table in (E, P))
+        self.length = length
+        E = torch.empty(vocabulary, width, **factory_kwargs)
+        self.E = nn.Parameter(E.normal_(0.0, width**-0.5, generator=generator))
         self.b = nn.Parameter(torch.zeros(vocabulary, **factory_kwargs))
 
     def embedded(self, tokens: Tensor) -> Tensor:
@@ -148,12 +79,12 @@ class TransformerDEQ(nn.Module):
                 f"TransformerDEQ expects an int64 tensor of tokens; got {seen}. Convert it, e.g. "
                 "torch.as_tensor(tokens, dtype=torch.int64)."
             )
-        if tokens.dim() != 2 or not 0 < tokens.shape[1] <= len(self.P):
+        if tokens.dim() != 2 or not 0 < tokens.shape[1] <= self.length:
             raise InvalidArgument(
-                f"TransformerDEQ expects tokens of shape (batch, t) with t from 1 to {len(self.P)}; got {tuple(tokens.shape)}."
+                f"TransformerDEQ expects tokens of shape (batch, t) with t from 1 to {self.length}; got {tuple(tokens.shape)}."
             )
         self._check_known(tokens)
-        x: Tensor = math.sqrt(self.E.shape[1]) * (nn.functional.embedding(tokens, self.E) + self.P[: tokens.shape[1]])
+        x: Tensor = math.sqrt(self.E.shape[1]) * nn.functional.embedding(tokens, self.E)
         return x
 
     @eager
@@ -167,16 +98,98 @@ class TransformerDEQ(nn.Module):
                 "are not in the vocabulary to one that is, or make the vocabulary larger."
             )
 
-    def equilibrium(self, tokens: Tensor, z0: Tensor | None = None) -> Tensor:
-        """(batch, t) -> (batch, t, width), differentiable; z0 is the start, zeros if not given."""
-        z: Tensor = self.layer(self.embedded(tokens), z0)
+    def equilibrium(self, tokens: Tensor, z0: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:
+        """(batch, t) -> (batch, t, width), differentiable; z0 is the start, zeros if not given.
+
+        Args:
+            tokens: (batch, t) of integers.
+            z0: (batch, t, width).
+            mask: (batch, t), True for tokens and False for padding, on either side. Padding has the
+                state 0, no token sees it, and it does not count in the residual.
+        """
+        z: Tensor = self.layer(*self._prepared(tokens, z0, mask))
         return z
 
-    def solve(self, tokens: Tensor, z0: Tensor | None = None, *, record: bool = False) -> Solution:
+    def solve(self, tokens: Tensor, z0: Tensor | None = None, *, mask: Tensor | None = None, record: bool = False) -> Solution:
         """The equilibrium without a graph; see `EquilibriumLayer.solve`."""
         with torch.no_grad():
-            return self.layer.solve(self.embedded(tokens), z0, record=record)
+            return self.layer.solve(*self._prepared(tokens, z0, mask), record=record)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, t) -> (batch, t, vocabulary) logits of the next token."""
-        return self.equilibrium(tokens) @ self.E.mT + self.b
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, t) -> (batch, t, vocabulary) logits of the next token; mask as above."""
+        return self.equilibrium(tokens, mask=mask) @ self.E.mT + self.b
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        steps: int,
+        *,
+        mask: Tensor | None = None,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+        reuse: bool = True,
+    ) -> Tensor:
+        """Continues every row of tokens: (batch, t) -> (batch, t + steps).
+
+        Rows of the equilibrium do not depend on later tokens. So the equilibrium of the prefix is
+        kept (its keys and values), and a step solves for the new position alone, from the state of
+        the position before it.
+
+        Args:
+            tokens: (batch, t), t + steps at most `length`.
+            steps: Tokens to add.
+            mask: (batch, t), False for padding, which must be on the left.
+            temperature: 0 takes the most probable token; above it tokens are drawn from
+                softmax(logits / temperature).
+            generator: Of the draws.
+            reuse: False solves for the whole sequence at every step, from zeros: slower, the same
+                logits to the tolerance of the solves.
+        """
+        check_positive_integer("TransformerDEQ.generate", "steps", steps)
+        check_interval("TransformerDEQ.generate", "temperature", temperature, low=0.0, closed="left")
+        if tokens.dim() == 2 and tokens.shape[1] + steps > self.length:
+            raise InvalidArgument(
+                f"{tokens.shape[1]} tokens and {steps} steps are more than length={self.length}. Lower steps, give fewer "
+                "tokens, or make the network with a larger length."
+            )
+        if mask is not None and not bool(mask[:, -1].all()):
+            raise InvalidArgument("generate continues at the right end: padding (False in mask) must be on the left.")
+        past: tuple[Tensor, Tensor] | None = None
+        start: Tensor | None = None
+        new = tokens
+        for _ in range(steps):
+            inputs, z0 = self._prepared(new, start, mask, past)
+            z: Tensor = self.layer.solve(inputs, z0).value
+            chosen = _drawn(z[:, -1] @ self.E.mT + self.b, temperature, generator)
+            tokens = torch.cat([tokens, chosen], dim=1)
+            mask = None if mask is None else torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+            if reuse:
+                past, start, new = self._cell.keys_and_values(z, inputs), z[:, -1:], chosen
+            else:
+                new = tokens
+        return tokens
+
+    @property
+    def _cell(self) -> TransformerCell:
+        assert isinstance(self.layer.cell, TransformerCell)
+        return self.layer.cell
+
+    def _prepared(
+        self, tokens: Tensor, z0: Tensor | None, mask: Tensor | None, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The input of the layer, and the start."""
+        x = self.embedded(tokens)
+        if mask is not None and past is None and (mask.dtype != torch.bool or mask.shape != tokens.shape):
+            raise InvalidArgument(
+                f"mask must be bool and of the shape of the tokens, {tuple(tokens.shape)}; got {mask.dtype} of shape "
+                f"{tuple(mask.shape)}."
+            )
+        return self._cell.prepare(x, mask, past), torch.zeros_like(x) if z0 is None else z0
+
+
+def _drawn(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """(batch, vocabulary) -> (batch, 1) tokens."""
+    if temperature == 0.0:
+        return logits.argmax(dim=1, keepdim=True)
+    return torch.multinomial(torch.softmax(logits / temperature, dim=1), 1, generator=generator)

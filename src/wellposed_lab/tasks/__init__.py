@@ -1,0 +1,1 @@
+"""Tasks end to end: baselines, training, tables."""

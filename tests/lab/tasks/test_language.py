@@ -1,0 +1,81 @@
+"""The task at the size of seconds: every model is trained and measured, and the record continues."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from wellposed_lab.tasks import language
+from wellposed_lab.tasks.language import Settings, equilibrium_network, explicit_network, rows, run, train, window_losses
+
+TINY = Settings(length=8, batch=4, steps=4, width=8, heads=2, test_tokens=160, warmup=2)
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text with a rule: letters follow each other in the alphabet."""
+    folder = tmp_path / "wikitext2"
+    folder.mkdir()
+    for name, times in (("valid.txt", 80), ("test.txt", 20)):
+        (folder / name).write_text("abcdefghij" * times)
+    monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
+
+
+def test_networks_have_equal_parameters() -> None:
+    for settings in (Settings(words=1000), Settings()):
+        sizes = [
+            sum(p.numel() for p in make(settings.words or 97, settings, 0).parameters())
+            for make in (equilibrium_network, explicit_network)
+        ]
+        assert abs(sizes[0] - sizes[1]) < 0.005 * sizes[0], sizes
+
+
+def test_all_models_are_in_the_record(text: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "ALL", {"characters": TINY})
+    monkeypatch.setattr(language, "train", lambda *given: train(*given, every=2))
+    path = tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", ["language", str(path), "--seeds", "1", "--weights", str(tmp_path / "weights")])
+    language.main()
+    record = json.loads(path.read_text())
+    assert [run["model"] for run in record["runs"]] == list(language.KINDS)
+    assert len(record["characters"]) == 5 and record["characters"][2]["converged"] == "100.00%"
+    # a deterministic text: counting it is better than any untrained network
+    assert record["runs"][0]["loss"] < 0.5 < record["runs"][2]["loss"]
+    assert record["runs"][0]["windows"] == record["runs"][2]["windows"] == 20
+    before = path.read_text()
+    language.main()  # nothing is left to do
+    assert path.read_text() == before
+    assert (tmp_path / "weights" / "characters-equilibrium-0.pt").exists()
+
+
+def test_training_lowers_the_loss_and_repeats(text: None) -> None:
+    settings = replace(TINY, steps=30, lr=1e-2)
+    tokens = (torch.arange(400) % 10) + 1
+    found = []
+    for _ in range(2):
+        model = equilibrium_network(11, settings, 0)
+        history = train(model, tokens, tokens[:81], settings, 0, every=15)
+        found.append([row["held_out"] for row in history])
+        assert window_losses(model, tokens[:81], settings)["converged"] == 1.0
+    assert found[0] == found[1]
+    assert found[0][1] < found[0][0]
+
+
+def test_standard_errors() -> None:
+    runs = [
+        {"model": "explicit", "loss": loss, "loss_se": 0.03, "parameters": 10, "steps": 2, "cpu_seconds": 1.0}
+        for loss in (1.0, 1.1, 1.3)
+    ]
+    (row,) = rows(runs)
+    seeds = torch.tensor([1.0, 1.1, 1.3]).std().item() / 3**0.5
+    assert row["nats"] == f"{3.4 / 3:.4f} ± {seeds:.4f}" and row["over windows"] == "0.0300"
+
+
+def test_bigram_of_the_task(text: None) -> None:
+    found = run("characters", "bigram", 0, TINY)
+    assert found["windows"] == 20 and found["loss"] < 0.5
