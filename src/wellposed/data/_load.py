@@ -15,6 +15,9 @@ from torch import Tensor
 
 from wellposed.data.files import FILES, NORMS, choose, digits, part_parallel, pixels, read
 from wellposed.data.own import SUFFIXES, read_own
+from wellposed.data.puzzles import PUZZLES, draw
+from wellposed.data.restoration import IMAGES, PAIRS, images, pairs
+from wellposed.data.text import TEXTS, text_windows
 from wellposed.errors import InvalidArgument, did_you_mean
 
 
@@ -38,6 +41,7 @@ class Dataset:
         X_test: (n_test, ...) test inputs. y_test: (n_test, ...) their targets; both None if there
             is no test part.
         steps: What was done, in order, one sentence each.
+        tokens: Of a text, the character or word of each number; empty otherwise.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Dataset:
     X_test: Tensor | None
     y_test: Tensor | None
     steps: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.X, self.y))
@@ -71,7 +76,9 @@ def moons(n: int, noise: float, rng: np.random.Generator) -> tuple[np.ndarray, n
     return X + noise * rng.standard_normal((n, 2)), y
 
 
-NAMES = ("sphere", "digits", "moons", *FILES)
+NAMES = ("sphere", "digits", "moons", *PUZZLES, *PAIRS, *FILES, *TEXTS)
+#: Data without classes to choose from.
+WITHOUT_CLASSES = ("sphere", "moons", "camvid", *PUZZLES, *IMAGES, *PAIRS, *TEXTS)
 #: The norm that each paper gives to the rows of grey 28x28 images; parallel rows are separated.
 PAPERS = {"ling2022": "sqrt_d", "gao2022": "unit", "gao2023": "unit"}
 
@@ -89,11 +96,14 @@ def load(
     norm: str | None = None,
     flatten: bool = True,
     features: int = 50,
-    noise: float = 0.1,
+    noise: float | None = None,
+    givens: tuple[int, ...] | None = None,
     target: str | None = None,
     columns: tuple[str, ...] | None = None,
     classify: bool | None = None,
     standardize: bool | None = None,
+    words: int | None = None,
+    length: int = 48,
     dtype: torch.dtype = torch.float32,
 ) -> Dataset:
     r"""Data, and what was done to them.
@@ -104,36 +114,55 @@ def load(
         (torch.Size([10, 50]), torch.Size([10]))
 
     Built in: "sphere" (unit sphere, standard normal labels), "moons", "digits" (needs
-    scikit-learn). "mnist", "fashion_mnist", "cifar10", "svhn", "camvid" come from `<name>.npz` in
-    the folder $WELLPOSED_DATA, or from OpenML through scikit-learn, which caches them; pixels are
-    scaled to [0, 1]. A path that ends with .csv or .parquet is a table with named columns; a .npz
+    scikit-learn), and with a label for every node or cell "chains", "sudoku" (4x4) and "mazes".
+    "deblurring_leaves" has drawn images to restore; "deblurring" has photographs, of the files
+    natural64 to train and cbsd68 to test. "natural64" and "cbsd68" are images that are their own
+    targets. These two, "mnist", "fashion_mnist", "cifar10", "svhn", "camvid" come from `<name>.npz`
+    in the folder $WELLPOSED_DATA, or from OpenML through scikit-learn, which caches them; pixels
+    are scaled to [0, 1]. "wikitext2" comes from `wikitext2/valid.txt` (to train) and
+    `wikitext2/test.txt` in that folder: windows of token numbers in order, and for each position
+    the next token. A path that ends with .csv or .parquet is a table with named columns; a .npz
     file holds arrays X and y, and X_test and y_test if it has a test part.
 
     Args:
         name: One of the above.
         n: Training samples, as equally many of each class as possible; all if not given (100 for
-            "sphere", 200 for "moons"). A file without a test part keeps a fifth to test, or all
-            samples that remain if n is given.
+            "sphere" and "chains", 200 for "moons", 1000 for others that are drawn). A file without
+            a test part keeps a fifth to test, or all samples that remain if n is given.
         classes: Which classes; all if not given. Two classes have targets -1 and +1, others
             indices.
         seed: Of every draw.
-        n_test: Test samples; all if not given (as many as n for "sphere" and "moons").
+        n_test: Test samples; all if not given (as many as n of data that are drawn).
         paper: "ling2022", "gao2022" or "gao2023": the preprocessing of that paper (grey, 28x28,
             rows of norm sqrt(d) or 1, parallel samples separated) instead of `grey`, `size` and
             `norm`.
         grey: Whether colours become luminance.
-        size: Height and width to which images are resized.
+        size: Height and width to which images are resized; nodes of a chain (100 if not given),
+            height and width of a maze (9) and of drawn images (64).
         norm: Rows of norm 1 ("unit") or sqrt(d) ("sqrt_d").
         flatten: (n, d) rows instead of (n, channels, height, width) images.
-        features, noise: d of "sphere", standard deviation of "moons".
+        features: d of "sphere".
+        noise: Standard deviation in "moons" and "chains" (0.1 if not given), and in images to
+            restore (0.04).
+        givens: Numbers of given cells of "sudoku"; 6 to 10 if not given.
         target, columns: Columns of a table: to learn ("target", "y" or "label" if not given), and
             to learn from (all others).
         classify: Whether the target of a file holds classes; by default text does, numbers do not.
         standardize: Whether numbers of a file get mean 0 and standard deviation 1 over the training
             samples; by default those of a table do.
+        words: Of a text: the size of the vocabulary of words, of which 0 is every other word;
+            characters if not given.
+        length: Of a text: tokens of a window.
         dtype: Of the inputs, and of targets that are not class indices.
     """
     _check(name, n, classes, n_test, paper, norm)
+    if name in TEXTS:
+        if grey or size is not None or any(option is not None for option in (norm, target, columns, classify, standardize)):
+            raise InvalidArgument(f"{name} is a text: it takes n, n_test, words and length only.")
+        texts, following, tokens, done = text_windows(name, n, n_test, words, length)
+        return Dataset(name, texts[0], following[0], texts[1], following[1], tuple(done), tokens)
+    if words is not None:
+        raise InvalidArgument(f"words is for texts ({', '.join(TEXTS)}); omit it for {name!r}.")
     own = is_path(name)
     if own and (paper is not None or grey or size is not None):
         raise InvalidArgument(f"paper, grey and size are for images of the built-in data sets; omit them for {name!r}.")
@@ -141,6 +170,8 @@ def load(
         raise InvalidArgument(
             f"target, columns, classify and standardize are for files ({', '.join(SUFFIXES)}); {name} has none."
         )
+    if givens is not None and name not in PUZZLES:
+        raise InvalidArgument(f"givens are the given cells of sudoku; omit them for {name!r}.")
     if paper is not None:
         grey, size, norm, flatten = True, 28, PAPERS[paper], True
     rng = np.random.default_rng(seed)
@@ -150,10 +181,19 @@ def load(
         X = [torch.from_numpy(found[f"x_{part}"]) for part in ("train", "test")]
         y = [torch.from_numpy(found[f"y_{part}"]) for part in ("train", "test")]
     elif name in ("sphere", "moons"):
-        X, y, steps = _synthetic(name, n, n_test, features, noise, rng)
+        X, y, steps = _synthetic(name, n, n_test, features, 0.1 if noise is None else noise, rng)
+    elif name in PUZZLES:
+        train = n if n is not None else (100 if name == "chains" else 1000)
+        test = train if n_test is None else n_test
+        drawn = draw(name, train, test, size=size, givens=givens, noise=0.1 if noise is None else noise, rng=rng)
+        X, y, steps = [torch.from_numpy(x) for x in drawn[0]], [torch.from_numpy(t) for t in drawn[1]], drawn[2]
+    elif name in PAIRS:
+        X, y, steps = pairs(name, n, n_test, size, noise, rng)
+    elif name in IMAGES:
+        X, y, steps = images(name, n, n_test, grey, size, rng)
     else:
         X, y, steps = _images(name, n, classes, n_test, grey, size, rng)
-    if flatten and name != "camvid":
+    if flatten and name not in ("camvid", *PUZZLES, *IMAGES, *PAIRS):
         X = [part.flatten(1) for part in X]
     if norm is not None:
         X = [_normalise(part.flatten(1), norm).reshape(part.shape) for part in X]
@@ -166,7 +206,8 @@ def load(
     y = [part.to(dtype) if part.is_floating_point() else part for part in y]
     if own and not all(bool(torch.isfinite(part).all()) for part in (*X, *y)):
         raise InvalidArgument(f"Some numbers of {name} are too large for {dtype}; standardize them, or take float64.")
-    return Dataset(Path(name).name if own else name, X[0], y[0], X[1], y[1], tuple(steps))
+    X_test, y_test = (X[1], y[1]) if len(X) > 1 else (None, None)
+    return Dataset(Path(name).name if own else name, X[0], y[0], X_test, y_test, tuple(steps))
 
 
 def _synthetic(
@@ -225,13 +266,13 @@ def _check(name: Any, n: Any, classes: Any, n_test: Any, paper: Any, norm: Any) 
             raise InvalidArgument(f"{option} must be an integer of at least 1, or None for all; got {value!r}.")
     if norm is not None and norm not in NORMS:
         raise InvalidArgument(f"norm must be 'unit', 'sqrt_d' or None; got {norm!r}.")
-    if paper is not None and not is_path(name) and (paper not in PAPERS or name in ("sphere", "moons", "camvid")):
+    if paper is not None and not is_path(name) and (paper not in PAPERS or name in WITHOUT_CLASSES):
         raise InvalidArgument(
             f"paper must be one of {', '.join(PAPERS)}, for images of one class each; got {paper!r} for {name!r}."
         )
     if classes is None or is_path(name):
         return
-    if name in ("sphere", "moons", "camvid"):
+    if name in WITHOUT_CLASSES:
         raise InvalidArgument(f"{name} has no classes to choose from; leave classes out.")
     count = 10 if name == "digits" else FILES[name][1]
     whole = isinstance(classes, (tuple, list)) and all(type(c) is int and 0 <= c < count for c in classes)

@@ -13,26 +13,32 @@ from torch import Tensor
 from wellposed._reading import read_arrays, sha256
 from wellposed.errors import InvalidArgument, required
 
-#: name -> (shape of an image, number of classes, name at OpenML)
+#: name -> (shape of an image, number of classes or 0 without labels, name at OpenML)
 FILES: dict[str, tuple[tuple[int, ...], int, str | None]] = {
     "mnist": ((28, 28), 10, "mnist_784"),
     "fashion_mnist": ((28, 28), 10, "Fashion-MNIST"),
     "cifar10": ((32, 32, 3), 10, "CIFAR_10"),
     "svhn": ((32, 32, 3), 10, "SVHN"),
     "camvid": ((96, 128, 3), 12, None),
+    "natural64": ((64, 64, 3), 0, None),
+    "cbsd68": ((160, 160, 3), 0, None),
 }
 #: sha256 of files that are known to be whole.
 CHECKSUMS = {
     "b5c627e817a52a6b682087265bbf6e22183d26ea38e4e4a8e336ea7507fea785": "camvid",
+    "41b077a753f42c4f98186651302142b987d5400c323463a22bca94f31eb37091": "cbsd68",
     "f9ca5f39945c90c177586c2910afb0a22405d4c6f26e11ac83153fd5fa5c1fff": "cifar10",
     "57f450de1055e3d0a8253e168edac7718f4e75c8457ad9ea68ae983c7ba49d47": "fashion_mnist",
     "06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64": "mnist",
+    "fb0d7be9067d799fd6bce9a54efc0fa4104812879955706e9e3efe09a694a781": "natural64",
     "73f962d142f785ff5e06b07e664b5a3cb7d519f2eab5ad2b31811d6ae5b67c9b": "svhn",
 }
 #: The largest size of a file and of its arrays; the largest that we know, SVHN with its extra
 #: images, has 1.9e9.
 BYTES = 1 << 31
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+#: Of files without labels.
+UNLABELLED = {"natural64": ("x_train", "x_test"), "cbsd68": ("x_test",)}
 
 Parts = dict[str, np.ndarray]
 
@@ -64,11 +70,12 @@ def read(name: str) -> tuple[Parts, str]:
 
 def _from_file(name: str, path: Path) -> tuple[Parts, str]:
     says = "{path} cannot be read as a NumPy archive ({reason}); fetch it again."
-    parts = read_arrays(path, limit=BYTES, error=InvalidArgument, says=says, names=KEYS)
+    keys = UNLABELLED.get(name, KEYS)
+    parts = read_arrays(path, limit=BYTES, error=InvalidArgument, says=says, names=keys)
     if parts is None:
         raise InvalidArgument(f"{path} does not exist.")
-    if missing := [key for key in KEYS if key not in parts]:
-        raise InvalidArgument(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(KEYS)}.")
+    if missing := [key for key in keys if key not in parts]:
+        raise InvalidArgument(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(keys)}.")
     _check(name, parts, str(path))
     known = CHECKSUMS.get(sha256(path, limit=BYTES, error=InvalidArgument) or "") == name
     return parts, f"read from {path.name} ({'checksum known' if known else 'checksum unknown, shapes and ranges checked'})"
@@ -77,11 +84,16 @@ def _from_file(name: str, path: Path) -> tuple[Parts, str]:
 def _check(name: str, parts: Parts, where: str) -> None:
     shape, classes, _ = FILES[name]
     for part in ("train", "test"):
-        x, y = parts[f"x_{part}"], parts[f"y_{part}"]
+        if f"x_{part}" not in parts:
+            continue
+        x = parts[f"x_{part}"]
         if x.dtype != np.uint8 or x.shape[1:] != shape:
             raise InvalidArgument(
                 f"x_{part} of {where} must be uint8 of shape (N, {', '.join(map(str, shape))}); got {x.dtype} {x.shape}."
             )
+        if name in UNLABELLED:
+            continue
+        y = parts[f"y_{part}"]
         ndim, of = (3, "pixel") if name == "camvid" else (1, "image")
         if y.ndim != ndim:
             raise InvalidArgument(f"y_{part} of {where} must have one label for each {of}; got the shape {y.shape}.")

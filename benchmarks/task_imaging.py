@@ -1,0 +1,270 @@
+"""Measure the task of images: an equilibrium with a certificate, a free one, an unrolled network, total variation.
+
+    python benchmarks/task_imaging.py [--seeds 3] [--steps 2000]
+
+Needs scikit-image, and natural64.npz and cbsd68.npz in $WELLPOSED_DATA. Writes benchmarks/results/imaging.json after
+every part, and skips what is there; the training of a seed is kept in runs/imaging every 20 steps and continued.
+
+The three networks of a seed are trained in turn in one process: the next step is of the one that has used the least
+processor time, until the bounded one has made all its steps. So all have the same time, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import wellposed as wp
+from wellposed.data.restoration import BLUR, SIDE
+from wellposed.imaging import Blur, DEQGrad, DnCNN, Reconstructor, gaussian_kernel
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+from deblurring import psnr, rate, step  # noqa: E402
+
+RESULTS, KEPT = ROOT / "benchmarks" / "results" / "imaging.json", ROOT / "runs" / "imaging"
+DEPTH, MARKS = 10, (5, 10, 20, 30, 40, 50)
+WEIGHTS = (0.007, 0.0085, 0.01, 0.012, 0.015)
+NAMES = {"bounded": "equilibrium, bounded", "free": "equilibrium, free", "unrolled": f"unrolled, {DEPTH} steps"}
+OPERATOR = Blur(gaussian_kernel(BLUR, SIDE))
+
+
+class Unrolled(nn.Module):
+    """A number of steps z <- f(z, y) from A^T y, with a graph through all of them."""
+
+    def __init__(self, cell: Any, steps: int) -> None:
+        super().__init__()
+        self.cell, self.steps = cell, steps
+
+    def forward(self, y: Tensor) -> Tensor:
+        f, arguments = self.cell._function(y)
+        z = self.cell.initial(y)
+        for _ in range(self.steps):
+            z = f(z, *arguments)
+        return self.cell.image(z, y)
+
+
+def make(kind: str, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "free":
+        cell = DEQGrad(OPERATOR, DnCNN(1, 52, 4, generator=generator))
+        gradient = wp.ImplicitGradient(rtol=1e-2)
+        return Reconstructor(cell, gradient=gradient, rtol=1e-3, max_steps=60, on_failure="ignore")
+    model = wp.tasks.deblurrer(generator=generator, on_failure="ignore")
+    return Unrolled(model.layer.cell, DEPTH) if kind == "unrolled" else model
+
+
+def train(seed: int, steps: int, images: Tensor) -> tuple[dict[str, nn.Module], dict[str, dict[str, float]]]:
+    """The three networks of a seed, and the processor time and steps of each."""
+    models = {kind: make(kind, seed) for kind in NAMES}
+    optimizers = {kind: torch.optim.Adam(model.parameters()) for kind, model in models.items()}
+    generators = {kind: torch.Generator().manual_seed(seed) for kind in NAMES}
+    used = {kind: {"seconds": 0.0, "steps": 0} for kind in NAMES}
+    path = KEPT / f"{seed}.pt"
+    if path.exists():
+        state = torch.load(path, weights_only=True)
+        used = state["used"]
+        for kind in NAMES:
+            models[kind].load_state_dict(state["models"][kind])
+            optimizers[kind].load_state_dict(state["optimizers"][kind])
+            generators[kind].set_state(state["generators"][kind])
+    while used["bounded"]["steps"] < steps:
+        kind = min(used, key=lambda name: used[name]["seconds"])
+        optimizers[kind].param_groups[0]["lr"] = rate(used["bounded"]["steps"] / steps)
+        begin = time.process_time()
+        loss = step(models[kind], optimizers[kind], images, generators[kind])
+        used[kind]["seconds"] += time.process_time() - begin
+        used[kind]["steps"] += 1
+        done = used["bounded"]["steps"]
+        if kind == "bounded" and (done % 20 == 0 or done == steps):
+            state = {
+                "used": used,
+                "models": {name: model.state_dict() for name, model in models.items()},
+                "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+                "generators": {name: generator.get_state() for name, generator in generators.items()},
+            }
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, path.with_suffix(".begun"))
+            path.with_suffix(".begun").replace(path)
+            print(seed, used, f"{loss:.5f}", flush=True)
+    return models, used
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, X: Tensor) -> Tensor:
+    return torch.cat([model(part) for part in X.split(4)])
+
+
+@torch.no_grad()
+def curve(model: nn.Module, X: Tensor, y: Tensor) -> list[float]:
+    """Mean PSNR after the iterations `MARKS`: of the solver for an equilibrium, plain for an unrolled network."""
+    found = []
+    for number in MARKS:
+        if isinstance(model, Unrolled):
+            changed: nn.Module = Unrolled(model.cell, number)
+        else:
+            changed = Reconstructor(model.layer.cell, rtol=1e-9, max_steps=number, on_failure="ignore")
+        found.append(float(psnr(outputs(changed, X), y).mean()))
+    return found
+
+
+@torch.no_grad()
+def certificates(model: Reconstructor, X: Tensor) -> dict[str, Any]:
+    """Of every test image: found, and the proved distance from its equilibrium, root mean square of the pixels."""
+    factor, bounds, converged, steps = model.layer.cell.contraction, [], 0, []
+    for part in X.split(4):
+        model(part)
+        solution = model.layer.last_solution
+        if factor < 1:
+            bounds += (solution.error_bound(factor) / math.sqrt(part[0].numel())).tolist()
+        converged += int(solution.converged.sum())
+        steps += solution.num_steps.tolist()
+    return {"contraction": factor, "converged": converged, "most_steps": max(steps), "error_bounds": bounds}
+
+
+def similarity(images: Tensor, truth: Tensor) -> list[float]:
+    from skimage.metrics import structural_similarity
+
+    return [structural_similarity(a[0].numpy(), b[0].numpy(), data_range=1.0) for a, b in zip(images, truth, strict=True)]
+
+
+def measured(images: Tensor, truth: Tensor) -> dict[str, float]:
+    ssim = similarity(images, truth)
+    return {"psnr": float(psnr(images, truth).mean()), "ssim": sum(ssim) / len(ssim)}
+
+
+def run(seed: int, steps: int, data: wp.data.Dataset) -> dict[str, Any]:
+    models, used = train(seed, steps, data.y)
+    found: dict[str, Any] = {"seed": seed}
+    for kind, model in models.items():
+        parameters = sum(p.numel() for p in model.parameters())
+        found[kind] = {"parameters": parameters, **used[kind], **measured(outputs(model, data.X_test), data.y_test)}
+        part = slice(None, None, 4) if kind == "free" else slice(None)  # its iterations are slow
+        found[kind]["curve"] = curve(model, data.X_test[part], data.y_test[part])
+        if isinstance(model, Reconstructor):
+            found[kind] |= certificates(model, data.X_test)
+        print(seed, kind, found[kind]["psnr"], found[kind]["curve"], flush=True)
+    return found
+
+
+def total_variation(weight: float, Y: Tensor) -> Tensor:
+    """50 steps of FISTA; the proximal map is scikit-image's `denoise_tv_chambolle`."""
+    from skimage.restoration import denoise_tv_chambolle
+
+    x = z = Y
+    t = 1.0
+    for _ in range(50):
+        moved = z - OPERATOR.A_adjoint(OPERATOR.A(z) - Y)
+        new = torch.stack(
+            [
+                torch.tensor(denoise_tv_chambolle(image[0].numpy(), weight=weight, eps=1e-4, max_num_iter=30))[None]
+                for image in moved
+            ]
+        )
+        following = (1 + math.sqrt(1 + 4 * t * t)) / 2
+        x, z, t = new, new + (t - 1) / following * (new - x), following
+    return x
+
+
+def memory(kind: str, number: int) -> int:
+    """MB by which the resident memory grows in one training step with this number of iterations, in a new process."""
+    code = (
+        "import resource, torch, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import task_imaging as t\n"
+        "torch.set_num_threads(1)\n"
+        f"model, number = t.make({kind!r}, 0), {number}\n"
+        "if isinstance(model, t.Unrolled): model.steps = number\n"
+        "else: model.layer.rtol, model.layer.max_steps = 1e-9, number\n"
+        "y = torch.rand(16, 1, 64, 64)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "(model(y) - y).square().mean().backward()\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return round(float(done.stdout.split()[-1]))
+
+
+def mean_and_error(values: list[float], digits: int) -> str:
+    """Mean and standard error; without an error if there is one value."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    return f"{mean:.{digits}f} ± {spread:.{digits}f}"
+
+
+def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    runs, found = results["runs"], []
+    for kind, name in NAMES.items() if runs else ():
+        some = [r[kind] for r in runs]
+        row = {"method": name, "parameters": str(some[0]["parameters"]), "seeds": str(len(some))}
+        row |= {"psnr": mean_and_error([r["psnr"] for r in some], 2), "ssim": mean_and_error([r["ssim"] for r in some], 4)}
+        row["fall"] = mean_and_error([r["curve"][MARKS.index(10)] - r["curve"][-1] for r in some], 3)
+        row["steps"] = f"{sum(r['steps'] for r in some) / len(some):.0f}"
+        row["seconds"] = f"{sum(r['seconds'] for r in some) / len(some):.0f}"
+        contraction = max(r.get("contraction", math.inf) for r in some)
+        row["contraction"] = f"{contraction:.4f}" if contraction < 1 and kind == "bounded" else "not known"
+        row["bound"] = f"{max(max(r['error_bounds']) for r in some):.0e}" if kind == "bounded" else "none"
+        found.append(row)
+    if results["tv"]:
+        best = max(results["tv"], key=lambda r: r["psnr"])
+        row = {
+            "method": f"total variation, weight {best['weight']:g}",
+            "psnr": f"{best['psnr']:.2f}",
+            "ssim": f"{best['ssim']:.4f}",
+        }
+        found.append(dict.fromkeys(("parameters", "seeds", "fall", "steps", "seconds", "contraction", "bound"), "") | row)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--parts", nargs="+", default=["memory", "runs", "tv"], choices=["memory", "runs", "tv"])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"steps": options.steps, "marks": MARKS, "rows": [], "runs": [], "tv": [], "memory": []}
+    if RESULTS.exists():
+        results |= json.loads(RESULTS.read_text())
+    if results["steps"] != options.steps:
+        parser.error(f"{RESULTS} is of {results['steps']} steps; delete it, or give the same.")
+
+    def write(part: str, value: dict[str, Any]) -> None:
+        current = json.loads(RESULTS.read_text()) if RESULTS.exists() else results  # another process may have added to it
+        current[part].append(value)
+        current["rows"] = rows(current)
+        RESULTS.write_text(json.dumps(current, indent=1) + "\n")
+        results.update(current)
+
+    data = wp.data.load("deblurring")
+    assert data.X_test is not None and data.y_test is not None
+    for part in options.parts:
+        if part == "memory":
+            for number in (5, 10, 20, 40):
+                if not any(r["iterations"] == number for r in results["memory"]):
+                    grown = {kind: memory(kind, number) for kind in ("bounded", "unrolled")}
+                    write("memory", {"iterations": number, **grown})
+        elif part == "runs":
+            for seed in range(options.seeds):
+                if not any(r["seed"] == seed for r in results["runs"]):
+                    write("runs", run(seed, options.steps, data))
+        else:
+            for weight in WEIGHTS:
+                if not any(r["weight"] == weight for r in results["tv"]):
+                    restored = total_variation(weight, data.X_test)
+                    write("tv", {"weight": weight, **measured(restored, data.y_test)})
+
+
+if __name__ == "__main__":
+    main()

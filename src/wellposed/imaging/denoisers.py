@@ -1,0 +1,218 @@
+"""Small convolutional denoisers, free or with a bounded Lipschitz constant."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed._checks import check_interval, check_positive_integer
+from wellposed.nn.parametrizations import conv_norm_upper
+
+#: Frequencies for the norm of one layer of filters, which may be many: it has few channels.
+_GRID = 32
+
+
+class DnCNN(nn.Module):
+    """x - net(x), where net is convolutions 3 x 3 with ReLUs between them [zhang2017].
+
+    Nothing bounds its Lipschitz constant. The last convolution starts at a tenth of its size, so
+    that the network starts near the identity.
+
+    Args:
+        channels: Of the images.
+        features: Channels inside.
+        depth: Convolutions, at least 2.
+        generator: Of the initialization.
+    """
+
+    lipschitz = math.inf
+
+    def __init__(
+        self, channels: int = 1, features: int = 32, depth: int = 4, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        for name, value in (("channels", channels), ("features", features), ("depth", depth)):
+            check_positive_integer("DnCNN", name, value)
+        widths = [channels, *[features] * (max(depth, 2) - 1), channels]
+        self.kernels = nn.ParameterList(
+            torch.randn(b, a, 3, 3, generator=generator) * math.sqrt(2 / (9 * a))
+            for a, b in zip(widths, widths[1:], strict=False)
+        )
+        self.biases = nn.ParameterList(torch.zeros(b) for b in widths[1:])
+        with torch.no_grad():
+            self.kernels[-1] *= 0.1
+
+    def weights(self) -> list[tuple[Tensor, Tensor]]:
+        """Kernels and biases of the convolutions."""
+        return list(zip(self.kernels, self.biases, strict=True))
+
+    def apply_weights(self, x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """The network with given weights."""
+        h = x
+        for i, (kernel, bias) in enumerate(weights):
+            h = nn.functional.conv2d(torch.relu(h) if i else h, kernel, bias, padding=1)
+        return x - h
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> the same."""
+        return self.apply_weights(x, self.weights())
+
+
+class BoundedDnCNN(nn.Module):
+    r"""A residual network of convolutions whose Lipschitz constant is at most `bound`.
+
+        h_0 = (x, 0, ..., 0),    h_{l+1} = h_l - 2 W_l^T relu(W_l h_l + b_l),    |W_l| <= 1,
+
+    and the output is `bound` times the first channels of the last h. Every step subtracts twice the
+    gradient of a convex function with a 1-Lipschitz gradient, and is 1-Lipschitz [meunier2022]. The
+    kernels of W_l are divided by `conv_norm_upper` where it exceeds 1.
+
+    Args:
+        channels: Of the images.
+        features: Channels of h and rows of every W_l.
+        depth: Steps.
+        bound: In (0, 1).
+        kernel_size: Of the W_l, odd.
+        generator: Of the initialization.
+    """
+
+    def __init__(
+        self,
+        channels: int = 1,
+        features: int = 32,
+        depth: int = 4,
+        *,
+        bound: float = 0.99,
+        kernel_size: int = 3,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("channels", channels), ("features", features), ("depth", depth)):
+            check_positive_integer("BoundedDnCNN", name, value)
+        check_interval("BoundedDnCNN", "bound", bound, low=0.0, high=1.0, closed="neither")
+        self.channels, self.features, self.bound = channels, features, bound
+        shape = (features, features, kernel_size, kernel_size)
+        self.kernels = nn.ParameterList(
+            torch.randn(*shape, generator=generator) / (kernel_size * math.sqrt(features)) for _ in range(depth)
+        )
+        self.biases = nn.ParameterList(torch.zeros(features) for _ in range(depth))
+
+    @property
+    def lipschitz(self) -> float:
+        """An upper bound of the Lipschitz constant, for the kernels as their dtype stores them.
+
+        With |W|^2 = 1 + e after rounding a step has the constant 1 + 2 e.
+        """
+        with torch.no_grad():
+            norms = [float(conv_norm_upper(K)) for K, _ in self.weights()]
+        return self.bound * math.prod(max(1.0, 2 * norm**2 - 1) for norm in norms)
+
+    def weights(self) -> list[tuple[Tensor, Tensor]]:
+        """The kernels inside the unit ball, and the biases; made once for many evaluations."""
+        return [(K / conv_norm_upper(K).clamp(min=1).to(K.dtype), b) for K, b in zip(self.kernels, self.biases, strict=True)]
+
+    def apply_weights(self, x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """The network with given weights."""
+        h = nn.functional.pad(x, (0, 0, 0, 0, 0, self.features - self.channels))
+        for K, b in weights:
+            padding = K.shape[-1] // 2
+            s = torch.relu(nn.functional.conv2d(h, K, b, padding=padding))
+            h = h - 2 * nn.functional.conv_transpose2d(s, K, padding=padding)
+        return self.bound * h[:, : self.channels]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> the same."""
+        return self.apply_weights(x, self.weights())
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.features}, {len(self.kernels)}, bound={self.bound:g}"
+
+
+class AdaptiveDenoiser(nn.Module):
+    r"""A denoiser that adapts to the data, with a Lipschitz constant in x of at most `bound` = k.
+
+        N(x) = k S(x) + (1 - k) p,    S(x) = x - 2 K^T (c * clip(K x, -t, t)),    |K| <= 1
+
+    The weights 0 <= c <= 1 of every filter at every pixel and the image p are computed by a free
+    convolutional network, of a first estimate: (A^T A + e)^-1 A^T y, where e is learned, or A^T y
+    if the operator has no `prox_l2`. Whatever they are, S is 1-Lipschitz in x. Kernels of K have
+    mean 0.
+
+    Args:
+        channels: Of the images.
+        features: Filters of K.
+        kernel_size: Of K, odd.
+        hidden, depth: Channels and convolutions of the free network; depth is at least 2.
+        bound: k, in (0, 1).
+        generator: Of the initialization.
+    """
+
+    def __init__(
+        self,
+        channels: int = 1,
+        features: int = 16,
+        *,
+        kernel_size: int = 5,
+        hidden: int = 32,
+        depth: int = 5,
+        bound: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("channels", channels), ("features", features), ("hidden", hidden), ("depth", depth)):
+            check_positive_integer("AdaptiveDenoiser", name, value)
+        check_interval("AdaptiveDenoiser", "bound", bound, low=0.0, high=1.0, closed="neither")
+        self.channels, self.features, self.bound = channels, features, bound
+        self.kernel = nn.Parameter(torch.randn(features, channels, kernel_size, kernel_size, generator=generator) / kernel_size)
+        self.log_threshold = nn.Parameter(torch.linspace(math.log(0.002), math.log(0.05), features))
+        self.log_e = nn.Parameter(torch.tensor(math.log(0.05)))
+        widths = [channels, *[hidden] * (max(depth, 2) - 1), features + channels]
+        self.kernels = nn.ParameterList(
+            torch.randn(b, a, 3, 3, generator=generator) * math.sqrt(2 / (9 * a)) for a, b in itertools.pairwise(widths)
+        )
+        self.biases = nn.ParameterList(torch.zeros(b) for b in widths[1:])
+        with torch.no_grad():
+            self.kernels[-1] *= 0.1
+
+    @property
+    def lipschitz(self) -> float:
+        """An upper bound of the Lipschitz constant in x, for the kernel as its dtype stores it."""
+        with torch.no_grad():
+            norm = float(conv_norm_upper(self.weights()[0], grid=_GRID))
+        return self.bound * max(1.0, 2 * norm**2 - 1)
+
+    def condition(self, operator: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, features, height, width) c and (batch, channels, height, width) p, of the
+        data."""
+        first: Tensor = operator.A_adjoint(y)
+        if hasattr(operator, "prox_l2"):
+            first = operator.prox_l2(torch.zeros_like(first), y, torch.exp(-self.log_e))
+        h = 4 * (first - first.mean(dim=(2, 3), keepdim=True))
+        for i, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
+            reach = 1 if i in (0, len(self.kernels) - 1) else 2
+            h = nn.functional.conv2d(torch.relu(h) if i else h, kernel, bias, padding=reach, dilation=reach)
+        return torch.sigmoid(h[:, : self.features]), first + h[:, self.features :] / 4
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """The kernel inside the unit ball, and the thresholds; made once for many evaluations."""
+        K = self.kernel - self.kernel.mean(dim=(2, 3), keepdim=True)
+        return K / conv_norm_upper(K, grid=_GRID).clamp(min=1).to(K.dtype), self.log_threshold.exp().reshape(-1, 1, 1)
+
+    def apply_weights(self, x: Tensor, weights: tuple[Tensor, Tensor], c: Tensor, p: Tensor) -> Tensor:
+        """The denoiser with given weights, for the maps of `condition`."""
+        K, t = weights
+        padding = K.shape[-1] // 2
+        v = nn.functional.conv2d(x, K, padding=padding)
+        smoothed = x - 2 * nn.functional.conv_transpose2d(c * torch.maximum(torch.minimum(v, t), -t), K, padding=padding)
+        return self.bound * smoothed + (1 - self.bound) * p
+
+    def forward(self, x: Tensor, operator: Any, y: Tensor) -> Tensor:
+        """(batch, channels, height, width), for an image x and the data y of an operator."""
+        return self.apply_weights(x, self.weights(), *self.condition(operator, y))
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.features}, bound={self.bound:g}"
