@@ -9,6 +9,7 @@ from wellposed.nn.activations import AbstractActivation, Identity, LeakyReLU, Re
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions import unrolled, weight_tied
 from wellposed.nn.families import AbstractContraction, AbstractNetwork, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ
+from wellposed.nn.graph import GraphCell
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.learned import AndersonWeights, LearnedAnderson, train_learned
 from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell
@@ -27,6 +28,7 @@ __all__ = [
     "EquilibriumCache",
     "EquilibriumLayer",
     "GaussianDEQ",
+    "GraphCell",
     "Identity",
     "ImplicitOnlyDEQ",
     "LeakyReLU",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 
 _MOST_STEPS = 200
 
@@ -136,3 +137,13 @@ def increasing_root(g: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, h
         if bool(settled.all()):
             break
     return w
+
+
+def check_activation(owner: str, activation: Any) -> AbstractActivation:
+    """The activation that `owner` was given."""
+    if not isinstance(activation, AbstractActivation):
+        kind = f"{type(activation).__module__}.{activation!r}"
+        raise InvalidType(
+            f"The 'activation' parameter of {owner} must be one of wellposed.nn, such as wp.nn.ReLU(); got {kind}."
+        )
+    return activation

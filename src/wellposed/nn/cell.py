@@ -15,6 +15,7 @@ from wellposed._checks import check_positive_integer
 from wellposed._torch import BatchNorm
 from wellposed._tree import LOW_PRECISION, Layout, check_features, first_tensor, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.nn._activation import check_activation
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.maps.affine import DenseMap, OperatorMap
 from wellposed.nn.maps.operator import MonotoneOperator, OperatorCache
@@ -33,6 +34,8 @@ class AbstractCell(nn.Module, abc.ABC):
     parts without z are made once per solve, products in place, adjoints by formula.
     """
 
+    #: Whether rows depend on each other: a layer then solves the batch as one sample without groups.
+    couples_rows: bool = False
     overridden: bool = False  #: Whether a subclass has a `forward` that its `bind` does not know.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -45,22 +48,14 @@ class AbstractCell(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
-        """(batch, ...) the shape of z for an input x; raises for an input that does not fit."""
+        """(batch, ...) the shape of z for an input x; raises for an input that does not fit.
+
+        A cell whose state has another dtype than x also has a method `state_dtype(x)`.
+        """
 
     @abc.abstractmethod
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         """f(z, x)."""
-
-
-def activation_of(owner: str, activation: Any) -> AbstractActivation:
-    """The activation that `owner` was given, `ReLU()` for None."""
-    activation = ReLU() if activation is None else activation
-    if not isinstance(activation, AbstractActivation):
-        kind = f"{type(activation).__module__}.{activation!r}"
-        raise InvalidType(
-            f"The 'activation' parameter of {owner} must be one of wellposed.nn, such as wp.nn.ReLU(); got {kind}."
-        )
-    return activation
 
 
 class DenseCell(AbstractCell):
@@ -102,7 +97,7 @@ class DenseCell(AbstractCell):
         super().__init__()
         check_positive_integer("DenseCell", "in_features", in_features)
         check_positive_integer("DenseCell", "width", width)
-        activation = activation_of("DenseCell", activation)
+        activation = check_activation("DenseCell", ReLU() if activation is None else activation)
         if not isinstance(weight, (Spectral, Monotone, type(None))):
             raise InvalidType(
                 f"The 'weight' parameter of DenseCell must be Spectral(...), Monotone(...) or None; got {weight!r}. "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances
-from wellposed._torch import eager, require_values, transforms_active, unhooked
+from wellposed._torch import apart, eager, require_values, transforms_active
 from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
@@ -87,7 +87,7 @@ class EquilibriumLayer(nn.Module):
         check_state_shape(state_shape, cell, own=isinstance(cell, AbstractCell))
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
-        self._state_shape, self.coupled = state_shape, coupled
+        self._state_shape, self.coupled = state_shape, coupled or getattr(cell, "couples_rows", False)
         self._record = SolveRecord()
 
     @property
@@ -198,7 +198,7 @@ class EquilibriumLayer(nn.Module):
         require_values("EquilibriumLayer.solve", "Inside them call the layer itself.")
         device_type = first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
-        with torch.no_grad(), torch.autocast(device_type, enabled=False):
+        with torch.no_grad(), apart(), torch.autocast(device_type, enabled=False):
             f, start, layout, options = self._bind(x, z0, groups, warm_start, mixed=mixed)
             outcome = self._solve(f, start, options, record=record)
             solution = options.judge(outcome, layout, f)
@@ -220,7 +220,7 @@ class EquilibriumLayer(nn.Module):
         if not isinstance(self.gradient, ImplicitGradient):
             raise InvalidType(f"linearise solves the exact adjoint; it needs ImplicitGradient(), not {self.gradient!r}.")
         require_values("EquilibriumLayer.linearise", "Call it outside of them.")
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad(), apart(), torch.autocast(x.device.type, enabled=False):
             f, start, layout, options = self._bind(x, z0, whole=False)
             if not isinstance(f, AbstractStructuredMap):
                 raise InvalidType(f"linearise needs a cell with a known adjoint, such as DenseCell; got {self.cell!r}.")
@@ -242,9 +242,11 @@ class EquilibriumLayer(nn.Module):
                     "spectral_norm) or a `forward` of a subclass would be ignored. Wrap the cell in a module of your own."
                 )
             shape = self.cell.state_shape(x)
+            other: Any = getattr(self.cell, "state_dtype", None)
+            dtype = x.dtype if other is None else other(x)
             # one zero for all entries: the start is only read
-            state = torch.zeros((), dtype=x.dtype, device=x.device).expand(shape) if z0 is None else z0
-            layout = self._check_start(state, shape, x.dtype)
+            state = torch.zeros((), dtype=dtype, device=first_tensor(x).device).expand(shape) if z0 is None else z0
+            layout = self._check_start(state, shape, dtype)
             f: AbstractMap = self.cell.bind(x)
         else:
             state = zero_state(x, self._state_shape) if z0 is None else z0
@@ -274,7 +276,7 @@ class EquilibriumLayer(nn.Module):
         keep_image: bool = False,
         graph: bool = False,
     ) -> Outcome:
-        with torch.no_grad(), nullcontext() if graph else unhooked():
+        with torch.no_grad(), nullcontext() if graph else apart():
             if not isinstance(f, AbstractStructuredMap):
                 return options.run(f, z.detach(), record=record, graph=graph)
             # the default start is a single zero for all entries, which is read once

@@ -13,7 +13,8 @@ from wellposed_lab.papers import reproduce
 from wellposed_lab.papers.ling2022.lemma1 import Lemma1
 
 NAME, CHANGES = "ling2022/lemma1", {"widths": (8, 16), "draws": 3, "seeds": (0, 1)}
-LOOPBACK: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 40}
+#: A free port for the page of the cluster: None takes 8787, which another cluster may have.
+LOOPBACK: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 40}
 
 
 def values(**options: Any) -> list[dict[str, Any]]:

@@ -187,11 +187,11 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 def test_hostile_yaml_is_one_sentence_at_once(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text, encoding="utf-8")
-    began = time.monotonic()
+    began = time.process_time()  # not by the clock: others may have the processor
     with pytest.raises(InvalidArgument, match=says) as caught:
         read(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def said(*changes: str) -> tuple[str, list[int] | str | None, str]:
         (["data.name=moons", "model.name=skip"], "skip", None, "squared"),
         (["data.name=moons", "model.name=dense"], "dense", None, "cross_entropy"),
         (["data.name=camvid"], "segmenter", None, "segmentation"),
+        (["data.name=wikitext2"], "transformer", None, "next_token"),
         (["model.name=monotone_classifier"], "monotone_classifier", None, "cross_entropy"),
         (["model.name=dense", "data.classes=[3, 8]"], "dense", [3, 8], "cross_entropy"),
         (["data.classes=[3, 8]"], "gaussian", [3, 8], "squared"),

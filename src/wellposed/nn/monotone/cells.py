@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from wellposed._checks import check_positive_integer
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn.activations import AbstractActivation
-from wellposed.nn.cell import AbstractCell, activation_of
+from wellposed.nn._activation import check_activation
+from wellposed.nn.activations import AbstractActivation, ReLU
+from wellposed.nn.cell import AbstractCell
 from wellposed.nn.maps.affine import OperatorMap
 from wellposed.nn.maps.operator import OperatorCache
 from wellposed.nn.monotone._lattice import largest_norm_upper, symbol
@@ -42,7 +43,8 @@ class _ImageCell(AbstractCell):
         name = type(self).__name__
         check_positive_integer(name, "in_channels", in_channels)
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.in_channels, self.activation = in_channels, activation_of(name, activation)
+        self.in_channels = in_channels
+        self.activation = check_activation(name, ReLU() if activation is None else activation)
         structure: dict[str, Any] = {"margin": margin, "padding": padding, "scale": scale}
         self.weights = TierWeights(self._tiers(channels), kernel_size, **structure, generator=generator, **factory_kwargs)
         spread = math.sqrt(2 / (in_channels * kernel_size**2))

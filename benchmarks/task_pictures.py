@@ -1,0 +1,104 @@
+"""Draw the pictures of docs/tasks from benchmarks/results.
+
+    python benchmarks/task_pictures.py
+
+Writes docs/images/task_graphs.png, task_imaging.png and task_reasoning.png, each if its results exist.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+import wellposed as wp
+
+ROOT = Path(__file__).parents[1]
+COLOURS = ["#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7"]  # distinct also for most colour-blind readers
+
+
+def graphs(results: dict[str, Any]) -> Figure:
+    """Accuracy by the distance from the first node, on the longest chains."""
+    length = max(run["length"] for run in results["runs"])
+    runs = [run for run in results["runs"] if run["length"] == length]
+    figure = Figure(figsize=(7, 3), layout="constrained", facecolor="white")
+    ax = figure.subplots()
+    for name, label, colour in (("ours", "equilibrium", COLOURS[0]), ("gcn", "GCN with 5 layers", COLOURS[3])):
+        curves = np.array([run[name]["by_distance"] for run in runs])
+        ax.plot(100 * curves.mean(0), color=colour, linewidth=2, label=label)
+        ax.fill_between(np.arange(length), 100 * curves.min(0), 100 * curves.max(0), color=colour, alpha=0.2, linewidth=0)
+    ax.axhline(5, color="grey", linestyle=":", label="chance")
+    ax.set(xlabel="edges from the node that has the class", ylabel="accuracy (%)", ylim=(0, 103), xlim=(0, length - 1))
+    ax.legend(loc="center right", frameon=False)
+    return figure
+
+
+def reasoning(results: dict[str, Any]) -> Figure:
+    """Exact answers by iterations for every difficulty, and a maze with its way."""
+    figure = Figure(figsize=(10, 3.4), layout="constrained", facecolor="white")
+    places = figure.subplots(1, 3, width_ratios=[1, 1, 0.8])
+    for ax, name, title in zip(
+        places, ("sudoku", "mazes"), ("sudoku (trained: 6 to 10 givens)", "mazes (trained: 9 x 9)"), strict=False
+    ):
+        runs = [run for run in results["runs"] if run["puzzle"] == name]
+        marks = results["marks"][name]
+        levels = list(runs[0]["levels"]) if runs else []
+        for level, colour in zip(levels, COLOURS, strict=False):
+            label = f"{level} givens" if name == "sudoku" else f"{level} x {level}"
+            for carry, style in ((True, "-"), (False, ":")):
+                curves = [run["levels"][level]["curve"] for run in runs if run["carry"] is carry]
+                if curves:
+                    ax.plot(marks, 100 * np.mean(curves, axis=0), style, color=colour, label=label if carry else None)
+        ax.set(xlabel="iterations", ylabel="exact answers (%)", title=title, xscale="log", ylim=(-3, 103))
+        ticks = [m for m in (1, 2, 4, 8, 16, 32, 64, 128) if marks[0] <= m <= marks[-1]]
+        ax.set_xticks(ticks, [str(m) for m in ticks])
+        ax.minorticks_off()
+        ax.legend(frameon=False, fontsize=8)
+    data = wp.data.load("mazes", n=1, size=21, seed=3)
+    walls, start, end = data.X[0].numpy()
+    picture = np.ones((21, 21, 3))
+    picture[data.y[0].numpy() == 1] = (0.34, 0.71, 0.91)
+    picture[walls == 1] = 0.2
+    picture[start == 1], picture[end == 1] = (0, 0.62, 0.45), (0.84, 0.37, 0)
+    places[2].imshow(picture)
+    places[2].set(title="a maze of 21 x 21 and its way", xticks=[], yticks=[])
+    return figure
+
+
+def imaging(results: dict[str, Any]) -> Figure:
+    """PSNR by iterations if it is measured, and a drawn image restored by the weights of the package."""
+    data = wp.data.load("deblurring_leaves", n=1, n_test=1, size=128, seed=3)
+    with torch.no_grad():
+        restored = wp.tasks.load("deblurring")(data.X_test)
+    images = {"blurred, with noise": data.X_test, "restored": restored, "truth": data.y_test}
+    figure = Figure(figsize=(13 if results["runs"] else 9, 3.3), layout="constrained", facecolor="white")
+    places = list(figure.subplots(1, 4 if results["runs"] else 3, squeeze=False)[0])
+    if results["runs"]:
+        ax = places.pop(0)
+        for kind, label, colour in (("bounded", "equilibrium", COLOURS[0]), ("unrolled", "10 unrolled steps", COLOURS[3])):
+            ax.plot(
+                results["marks"], np.mean([run[kind]["curve"] for run in results["runs"]], axis=0), color=colour, label=label
+            )
+        ax.axvline(10, color="grey", linestyle=":", linewidth=1)
+        ax.set(xlabel="iterations", ylabel="PSNR of the test images (dB)")
+        ax.legend(frameon=False)
+    for ax, (title, image) in zip(places, images.items(), strict=True):
+        error = float((image - data.y_test).square().mean())
+        ax.imshow(image[0, 0].numpy(), cmap="gray", vmin=0, vmax=1)
+        ax.set(title=f"{title}, {-10 * np.log10(error):.1f} dB" if error else title, xticks=[], yticks=[])
+    return figure
+
+
+def main() -> None:
+    for name, draw in (("graphs", graphs), ("imaging", imaging), ("reasoning", reasoning)):
+        results = ROOT / "benchmarks" / "results" / f"{name}.json"
+        if results.exists():
+            draw(json.loads(results.read_text())).savefig(ROOT / "docs" / "images" / f"task_{name}.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Sharp images from blurred ones with noise, as an equilibrium."""
+
+from __future__ import annotations
+
+import torch
+
+from wellposed._checks import Policy
+from wellposed.imaging import AdaptiveDenoiser, Blur, DEQGrad, Reconstructor, gaussian_kernel
+from wellposed.implicit import ImplicitGradient
+
+
+def deblurrer(
+    width: int = 40,
+    *,
+    sigma: float = 1.0,
+    size: int = 7,
+    channels: int = 1,
+    bound: float = 0.9,
+    rtol: float = 1e-3,
+    max_steps: int = 60,
+    on_failure: Policy = "warn",
+    generator: torch.Generator | None = None,
+) -> Reconstructor:
+    """A network that removes a Gaussian blur, `DEQGrad` with an `AdaptiveDenoiser` of 16 filters.
+
+        >>> import torch, wellposed as wp
+        >>> wp.tasks.deblurrer(8)(torch.rand(2, 1, 32, 32)).shape
+        torch.Size([2, 1, 32, 32])
+
+    `layer.cell.contraction` is below 1 for all weights, so every image has one reconstruction.
+
+    Args:
+        width: Channels of the network that adapts the denoiser to the data.
+        sigma, size: Standard deviation of the blur in pixels, and the side of its kernel.
+        channels: Of the images.
+        bound: Of the Lipschitz constant of the denoiser, in (0, 1).
+        rtol, max_steps, on_failure: As for `EquilibriumLayer`.
+        generator: Of the parameters.
+    """
+    denoiser = AdaptiveDenoiser(channels, 16, hidden=width, bound=bound, generator=generator)
+    cell = DEQGrad(Blur(gaussian_kernel(sigma, size)), denoiser)
+    gradient = ImplicitGradient(rtol=1e-2)  # loose: training does not need more
+    return Reconstructor(cell, gradient=gradient, rtol=rtol, max_steps=max_steps, on_failure=on_failure)
