@@ -13,7 +13,7 @@ PORTION ?= 0.48
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench tables bench-choices bench-own bench-kernels bench-peers bench-kernel-peers clean
+.PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench tables bench-choices bench-own bench-tasks bench-kernels bench-peers bench-kernel-peers clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,13 @@ bench-choices: $(VENV)/.installed-run  ## Time solvers, gradients and networks f
 
 bench-own: $(PEERS)/.installed  ## Time a user's own module: us, torchdeq, a loop; Auto and its parts (pass options as ARGS=...).
 	PYTHONPATH=src $(PEERS)/bin/python benchmarks/own_cell.py $(ARGS)
+
+bench-tasks: $(VENV)/.installed-run  ## Train and measure the tasks of graphs, reasoning and images (needs scikit-image), with their pictures: hours.
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/task_graphs.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/task_reasoning.py sudoku mazes
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/task_imaging.py
+	$(VENV)/bin/python benchmarks/task_pictures.py
+	$(VENV)/bin/python benchmarks/tables.py
 
 bench-kernels: $(VENV)/.installed-run  ## Time tangent kernels: us, neural-tangents, torch.func (pass options as ARGS=...).
 	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)

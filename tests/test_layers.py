@@ -17,16 +17,19 @@ LEAVES = {"data", "plot"}
 # What each part of the library may import, besides itself and COMMON.
 LIBRARY: dict[str, set[str]] = {layer: set(CORE[:rank]) for rank, layer in enumerate(CORE)}
 LIBRARY |= {"convex": set(CORE), "kernel": set(CORE)}
+LIBRARY["gpytorch"] = {*CORE, "kernel"}
 LIBRARY["certify"] = {*CORE, "convex", "kernel"}
 LIBRARY["descent"] = LIBRARY["certify"] | {"certify"}
 LIBRARY["prove"] = LIBRARY["descent"] | {"descent"}
 LIBRARY["sklearn"] = LIBRARY["lightning"] = LIBRARY["descent"] | {"descent"}
+LIBRARY["imaging"] = set(CORE)
+LIBRARY["tasks"] = {*CORE, "imaging"}
 LIBRARY["testing"] = LIBRARY["sklearn"]
 LIBRARY["landscape"] = LIBRARY["descent"] | {"descent"} | LEAVES
 LIBRARY |= {leaf: set() for leaf in LEAVES} | {"__main__": set()}
 
 # The laboratory may import the whole library; these are the arrows between its own parts.
-LABORATORY: dict[str, set[str]] = {"runs": set(), "report": {"runs"}, "papers": {"runs"}}
+LABORATORY: dict[str, set[str]] = {"runs": set(), "report": {"runs"}, "papers": {"runs"}, "tasks": set()}
 LABORATORY["cli"] = {"runs", "report", "papers"}
 LABORATORY["__main__"] = {"cli"}
 

@@ -55,7 +55,7 @@ __version__ = "0.1.0.dev0"
 
 #: Public too, but imported at the first use: scikit-learn is optional, and conformance tests are for test files.
 _ESTIMATORS = ("EquilibriumClassifier", "EquilibriumRegressor")
-_LAZY = ("sklearn", "testing")
+_LAZY = ("imaging", "sklearn", "tasks", "testing")
 #: Former names and where their content is now.
 _MOVED = {"experiments": "wellposed_lab.papers", "train": "wellposed.descent (full batch) and wellposed_lab.runs (minibatches)"}
 
@@ -115,7 +115,7 @@ __all__ = [
 
 
 if _typing.TYPE_CHECKING:  # a type checker sees the names themselves, so that it finds misspelt ones
-    from wellposed import sklearn, testing  # noqa: F401
+    from wellposed import imaging, sklearn, tasks, testing  # noqa: F401
     from wellposed.sklearn import EquilibriumClassifier, EquilibriumRegressor  # noqa: F401
 else:
 

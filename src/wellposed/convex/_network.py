@@ -17,7 +17,8 @@ from wellposed.convex.stages import AbstractPrior, AbstractStage, UnitLayer, as_
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient
 from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer
-from wellposed.nn.cell import activation_of
+from wellposed.nn._activation import check_activation
+from wellposed.nn.activations import ReLU
 from wellposed.solve import AbstractSolver, Solution
 
 
@@ -56,7 +57,8 @@ class AbstractOptEq(nn.Module, abc.ABC):
         name = type(self).__name__
         check_interval(name, "alpha", alpha, low=0.0, high=1.0)
         check_interval(name, "mu", mu, low=0.0, closed="neither")
-        self.alpha, self.mu, self.activation = float(alpha), float(mu), activation_of(name, activation)
+        self.alpha, self.mu = float(alpha), float(mu)
+        self.activation = check_activation(name, ReLU() if activation is None else activation)
         self.prior: AbstractPrior | None = as_prior(prior, name)
         self.layer = EquilibriumLayer(_Cell(self), solver, gradient, on_failure=on_failure, rtol=rtol, max_steps=max_steps)
 

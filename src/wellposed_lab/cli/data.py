@@ -14,6 +14,9 @@ from rich.table import Table
 from wellposed.data import Dataset, load
 from wellposed.data._load import NAMES
 from wellposed.data.files import FILES, path_of
+from wellposed.data.puzzles import PUZZLES
+from wellposed.data.restoration import IMAGES
+from wellposed.data.text import TEXTS, paths_of
 from wellposed.errors import InvalidArgument, WellposedError, did_you_mean
 from wellposed_lab.cli._app import ExitCode, app, guarded, message_console, print_plain, print_table
 
@@ -87,17 +90,18 @@ def check(
     folder = os.environ.get("WELLPOSED_DATA")
     if not folder:
         raise InvalidArgument("WELLPOSED_DATA is not set: set it to the folder with mnist.npz and the like.")
+    known = (*FILES, *TEXTS)
     for name in names or []:
-        if name not in FILES:
-            raise InvalidArgument(f"{name!r} has no file; with files are {', '.join(FILES)}.{did_you_mean(name, FILES)}")
-    chosen = list(names) if names else [name for name in FILES if (Path(folder) / f"{name}.npz").is_file()]
+        if name not in known:
+            raise InvalidArgument(f"{name!r} has no file; with files are {', '.join(known)}.{did_you_mean(name, known)}")
+    chosen = list(names) if names else [name for name in known if all(path.is_file() for path in _files(name))]
     if not chosen:
         raise InvalidArgument(f"{folder} holds none of {', '.join(f'{name}.npz' for name in FILES)}; put some there.")
     rows = []
     with message_console().status("checking") as status:
         for name in chosen:
             status.update(f"checking {name}")
-            rows.append({"name": name, **_checked(name, Path(folder))})
+            rows.append({"name": name, **_checked(name)})
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
@@ -107,10 +111,14 @@ def check(
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _checked(name: str, folder: Path) -> dict[str, Any]:
-    path = folder / f"{name}.npz"
-    if not path.is_file():
-        return {"good": False, "says": f"{path} does not exist"}
+def _files(name: str) -> list[Path]:
+    """The files of a data set in $WELLPOSED_DATA, which is set."""
+    return [path for path in (paths_of(name) or () if name in TEXTS else (path_of(name),)) if path is not None]
+
+
+def _checked(name: str) -> dict[str, Any]:
+    if missing := [path for path in _files(name) if not path.is_file()]:
+        return {"good": False, "says": f"{missing[0]} does not exist"}
     try:
         data = load(name)
     except WellposedError as error:
@@ -119,14 +127,27 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _origin(name: str) -> dict[str, Any]:
-    built_in = {"sphere": "any number", "moons": "any number", "digits": "1797 of 8x8"}
+    built_in = dict.fromkeys(("sphere", "moons", *PUZZLES, "deblurring_leaves"), "any number") | {"digits": "1797 of 8x8"}
     if name in built_in:
         drawn = name != "digits"
         available = drawn or importlib.util.find_spec("sklearn") is not None
         return {"samples": built_in[name], "available": available, "from": "drawn" if drawn else "scikit-learn"}
+    if name in TEXTS:
+        paths = _files(name)
+        available = bool(paths) and all(path.is_file() for path in paths)
+        there = (
+            str(paths[0].parent)
+            if available
+            else f"{' and '.join(f'{name}/{file}' for file in TEXTS[name])} in $WELLPOSED_DATA"
+        )
+        return {"samples": "windows of tokens", "available": available, "from": there}
+    if name == "deblurring":
+        needed = [path_of(file) for file in IMAGES]
+        available = all(path is not None and path.is_file() for path in needed)
+        return {"samples": "64x64 and 160x160", "available": available, "from": f"{' and '.join(IMAGES)}, with blur and noise"}
     shape, classes, remote = FILES[name]
     path = path_of(name)
-    samples = f"{'x'.join(map(str, shape))}, {classes} classes"
+    samples = f"{'x'.join(map(str, shape))}, {f'{classes} classes' if classes else 'no labels'}"
     if path is not None and path.is_file():
         return {"samples": samples, "available": True, "from": str(path)}
     fetched = f", or OpenML ({remote})" if remote else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +42,7 @@ EPILOG = (
     "  wellposed train --set data.name=houses.csv --set data.target=price\n\n"
     "  wellposed train --show-config > config.yaml; wellposed train config.yaml --out runs/first\n\n"
     "  wellposed train --resume runs/first\n\n"
+    "  wellposed train --set run.devices=2\n\n"
     "  torchrun --nproc-per-node 2 -m wellposed train config.yaml --out runs/second\n\n"
     "[bold]Networks[/] (model.name)\n\n"
     + "\n\n".join(f"  {name}: {kind.summary.replace('[', chr(92) + '[')}" for name, kind in MODELS.items())
@@ -93,6 +96,8 @@ def train(
     if show_config:
         typer.echo(settings.to_yaml(), nl=False)
         return
+    if settings.run.devices > 1 and "WORLD_SIZE" not in os.environ:
+        raise typer.Exit(_in_processes(settings.run.devices, folder, [] if resume else ["--out", str(folder)]))
     epochs = settings.run.epochs
     with progress_display("training", epochs, show=not quiet, line=LINE, bar=BAR, ends=False) as display:
         try:
@@ -124,6 +129,16 @@ def train(
     if trained.outcome.stop == "not_finite":
         print_message("The loss became NaN or infinite: lower optimizer.lr.")
         raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _in_processes(devices: int, folder: Path, more: list[str]) -> int:
+    """The exit code of this command in several processes; the first one prints."""
+    from wellposed_lab.runs.launch import launch
+
+    code, what = launch(devices, [*sys.argv[1:], *more])
+    if what:
+        print_message(f"{what} Nothing is lost up to the last checkpoint. Continue with: wellposed train --resume {folder}")
+    return code
 
 
 def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[RunConfig, Path]:
@@ -182,7 +197,7 @@ def _show(trained: Trained, settings: RunConfig, proof: str) -> None:
             f"{summary['epochs']} epochs, {summary['steps']} steps, {_seconds(summary['seconds'])}: {summary['stop_message']}",
         ),
     ]
-    for measure, form in (("loss", "{:.4g}"), ("accuracy", "{:.2%}"), ("miou", "{:.2%}")):
+    for measure, form in (("loss", "{:.4g}"), ("accuracy", "{:.2%}"), ("miou", "{:.2%}"), ("psnr", "{:.2f} dB")):
         found = [(part, last[f"{part}_{measure}"]) for part in ("train", "validation", "test") if f"{part}_{measure}" in last]
         if found:
             rows.append((measure, ", ".join(f"{part} {form.format(value)}" for part, value in found)))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean, required
+from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean
 from wellposed.plot._figure import new_figure
 from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.record import Record, TaskCache, program, write
 from wellposed_lab.papers.registry import find
+from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.processes import git_head, on_threads
 
 __all__ = ["about_sizes", "execute", "reproduce", "run_tasks", "why_no_figure"]
@@ -158,29 +159,4 @@ def run_tasks(experiment: str, tasks: Sequence[Task], *, jobs: int = 1, dask: st
         dask: The address of a scheduler, for example "tcp://127.0.0.1:8786"; its workers need the
             same packages and data.
     """
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or (jobs < 1 and jobs != -1):
-        raise InvalidArgument(f"jobs must be an integer of at least 1, or -1 for one per core; got {jobs!r}.")
-    if not tasks:
-        return
-    if dask is None and (jobs == 1 or len(tasks) == 1):
-        for task in tasks:
-            yield execute(experiment, task)
-        return
-    joblib = required("joblib", "Several processes need joblib, and jobs=1 does not", extra="experiments")
-    with ExitStack() as stack:
-        if dask is not None:
-            stack.enter_context(_client(dask))
-            stack.enter_context(joblib.parallel_config(backend="dask"))
-        workers = joblib.Parallel(n_jobs=-1 if dask is not None else jobs, return_as="generator_unordered", batch_size=1)
-        yield from workers(joblib.delayed(execute)(experiment, task) for task in tasks)
-
-
-def _client(address: str) -> Any:
-    distributed = required("distributed", "A Dask cluster needs dask.distributed", extra="experiments")
-    try:
-        return distributed.Client(address, timeout="10s")
-    except (OSError, ValueError, TimeoutError) as error:
-        raise InvalidArgument(
-            f"No Dask scheduler answers at {address!r} ({type(error).__name__}). Start one with `dask scheduler` and workers "
-            "with `dask worker ADDRESS`, or omit the address to use processes of this machine."
-        ) from error
+    yield from unordered(functools.partial(execute, experiment), tasks, jobs=jobs, dask=dask)

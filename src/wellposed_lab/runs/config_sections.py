@@ -19,11 +19,13 @@ COUNT, SEED = 2**31 - 1, 2**63 - 1
 #: The longest text, in characters: no path and no name is longer, and a message that quotes one stays readable.
 LONGEST_TEXT = 1000
 #: Keys that decide only how long a run is and what is kept of it.
-FREE = {"keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
+FREE = {"devices", "keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
 #: Keys that earlier runs do not have. With these values they change nothing, so checkpoints of those runs stay usable.
 ADDED: dict[str, dict[str, Any]] = {
-    "data": dict.fromkeys(("target", "columns", "standardize", "sha256")),
-    "model": dict.fromkeys(("class", "arguments")),
+    "data": {**dict.fromkeys(("target", "columns", "standardize", "sha256", "givens", "words")), "length": 48},
+    "model": dict.fromkeys(("class", "arguments", "heads", "gradient_steps")),
+    "loss": {"penalty": 0.0},
+    "run": {"precision": "full", "accumulate": 1},
 }
 
 
@@ -42,7 +44,8 @@ class DataSection(_Section):
 
     name: str = Field(
         default="digits",
-        description="sphere, moons, digits, mnist, fashion_mnist, cifar10, svhn, camvid, or a file: .csv, .parquet, .npz",
+        description="sphere, moons, digits, chains, sudoku, mazes, deblurring_leaves, deblurring, mnist, fashion_mnist, "
+        "cifar10, svhn, camvid, natural64, cbsd68, wikitext2, or a file: .csv, .parquet, .npz",
     )
     target: str | None = Field(default=None, description="column of a table to learn; target, y or label if null")
     columns: list[str] | None = Field(default=None, description="columns of a table to learn from; null for all others")
@@ -63,10 +66,21 @@ class DataSection(_Section):
         default="sqrt_d", description="norm of every sample; null leaves it, as for files if not said"
     )
     grey: bool = Field(default=False, description="colours to luminance")
-    size: int | None = Field(default=None, ge=1, le=COUNT, description="images resized to this height and width")
+    size: int | None = Field(
+        default=None, ge=1, le=COUNT, description="images resized to this height and width; nodes of chains, side of mazes"
+    )
     flatten: bool | Literal["auto"] = Field(default="auto", description="rows, not images; auto asks the network")
     features: int = Field(default=50, ge=1, le=COUNT, description="dimension of sphere")
-    noise: float = Field(default=0.1, ge=0, description="standard deviation of moons")
+    noise: float = Field(
+        default=0.1,
+        ge=0,
+        description="standard deviation of moons and chains, and of images to restore, there 0.04 if not said",
+    )
+    givens: list[int] | None = Field(default=None, description="sudoku: numbers of given cells; null is 6 to 10")
+    words: int | None = Field(
+        default=None, ge=2, le=COUNT, description="texts: size of the vocabulary of words; null for characters"
+    )
+    length: int = Field(default=48, ge=1, le=COUNT, description="texts: tokens of a window")
     validation: float = Field(default=0.0, ge=0, lt=1, description="part of the training samples kept apart for early stopping")
     seed: int = Field(default=0, ge=0, le=SEED, description="of every draw of data")
 
@@ -90,7 +104,7 @@ class ModelSection(_Section):
     name: str = Field(
         default="auto",
         description="gaussian, skip, implicit_only, monotone, dense, ...: see `wellposed train --help`; auto is gaussian, "
-        "dense for more than two classes, and segmenter for pixels",
+        "dense for more than two classes, segmenter for pixels, and deblurring for images to restore",
     )
     width: int = Field(
         default=256, ge=1, le=COUNT, description="units of the equilibrium; for networks of images channels, 32 if not said"
@@ -103,7 +117,13 @@ class ModelSection(_Section):
     grid: int | None = Field(
         default=None, ge=1, le=COUNT, description="monotone_conv: regions per side that the read-out averages over"
     )
-    bound: float | None = Field(default=None, description="dense: the recurrent matrix keeps a spectral norm of at most this")
+    bound: float | None = Field(
+        default=None, description="dense, node_classifier, deblurring: a Lipschitz constant of at most this"
+    )
+    heads: int | None = Field(default=None, ge=1, le=COUNT, description="transformer: 4 if null")
+    gradient_steps: int | None = Field(
+        default=None, ge=1, le=COUNT, description="transformer: recorded steps of an inexact gradient; null is exact"
+    )
     rtol: float | None = Field(default=None, gt=0, lt=1, description="tolerance of the equilibrium")
     max_steps: int | None = Field(default=None, ge=1, le=COUNT, description="evaluations that an equilibrium may take")
     on_failure: Literal["raise", "warn", "ignore"] = Field(default="warn", description="when an equilibrium is not found")
@@ -134,8 +154,11 @@ class OptimizerSection(_Section):
 class LossSection(_Section):
     """What is minimised, a mean over samples (over pixels for segmentation)."""
 
-    name: Literal["auto", "squared", "cross_entropy", "segmentation"] = Field(
+    name: Literal["auto", "squared", "cross_entropy", "segmentation", "reconstruction", "next_token"] = Field(
         default="auto", description="auto follows the network"
+    )
+    penalty: float = Field(
+        default=0.0, ge=0, description="weight of the Jacobian penalty of equilibria in training; not part of reported losses"
     )
     ignore_index: int | None = Field(
         default=None, description="segmentation: label that does not count; null is void of camvid"
@@ -149,6 +172,15 @@ class RunSection(_Section):
     batch_size: int | None = Field(default=25, ge=1, le=COUNT, description="of all processes together; null for all samples")
     seed: int = Field(default=0, ge=0, le=SEED, description="of initialization and of the order of samples")
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
+    devices: int = Field(
+        default=1, ge=1, le=1024, description="processes on this machine, each with a device; torchrun has its own number"
+    )
+    precision: Literal["full", "bf16-mixed"] = Field(
+        default="full", description="of training steps; bf16-mixed multiplies in bfloat16 around the equilibria, for float32"
+    )
+    accumulate: int = Field(
+        default=1, ge=1, le=COUNT, description="pieces of a batch, one after the other, whose gradients are added: less memory"
+    )
     dtype: Literal["float32", "float64"] = Field(default="float64", description="of parameters and inputs")
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         default="auto",

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed.descent._minibatch import TOTALS, MinibatchStep, World, epoch
+from wellposed.descent._minibatch import TOTALS, epoch
 from wellposed.errors import InvalidArgument
 from wellposed_lab.runs.epoch_logger import EpochLogger, Listener, RunOutcome
 from wellposed_lab.runs.losses import AbstractLoss
-from wellposed_lab.runs.processes import Interruption
+from wellposed_lab.runs.processes import Interruption, World
 from wellposed_lab.runs.training_state import Checkpoint, Progress, check_reachable, forget_tuned_values, restore
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def fit(
 
     The loss of a batch is the mean over its items. The order of the samples is a function of
     `run.seed` and the epoch, and the learning rate a function of the step, so a resumed run has the
-    same numbers. With several processes each works on a part of every batch and gradients are added
-    up: the numbers differ by rounding only.
+    same numbers. With several processes each works on a part of every batch and Lightning Fabric
+    adds the gradients up: the numbers differ by rounding only.
 
     Args:
         model: On the device and of the dtype of the data.
@@ -76,7 +76,7 @@ def fit(
     def step(rows: Tensor) -> Tensor | None:
         return train_step(X, y, rows, rate_of(progress.step), interrupted=interruption.asked)
 
-    with Interruption() as interruption, logger:
+    with Interruption(world.grace) as interruption, logger:
         if checkpoint is None:
             logger.close_epoch(rate=rate_of(0), began=time.perf_counter())
         while progress.stop is None and progress.epoch < options.epochs:
@@ -130,15 +130,15 @@ class TrainStep:
     config: RunConfig
     world: World
 
+    def __post_init__(self) -> None:
+        clip, penalty = self.config.optimizer.clip, self.config.loss.penalty
+        self._step = self.world.step(self.model, self.optimizer, self.loss, clip, penalty)
+
     def __call__(self, X: Tensor, y: Tensor, rows: Tensor, rate: float, *, interrupted: bool) -> Tensor | None:
-        """A `MinibatchStep` on these rows; the last sum counts interrupted processes."""
+        """A step on these rows; the last sum counts interrupted processes."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        step = MinibatchStep(self.model, self.optimizer, self._objective, self.world, self.config.optimizer.clip)
-        return step(X, y, rows, float(interrupted))
-
-    def _objective(self, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
-        return self.loss.total(self.model(x), y), self.loss.count(y)
+        return self._step(X, y, rows, float(interrupted))
 
     @torch.no_grad()
     def evaluate(self, X: Tensor, y: Tensor) -> dict[str, float]:
@@ -155,7 +155,7 @@ class TrainStep:
         if sums is None:  # fewer samples than processes
             output, target = self.model(X[:1]), y[:1]
             sums = torch.zeros(2 + len(self.loss.tally(output, target)), dtype=torch.float64)
-        self.world.add(sums)
+        sums = self.world.add(sums)
         count = int(sums[1])
         return {"loss": float(sums[0]) / max(count, 1), **self.loss.measures(sums[2:], count)}
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from wellposed.convex import OptEq
 from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier, MonotoneConvCell, Spectral
+from wellposed.implicit import PhantomGradient
+from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier, MonotoneConvCell, Spectral, TransformerDEQ
 from wellposed.nn.families import FAMILIES
 from wellposed.solve import PeacemanRachford, TunedStep
+from wellposed.tasks import NodeClassifier, PuzzleSolver, deblurrer
 from wellposed_lab.runs.own_class import own_network
 
 if TYPE_CHECKING:
@@ -113,8 +115,42 @@ def _monotone_conv(d: _Design) -> nn.Module:
     return MonotoneClassifier.conv(shape, d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
 
 
+def _transformer(d: _Design) -> nn.Module:
+    if len(d.shape) != 1 or not d.classes:
+        raise InvalidArgument("model.name='transformer' needs a text: set data.name=wikitext2.")
+    steps = d.options.get("gradient_steps")
+    gradient = {} if steps is None else {"gradient": PhantomGradient(steps, damping=1.0)}
+    kwargs = {**d.factory_kwargs, **d.solver_kwargs, **gradient}
+    return TransformerDEQ(d.classes, d.width, d.options.get("heads", 4), length=d.shape[0], **kwargs)
+
+
 def _opteq(d: _Design) -> nn.Module:
     return Classifier(OptEq(d.features, d.width, **d.factory_kwargs, **d.solver_kwargs), d)
+
+
+def _nodes(d: _Design) -> nn.Module:
+    if len(d.shape) != 2:
+        raise InvalidArgument(f"model.name='node_classifier' needs chains of nodes, as of data.name=chains; got {d.shape}.")
+    return NodeClassifier(d.shape[1], d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
+
+
+def _deblurring(d: _Design) -> nn.Module:
+    if len(d.shape) != 3:
+        raise InvalidArgument(f"model.name='deblurring' needs images, as of data.name=deblurring; got {d.shape}.")
+    generator, dtype = d.factory_kwargs["generator"], d.factory_kwargs["dtype"]
+    return deblurrer(d.width, channels=d.shape[0], generator=generator, **d.options, **d.solver_kwargs).to(dtype)
+
+
+def _puzzle(make: Callable[..., PuzzleSolver], data: str) -> Callable[[_Design], nn.Module]:
+    def made(d: _Design) -> nn.Module:
+        solver = make(d.width, generator=d.factory_kwargs["generator"], **d.solver_kwargs).to(d.factory_kwargs["dtype"])
+        try:
+            solver.start(torch.zeros(1, *d.shape))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error} Choose data.name={data}.") from None
+        return solver
+
+    return made
 
 
 @dataclass(frozen=True)
@@ -122,7 +158,8 @@ class ModelKind:
     """A kind of network.
 
     Attributes:
-        task: "regression" (one number a sample), "classification" or "segmentation".
+        task: "regression" (one number a sample), "classification", "segmentation", "language" or
+            "reconstruction" (an image of an image).
         options: Keys of the section `model` that it takes besides the common ones.
         make: Makes the network.
         summary: What it is, in a few words.
@@ -167,6 +204,15 @@ MODELS: dict[str, ModelKind] = {
     ),
     "opteq_classifier": ModelKind("classification", (), _opteq, "opteq with a linear read-out"),
     "segmenter": ModelKind("segmentation", ("margin",), Segmenter, "monotone convolution, logits for every pixel", images=True),
+    "node_classifier": ModelKind("segmentation", ("bound",), _nodes, "graph equilibrium, logits for every node", images=True),
+    "sudoku_solver": ModelKind(
+        "segmentation", (), _puzzle(PuzzleSolver.sudoku, "sudoku"), "iterates to the answer", images=True
+    ),
+    "maze_solver": ModelKind("segmentation", (), _puzzle(PuzzleSolver.mazes, "mazes"), "iterates to the answer", images=True),
+    "transformer": ModelKind(
+        "language", ("heads", "gradient_steps"), _transformer, "a transformer block repeated to equilibrium [bai2019]"
+    ),
+    "deblurring": ModelKind("reconstruction", ("bound",), _deblurring, "restores blurred images [gilton2021]", images=True),
 }
 
 
@@ -176,8 +222,8 @@ def _no_class(d: _Design) -> nn.Module:
 
 #: Networks of `model.class`, by task.
 OWN: dict[str, ModelKind] = {
-    f"own_{task}": ModelKind(task, (), _no_class, "a class of your own", images=task == "segmentation")
-    for task in ("regression", "classification", "segmentation")
+    f"own_{task}": ModelKind(task, (), _no_class, "a class of your own", images=task in ("segmentation", "reconstruction"))
+    for task in ("regression", "classification", "segmentation", "reconstruction", "language")
 }
 
 

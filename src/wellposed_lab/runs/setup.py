@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from wellposed.data import Dataset, load
 from wellposed.data._load import is_path
 from wellposed.data.own import checksum, own_path
+from wellposed.data.puzzles import PUZZLES
+from wellposed.data.restoration import IMAGES, NOISE, PAIRS
+from wellposed.data.text import TEXTS
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.kernel._memory import available_memory, readable
-from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, Segmentation, Squared
+from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, NextToken, Reconstruction, Segmentation, Squared
 from wellposed_lab.runs.models import MODELS, OWN, build, kind_of
 
 if TYPE_CHECKING:
@@ -27,10 +30,16 @@ __all__ = ["DataParts", "Problem", "prepare", "resolve_auto"]
 
 #: The loss of a task.
 LOSSES = {"regression": "squared", "classification": "cross_entropy", "segmentation": "segmentation"}
+LOSSES |= {"reconstruction": "reconstruction", "language": "next_token"}
 #: The network of a task, if none is named.
 NETWORKS = {"regression": "gaussian", "classification": "dense", "segmentation": "segmenter"}
+NETWORKS |= {"reconstruction": "deblurring", "language": "transformer"}
 #: Data without classes to choose from, and their task.
 WITHOUT_CLASSES = {"sphere": "regression", "moons": "regression", "camvid": "segmentation"}
+WITHOUT_CLASSES |= dict.fromkeys(PUZZLES, "segmentation") | dict.fromkeys(TEXTS, "language")
+WITHOUT_CLASSES |= dict.fromkeys((*IMAGES, *PAIRS), "reconstruction")
+#: The network of data that need their own.
+NETWORK_OF = {"chains": "node_classifier", "sudoku": "sudoku_solver", "mazes": "maze_solver"}
 #: The default width of a network of images. These are channels, and a step costs their square at every pixel.
 CHANNELS = 32
 #: The label of pixels that belong to no class.
@@ -68,14 +77,18 @@ class Problem:
     loss: AbstractLoss
 
 
-def prepare(config: RunConfig) -> Problem:
+def prepare(config: RunConfig, *, device: torch.device | None = None) -> Problem:
     """Loads the data and draws the network; the same configuration gives the same problem.
+
+    Args:
+        config: What to load and to draw.
+        device: Of this process; `run.device` if not given.
 
     Raises:
         InvalidArgument: Parts of the configuration do not fit each other, or the memory.
     """
     with _within_memory("data.n, data.features, data.size or model.width"):
-        return _prepared(resolve_auto(config))
+        return _prepared(resolve_auto(config), device)
 
 
 def resolve_auto(config: RunConfig) -> RunConfig:
@@ -85,12 +98,13 @@ def resolve_auto(config: RunConfig) -> RunConfig:
     the network: one output learns the classes 0 and 1, a classifier all of them, and data without
     classes to choose from have none. A network of images has 32 channels if no width is given.
     """
-    data, model, loss = _of_file(config.data) if is_path(config.data.name) else config.data, config.model, config.loss
+    data, model, loss = _unscaled(config.data), config.model, config.loss
     if model.class_ is not None and model.name not in ("auto", *OWN):
         raise InvalidArgument(f"model.name={model.name!r} and model.class={model.class_!r} are two networks; omit one of them.")
     if model.name == "auto":
         task = _task(config)
-        model = model.model_copy(update={"name": NETWORKS[task] if model.class_ is None else f"own_{task}"})
+        network = NETWORK_OF.get(data.name, NETWORKS[task])
+        model = model.model_copy(update={"name": network if model.class_ is None else f"own_{task}"})
     kind = kind_of(model.name)
     task = kind.task
     if kind.images and "width" not in model.model_fields_set:
@@ -98,6 +112,10 @@ def resolve_auto(config: RunConfig) -> RunConfig:
     if data.classes == "auto":
         classes = [0, 1] if task == "regression" and data.name not in WITHOUT_CLASSES and not is_path(data.name) else None
         data = data.model_copy(update={"classes": classes})
+    if data.name in (*PUZZLES, *IMAGES, *PAIRS) and "norm" not in data.model_fields_set:
+        data = data.model_copy(update={"norm": None})  # a scale that depends on the sample would say nothing about it
+    if data.name in PAIRS and "noise" not in data.model_fields_set:
+        data = data.model_copy(update={"noise": NOISE})
     if data.flatten == "auto":
         data = data.model_copy(update={"flatten": not kind.images})
     if loss.name == "auto":
@@ -105,10 +123,15 @@ def resolve_auto(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"data": data, "model": model, "loss": loss})
 
 
-def _of_file(data: DataSection) -> DataSection:
-    """All of a file, unscaled, unless given; with its full path and checksum for a resumed run."""
+def _unscaled(data: DataSection) -> DataSection:
+    """All of a file or a text, unscaled, unless given; with the full path and the checksum of a
+    file for a resumed run."""
+    if not is_path(data.name) and data.name not in TEXTS:
+        return data
     given = data.model_fields_set
     changes: dict[str, Any] = {key: None for key in ("n", "norm") if key not in given}
+    if data.name in TEXTS:
+        return data.model_copy(update=changes)
     path = own_path(data.name).absolute()
     if data.sha256 is None:
         changes["sha256"] = checksum(str(path))
@@ -127,9 +150,9 @@ def _task(config: RunConfig) -> str:
     return "regression" if data.classes == "auto" or (data.classes is not None and len(data.classes) == 2) else "classification"
 
 
-def _prepared(config: RunConfig) -> Problem:
+def _prepared(config: RunConfig, device: torch.device | None) -> Problem:
     kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
-    device, dtype = _device(config.run.device), getattr(torch, config.run.dtype)
+    device, dtype = device or _device(config.run.device), getattr(torch, config.run.dtype)
     d = config.data
     own: dict[str, Any] = {}
     if is_path(d.name):
@@ -140,12 +163,14 @@ def _prepared(config: RunConfig) -> Problem:
         raise InvalidArgument(f"data.{named[0]} is for files (.csv, .parquet, .npz); omit it for data.name={d.name}.")
     _check_memory("data.n, data.n_test and data.features", _drawn(d))
     classes = None if d.classes is None else tuple(int(c) for c in d.classes)
-    same = d.model_dump(include={"seed", "n_test", "paper", "grey", "size", "norm", "features", "noise"})
-    data = load(d.name, d.n, classes, flatten=d.flatten is True, dtype=dtype, **same, **own)
+    same = d.model_dump(include={"seed", "n_test", "paper", "grey", "size", "norm", "features", "noise", "words", "length"})
+    givens = None if d.givens is None else tuple(d.givens)
+    data = load(d.name, d.n, classes, flatten=d.flatten is True, givens=givens, dtype=dtype, **same, **own)
     X, y, y_test = data.X, data.y, data.y_test
     if kind.task == "classification" and _are_signs(y):
         y, y_test = (y > 0).long(), None if y_test is None else (y_test > 0).long()
     loss, outputs = _loss(config, y, y_test, kind.task)
+    outputs = len(data.tokens) or outputs
     generator = torch.Generator().manual_seed(config.run.seed)
     _check_memory("model.width", config.model.width * max(config.model.width, X.shape[1]) * X.element_size())
     model = build(config.model, tuple(X.shape[1:]), outputs, generator=generator, dtype=dtype).to(device)
@@ -173,10 +198,14 @@ def _check_unchanged(name: str, expected: str | None) -> None:
 
 def _loss(config: RunConfig, y: Tensor, y_test: Tensor | None, task: str) -> tuple[AbstractLoss, int]:
     """The loss, and the number of classes (0 for numbers), if data and network fit."""
-    if y.is_floating_point():
+    if y.is_floating_point() and y.dim() == 4:
+        y_classes, of_data, natural = 0, "images", "reconstruction"
+    elif y.is_floating_point():
         y_classes, of_data, natural = 0, "two classes, -1 and +1" if _are_signs(y) else "numbers", "squared"
     else:
         natural, of_data = ("cross_entropy", "classes") if y.dim() == 1 else ("segmentation", "a class for every pixel")
+        if config.data.name in TEXTS:
+            natural, of_data = "next_token", "the next token at every position"
         ignore = _ignored(config)
         y_classes = max(int(part[part != ignore].max()) for part in (y, y_test) if part is not None) + 1
     name = config.loss.name
@@ -192,6 +221,10 @@ def _loss(config: RunConfig, y: Tensor, y_test: Tensor | None, task: str) -> tup
         return Squared(signs=_are_signs(y)), 0
     if name == "cross_entropy":
         return CrossEntropy(), y_classes
+    if name == "next_token":
+        return NextToken(), y_classes
+    if name == "reconstruction":
+        return Reconstruction(), 0
     return Segmentation(y_classes, ignore_index=_ignored(config)), y_classes
 
 
@@ -221,7 +254,9 @@ def _drawn(data: DataSection) -> int:
     """Bytes of inputs that are drawn, and not read: twice, because they are scaled afterwards."""
     train = data.n or 100
     samples = train + (data.n_test or train)
-    return 2 * 8 * samples * {"sphere": data.features, "moons": 2}.get(data.name, 0)
+    each = {"sphere": data.features, "moons": 2, "chains": 20 * (data.size or 100), "mazes": 4 * (data.size or 9) ** 2}
+    each["deblurring_leaves"] = 2 * (data.size or 64) ** 2
+    return 2 * 8 * samples * each.get(data.name, 0)
 
 
 def _check_memory(keys: str, needed: int) -> None:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wellposed.certify._dispatch import check_theorem
-from wellposed.descent._minibatch import World
 from wellposed.errors import RunError, WellposedError
 from wellposed_lab.runs.checkpoint import load, newest, tidy
 from wellposed_lab.runs.epoch_logger import STOPS, Listener, RunOutcome
 from wellposed_lab.runs.loop import check_patience, fit
-from wellposed_lab.runs.processes import joined, on_threads, threads_for
+from wellposed_lab.runs.processes import World, joined, on_threads, threads_for
 from wellposed_lab.runs.records import certificate_files, last_recorded, read_certificate, read_metrics, read_times
 from wellposed_lab.runs.run import Run, read_config
 from wellposed_lab.runs.setup import Problem, prepare, resolve_auto
@@ -62,10 +61,10 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, listener: Li
         resume: Whether to continue the run in this directory.
         listener: Is called after batches and epochs, in the first process only.
     """
-    with joined() as world, on_threads(1) as available:  # one thread draws the same network on every machine
+    with joined(config.run) as world, on_threads(1) as available:  # one thread draws the same network on every machine
         config = config if resume else resolve_auto(config)
         seed_everything(config.run.seed)
-        problem = prepare(config)
+        problem = prepare(config, device=world.device)
         check_patience(config, problem.parts)
         if config.run.certify_every:
             check_theorem(config.run.theorem, problem.model, *problem.parts.train)
