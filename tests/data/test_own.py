@@ -110,6 +110,7 @@ def test_arrays(tmp_path: Path) -> None:
         ("a,y\n1,2\n", {"columns": ("a", "a")}, "must be different columns"),
         ("y\n1\n2\n", {}, "no column beside the target 'y'"),
         ("a,y\n1,2\nx,3\n", {}, "Column 'a' of t.csv holds text .'x' in row 2"),
+        ('a,y\n"1,5",2\n"0,1",3\n', {}, "replace the decimal commas"),
         ("a,y\n1,2\n,3\n", {}, "Row 2 of column 'a' of t.csv is empty or NaN .1 of 2 cells"),
         ("a,y\n1,2\n2,inf\n", {}, "Row 2 of column 'y' of t.csv is inf"),
         ("a,y\n1,2\n", {}, "has 1 usable row; at least 2 are needed"),

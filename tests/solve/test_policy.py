@@ -94,7 +94,7 @@ def test_message_names_the_first_sample_its_residual_and_its_steps() -> None:
     assert f"residual {0.99**48 / ((1 - 0.99**49) / 0.01):.1e} > rtol=1e-06 after 50 steps (max_steps=50)" in text
     assert "measured factor of 0.99 per step" in text
     assert "(max_steps=50). The others: index 4. Its residual" in text
-    assert text.endswith("Raise max_steps, loosen rtol, or try NewtonKrylov().")
+    assert "Raise max_steps, loosen rtol, or try NewtonKrylov()." in text
     slopes = torch.full((12, 1), 0.99, dtype=torch.float64)
     slopes[0] = 0.5
     text = message(lambda z, q: q * z + 1, torch.zeros(12, 1, dtype=torch.float64), wp.Picard(), args=(slopes,), max_steps=50)
@@ -123,6 +123,21 @@ def test_advice_is_not_the_solver_that_failed() -> None:
 def test_message_of_nan() -> None:
     text = message(problem("square_root").f, problem("square_root").z0, wp.Picard())
     assert "NOT_FINITE" in text and "Check f and its input for NaN, overflow or division by zero" in text
+
+
+def test_message_of_a_map_that_overflows_names_divergence() -> None:
+    text = message(lambda z: torch.exp(z) + 1, torch.zeros_like(ONE), wp.Picard())
+    assert "NOT_FINITE" in text and "If they are finite, the iteration diverges: constrain the cell" in text
+
+
+@pytest.mark.parametrize("solver", [wp.Picard(), wp.Auto()])
+def test_message_of_a_slow_mean_factor_leaves_a_standstill_open(solver: AbstractSolver) -> None:
+    slope = 1 - 1e-6
+    text = message(lambda z: slope * z + 1, ONE, wp.Picard(), max_steps=60)
+    assert "measured factor of 0.999999 per step on average" in text
+    assert "If the residual is the same after more steps, the map may have no fixed point" in text
+    assert "may have no fixed point" in solver.advice(wp.Status.MAX_STEPS, 0.998)
+    assert "may have no fixed point" not in solver.advice(wp.Status.MAX_STEPS, 0.9)
 
 
 def test_message_of_a_tolerance_below_rounding() -> None:

@@ -48,9 +48,12 @@ class Table:
         values = self.column(key, option)
         if values.dtype.kind != "f":
             i = next((i for i, cell in enumerate(values) if not _is_number(cell)), 0)
+            remedy = "Choose the inputs by data.columns=[...] without it, or write numbers in its place."
+            if _is_number(str(values[i]).replace(",", ".", 1)):
+                remedy = "Numbers need a decimal point: replace the decimal commas."
             raise InvalidArgument(
                 f"Column {key!r:.60} of {self.name} holds text ({values[i]!r:.60} in row {i + 1}), where numbers are "
-                "expected. Choose the inputs by data.columns=[...] without it, or write numbers in its place."
+                f"expected. {remedy}"
             )
         if not np.isfinite(values).all():
             i = int(np.flatnonzero(~np.isfinite(values))[0])

@@ -50,7 +50,9 @@ class StoredProof:
         self.folder = folder
         document = read_object(folder / "proof.json", limit=JSON_LIMIT, error=RunError, within=folder)
         if document is None:
-            raise RunError(f"{folder} holds no proof.json; give the folder that `proof.save` wrote.")
+            raise RunError(
+                f"{folder} holds no proof.json. Give the folder of a proof, which `wellposed prove` or `proof.save` writes."
+            )
         self.document = document
         if self.text("format") != "wellposed-proof" or document.get("version") != 1:
             raise self.damaged("it is not a wellposed-proof of version 1")

@@ -16,7 +16,7 @@ from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, Array, to_host
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import NewtonKrylov
-from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard, Point, Step
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard, Point, Step, if_it_stagnates
 from wellposed.status import Status
 
 #: Operations of a step of Anderson acceleration beyond the evaluation of f.
@@ -85,7 +85,7 @@ class Auto(AbstractSolver):
 
     def advice(self, status: Status, rate: float) -> str:  # the other solvers were tried already
         if status is Status.MAX_STEPS and rate < 1:
-            return "Raise max_steps or loosen rtol."
+            return f"Raise max_steps or loosen rtol.{if_it_stagnates(rate)}"
         if status is Status.NOT_FINITE:
             return super().advice(status, rate)
         return (

@@ -278,7 +278,8 @@ class SolveOptions:
             others, more = ", ".join(map(str, failed[1:6].tolist())), len(failed) - 6
             text += f" The others: index {others}" + (f" and {more} more." if more > 0 else ".")
         if steps > 1 and rate == rate and not unrolled:
-            text += f" Its residual changed by a measured factor of {rate:.3g} per step."
+            factor = f"{rate:.3g}" if abs(rate - 1) > 0.005 else f"{rate:.8g}"
+            text += f" Its residual changed by a measured factor of {factor} per step on average."
         dtype = solution.residual.dtype
         eps = torch.finfo(dtype).eps
         if status is Status.MAX_STEPS and rtol < 4 * eps:

@@ -174,7 +174,8 @@ def margin(runs: Sequence[RunData]) -> Figure | str:
     layout = axes("epoch", "margin", shapes=[zero], hovermode="x unified", showlegend=True)
     layout["yaxis"]["rangemode"] = "tozero"
     caption = (
-        "Above the red line exactly one equilibrium is proved for every input: by a bound from the side that can only harm."
+        "Where the margin is above 0, the red line, exactly one equilibrium is proved for every input: the margin is a "
+        "rigorous lower bound."
     )
     return lines.figure("margin", "Margin of well-posedness", layout, caption, ("condition", "epoch", "margin"))
 
@@ -263,8 +264,9 @@ def certified_losses(run: RunData) -> tuple[str, list[tuple[float, float | None]
     what = "gradient flow, whose time is the step size times the steps" if flows else "gradient descent"
     name = run.key("optimizer", "name") or "its own optimizer"
     return (
-        f"The dashed line is proved for full-batch {what} with the certified steps, started at the parameters of each "
-        f"certificate. This run took steps of {name} instead, to which it is a comparison and not a bound.",
+        f"The certified loss, dashed in the figure, is proved for full-batch {what} with the certified steps, started at "
+        f"the parameters of each certificate. This run took steps of {name} instead, to which it is a comparison and not "
+        "a bound.",
         points,
     )
 
