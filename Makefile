@@ -11,6 +11,9 @@ NUMERICAL := $(addprefix tests/,linalg solve implicit nn kernel convex certify p
 # The part of them in each environment, another one in each: all of them take about 11 minutes, by proportion. `make test-portable PORTION=1` runs all.
 PORTION ?= 0.48
 
+# Tests start many processes; without bytecode each of them would compile both packages again. `make clean` removes it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run test test-portable test-all coverage format findings gallery docs docs-fast docs-serve bench tables bench-choices bench-own bench-tasks bench-kernels bench-peers bench-kernel-peers clean
@@ -24,7 +27,7 @@ run: $(VENV)/.installed-run  ## Train an equilibrium network on scikit-learn's d
 test: $(VENV)/.installed-test  ## Format check, lint, types and the fast tests.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --num-workers auto
 	$(PYTEST) --hypothesis-seed=0 $(ARGS)
 
 # Other instructions, other orders of summation, other examples and another order of tests: a tolerance must hold in all of them.
