@@ -8,8 +8,8 @@ ARGS ?=
 # Files of one worker: what a file prepares for its tests is prepared once.
 PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile
 NUMERICAL := $(addprefix tests/,linalg solve implicit nn kernel convex certify prove)
-# The part of them in each environment, another one in each: all of them take about 11 minutes, by proportion. `make test-portable PORTION=1` runs all.
-PORTION ?= 0.48
+# The part of them in each environment, another one in each: all of them take about 10 minutes, by proportion. `make test-portable PORTION=1` runs all.
+PORTION ?= 0.5
 
 # Tests start many processes; without bytecode each of them would compile both packages again. `make clean` removes it.
 unexport PYTHONDONTWRITEBYTECODE
