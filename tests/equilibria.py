@@ -62,6 +62,11 @@ def like(rows: Tensor, state: Any) -> Any:
 
 def dense_gradients(case: Case, v: Tensor) -> tuple[Tensor | None, ...]:
     """v^T dz/d(leaf) for each leaf, by (I - J)^-1 as a matrix of the whole batch."""
+    return by_formula(case, v, lambda JT, v: torch.linalg.solve(torch.eye(len(v), dtype=v.dtype) - JT, v))
+
+
+def by_formula(case: Case, v: Tensor, pulled: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
+    """(df/d leaf)^T u for u = pulled(J^T, v), with J the matrix of the whole batch."""
     layer = case.layer()
     state = layer.solve(case.x, case.z0).value
     z = flat(state).detach()
@@ -70,8 +75,7 @@ def dense_gradients(case: Case, v: Tensor) -> tuple[Tensor | None, ...]:
         return flat(layer.cell(like(vector.reshape(z.shape), state), case.x)).flatten()
 
     J = torch.autograd.functional.jacobian(f, z.flatten())
-    u = torch.linalg.solve(torch.eye(z.numel(), dtype=z.dtype) - J.T, v.flatten())
-    return torch.autograd.grad(f(z.flatten()), case.leaves, u, allow_unused=True)
+    return torch.autograd.grad(f(z.flatten()), case.leaves, pulled(J.T, v.flatten()), allow_unused=True)
 
 
 # --- cells ----------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -84,24 +82,3 @@ def test_a_misspelt_name_gets_a_suggestion() -> None:
             getattr(wellposed, wrong)
         shown = "".join(traceback.format_exception(caught.value))
         assert shown.count("Did you mean") == 1  # Python has suggestions of its own
-
-
-def test_optional_packages_are_not_imported() -> None:
-    heavy = (
-        "sklearn",
-        "scipy",
-        "matplotlib",
-        "pytest",
-        "rich",
-        "torchdiffeq",
-        "lightning",
-        "gpytorch",
-        "linear_operator",
-        "dask",
-        "zarr",
-        "wellposed.testing",
-        "wellposed_lab",
-    )
-    code = f"import sys, wellposed; print([name for name in {heavy!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

@@ -44,8 +44,8 @@ def gaussian(width: int = 24, **options: Any) -> wp.GaussianDEQ:
     return wp.GaussianDEQ(3, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64, **options)
 
 
-def fit(task: Any, monitor: Any, folder: Path, *, epochs: int = 2, batch: int = 4, validate: bool = False, **more: Any) -> Any:
-    trainer = L.Trainer(
+def quiet_trainer(folder: Path, epochs: int, *callbacks: Any) -> Any:
+    return L.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
         logger=False,
@@ -53,8 +53,12 @@ def fit(task: Any, monitor: Any, folder: Path, *, epochs: int = 2, batch: int = 
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[monitor],
+        callbacks=list(callbacks),
     )
+
+
+def fit(task: Any, monitor: Any, folder: Path, *, epochs: int = 2, batch: int = 4, validate: bool = False, **more: Any) -> Any:
+    trainer = quiet_trainer(folder, epochs, monitor)
     data = TensorDataset(*problem())
     loaders = [DataLoader(data, batch_size=batch)] + ([DataLoader(data, batch_size=8)] if validate else [])
     trainer.fit(task, *loaders, **more)
@@ -204,16 +208,7 @@ def test_what_is_logged_are_the_numbers_of_every_step(tmp_path: Path, epochs: in
         batches.append((x, torch.randn(n, generator=g, dtype=torch.float64)))
     network = gaussian(on_failure="ignore", max_steps=12)
     monitor, witness = EquilibriumMonitor(every=1000), Witness()
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        callbacks=[monitor, witness],
-    )
+    trainer = quiet_trainer(tmp_path, epochs, monitor, witness)
     trainer.fit(Task(network, lr=1e-4), DataLoader(batches, batch_size=None, shuffle=True))  # type: ignore[arg-type]
     assert len(monitor.records) == len(witness.epochs) == epochs
     unconverged = 0.0

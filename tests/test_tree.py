@@ -99,7 +99,7 @@ def test_a_single_contiguous_tensor_is_not_copied() -> None:
     assert Layout.of(z, "z0").flatten(z).data_ptr() == z.data_ptr()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.recursive(
         st.lists(st.integers(0, 3), max_size=3).map(tuple).map(lambda shape: numbered(3, *shape)),

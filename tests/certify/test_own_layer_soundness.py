@@ -121,8 +121,8 @@ def _run(seeds: range) -> Counter[tuple[str, str]]:
 
 
 def test_no_certificate_is_false_and_most_cells_are_decided() -> None:
-    counts = _run(range(25))
-    assert counts["dense", "compared with mpmath"] >= 12
+    counts = _run(range(8))
+    assert counts["dense", "compared with mpmath"] >= 4
 
 
 @pytest.mark.slow

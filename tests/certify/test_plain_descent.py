@@ -244,7 +244,7 @@ def test_the_variation_is_nearly_attained(crossing: bool, sharpen: tuple[str, ..
     assert 0.8 * bounds.variation <= found <= bounds.variation
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     n=st.integers(1, 5),

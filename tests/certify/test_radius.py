@@ -16,8 +16,8 @@ import wellposed as wp
 from certificate_problems import FAMILIES, Point, check_descent, check_flow, clone, move, problem, train
 from wellposed.certify import AbstractSensitivity, Certificate, Contractive, Verdict, radius
 from wellposed.certify._gate import check_data
+from wellposed.certify._jacobian import Reach, Steady
 from wellposed.certify._radius_search import FLOW_PARTS, descent_radii, flow_radius
-from wellposed.certify._reach import Reach, Steady
 from wellposed.certify._sensitivity import sensitivity_of
 from wellposed.certify.measurement import Measurement, measure
 from wellposed.errors import InvalidArgument, InvalidType

@@ -10,23 +10,10 @@ from torch import Tensor
 from torch.autograd import grad
 
 import wellposed as wp
-from equilibria import CASES, F64, Case, dense_gradients, flat, leaf, like, normal
+from equilibria import CASES, F64, by_formula, dense_gradients, leaf, normal
 
 NAMES = ["relu", "tanh", "tanh, spectral", "function of leaves", "tuple", "dict", "convolution"]
 every_case = pytest.mark.parametrize("case", [CASES[name] for name in NAMES], ids=NAMES)
-
-
-def by_formula(case: Case, v: Tensor, pulled: Any) -> tuple[Tensor, ...]:
-    """(df/d leaf)^T u for u = pulled(J^T, v), with J the matrix of the whole batch."""
-    layer = case.layer()
-    state = layer.solve(case.x, case.z0).value
-    z = flat(state).detach()
-
-    def f(vector: Tensor) -> Tensor:
-        return flat(layer.cell(like(vector.reshape(z.shape), state), case.x)).flatten()
-
-    J = torch.autograd.functional.jacobian(f, z.flatten())
-    return grad(f(z.flatten()), case.leaves, pulled(J.T, v.flatten()), allow_unused=True)
 
 
 def assert_same(ours: Any, theirs: Any, rtol: float = 1e-8) -> None:

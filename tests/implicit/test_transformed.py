@@ -36,10 +36,8 @@ PROBES = {
 @pytest.mark.parametrize("mode", ["jacrev", "jacfwd"])
 def test_a_slow_direction_is_found_wherever_it_lies(name: str, mode: str) -> None:
     """A direction orthogonal to a fixed probe was once taken for fast: the Jacobian was off by 12."""
-    for seed in range(2):
-        W = slow_in(orthogonal_to(PROBES[name], seed))
-        layer = wp.EquilibriumLayer(lambda z, x, W=W: z @ W.T + x, rtol=1e-10, max_steps=2000)
-        x = gaussian(1, 8, seed=seed + 1)
-        J = getattr(torch.func, mode)(lambda x, layer=layer: layer(x))(x).reshape(8, 8)
-        exact = torch.linalg.inv(torch.eye(8, dtype=F64) - W)
-        assert (J - exact).abs().max() <= 1e-8 * exact.abs().max()
+    W = slow_in(orthogonal_to(PROBES[name], 0))
+    layer = wp.EquilibriumLayer(lambda z, x: z @ W.T + x, rtol=1e-10, max_steps=2000)
+    J = getattr(torch.func, mode)(lambda x: layer(x))(gaussian(1, 8, seed=1)).reshape(8, 8)
+    exact = torch.linalg.inv(torch.eye(8, dtype=F64) - W)
+    assert (J - exact).abs().max() <= 1e-8 * exact.abs().max()

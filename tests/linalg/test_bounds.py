@@ -90,7 +90,7 @@ def matrices(draw: st.DrawFn, *, square: bool = False) -> Tensor:
     return torch.where(torch.isfinite(A), A, torch.ones((), dtype=dtype))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(matrices())
 def test_norm_is_bounded_from_above_and_tightly(W: Tensor) -> None:
     upper = spectral_norm_upper(W)
@@ -101,7 +101,7 @@ def test_norm_is_bounded_from_above_and_tightly(W: Tensor) -> None:
     assert not exceeds_norm(Fraction(upper) * (1 - Fraction(1, 10**13)), W)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(matrices())
 def test_singular_values_are_bounded_from_below_and_tightly(Z: Tensor) -> None:
     lower = least_singular_value_lower(Z)
@@ -111,7 +111,7 @@ def test_singular_values_are_bounded_from_below_and_tightly(Z: Tensor) -> None:
     assert not below_singular_values(Fraction(lower) + Fraction(spectral_norm_upper(Z)) / 10**13 + Fraction(1, 2**1070), Z)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(matrices(square=True), st.sampled_from(["gram", "sum", "shifted"]))
 def test_eigenvalues_are_bounded_from_below_and_tightly(A: Tensor, kind: str) -> None:
     A = A.double()

@@ -524,7 +524,7 @@ def test_solution_too_large_for_its_dtype() -> None:
     assert not solution.value[0].any() and solution.residual[0] == 1.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     m=st.integers(1, 8),

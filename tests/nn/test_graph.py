@@ -45,7 +45,7 @@ def joined(*graphs: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Tenso
 
 
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 12), edges=st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_normalised_adjacency_has_norm_at_most_one(seed: int, nodes: int, edges: int) -> None:
     _, ends = random_graph(seed, nodes, edges)
     A = dense_adjacency(ends, nodes)
@@ -56,7 +56,7 @@ def test_the_normalised_adjacency_has_norm_at_most_one(seed: int, nodes: int, ed
 
 
 @given(seed=st.integers(0, 10**6), condition=st.sampled_from(["norm", "perron_frobenius"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_condition_holds_for_every_parameter(seed: int, condition: str) -> None:
     W = make_cell(seed, condition=condition, bound=0.9).recurrent().detach()
     if condition == "norm":

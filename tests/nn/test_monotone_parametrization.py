@@ -24,7 +24,7 @@ def least(W):
     return float(torch.linalg.eigvalsh((F + F.T) / 2)[0])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(m=sizes, k=sizes, seed=seeds, margin=st.floats(1e-3, 5.0), scale=st.floats(0.0, 100.0))
 def test_the_margin_holds_whatever_the_parameters(m, k, seed, margin, scale):
     A, B = normal(k, m, seed=seed, scale=scale), normal(m, m, seed=seed + 1, scale=scale)
@@ -33,7 +33,7 @@ def test_the_margin_holds_whatever_the_parameters(m, k, seed, margin, scale):
     assert least(W) >= margin - 1e-13 * (1 + float(W.abs().max()) * m)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(m=sizes, seed=seeds, margin=st.floats(1e-3, 5.0))
 def test_every_monotone_matrix_is_reached(m, seed, margin):
     V = normal(m, m, seed=seed)

@@ -19,7 +19,7 @@ def norm(W: torch.Tensor) -> float:
     return float(torch.linalg.matrix_norm(W.double(), 2))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     size=st.integers(1, 12),
     seed=st.integers(0, 1000),

@@ -77,11 +77,12 @@ def test_a_chain_is_not_done_before_its_last_row(solver: AbstractSolver) -> None
 
 
 @every_kind
-def test_coupled_maps_are_never_falsely_converged(kind: str) -> None:
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 170), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_coupled_maps_are_never_falsely_converged(kind: str, seeds: range) -> None:
     """170 maps of every kind, a solver each in turn: 1,020 in all."""
     solvers = [wp.Auto(), wp.Picard(), wp.Anderson(), wp.Broyden(), wp.NewtonKrylov()]
     converged = 0
-    for seed in range(170):
+    for seed in seeds:
         f, x = coupled(kind, seed, batch=3 + seed % 6, features=1 + seed % 4)
         sol = quiet(f, x, solvers[seed % 5], rtol=1e-8)
         if sol.converged.any():
@@ -89,7 +90,7 @@ def test_coupled_maps_are_never_falsely_converged(kind: str) -> None:
             row_wise = (fz - sol.value).norm(dim=1) <= 1e-8 * fz.norm(dim=1)
             assert row_wise[sol.converged].all() or residual(f, sol.value, x) <= 1e-8
             converged += int(sol.converged.all())
-    assert converged >= 145  # the batch as one sample does converge, so nothing was gained by refusing
+    assert converged >= 0.85 * len(seeds)  # the batch as one sample does converge, so nothing was gained by refusing
 
 
 @every_kind

@@ -12,7 +12,7 @@ from problems import Problem, gaussian, norm, with_norm
 from wellposed import Status
 
 solvers = st.sampled_from(SOLVERS)
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 @st.composite

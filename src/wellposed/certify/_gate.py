@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from wellposed.certify._memory import shared_memory
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ, ReLU
 from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network, theory_of
 from wellposed.nn.families._network import is_ours
+from wellposed.nn.families.theory import shared_memory
 
 #: What a class declares of its own methods: its letters and scales, or the bounds of the radius certificate alone.
 DECLARED = ("theory", "sensitivity")

@@ -23,7 +23,7 @@ from wellposed.linalg.directed import ROUNDING, down, exponent_of, ldexp, ldexp_
 
 
 @dataclass(frozen=True)
-class KernelMachine:
+class MachineBounds:
     """What is known of it.
 
     Attributes:
@@ -42,7 +42,7 @@ class KernelMachine:
     kept: Tensor
 
 
-def kernel_machine(H: Tensor, r: Tensor, rtol: float) -> KernelMachine:
+def kernel_machine(H: Tensor, r: Tensor, rtol: float) -> MachineBounds:
     """The machine that ignores eigenvalues below rtol times the largest.
 
     Args:
@@ -68,7 +68,7 @@ def kernel_machine(H: Tensor, r: Tensor, rtol: float) -> KernelMachine:
     contributions = ldexp(projections * quotients, 2 * e - h)
     norm = ldexp_up(up(math.sqrt(square)), e - h // 2) if square > 0 else 0.0
     missed = ldexp_up(missed, e) if missed > 0 else 0.0
-    return KernelMachine(norm, missed, ldexp(eigenvalues, h), ldexp(projections, e), contributions, kept)
+    return MachineBounds(norm, missed, ldexp(eigenvalues, h), ldexp(projections, e), contributions, kept)
 
 
 def _bounds(H: Tensor, r: Tensor, alpha: Tensor, *, regular: bool) -> tuple[float, float]:

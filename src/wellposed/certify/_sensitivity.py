@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._jacobian import FoundJacobian
-from wellposed.certify._reach import Reach, Steady
+from wellposed.certify._jacobian import FoundJacobian, Reach, Steady
 from wellposed.certify.measurement import LIMIT, Measurement
 from wellposed.errors import InvalidType
 from wellposed.linalg import least_singular_value_lower

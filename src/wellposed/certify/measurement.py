@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.certify._gate import DECLARED, NO_MATRIX, changed, margin_of, not_finite
-from wellposed.certify._memory import shared_memory
 from wellposed.certify.certificate import OUT_OF_RANGE
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.linalg.directed import (
@@ -35,7 +34,7 @@ from wellposed.linalg.directed import (
     vector_norm_upper,
 )
 from wellposed.nn.families import AbstractNetwork
-from wellposed.nn.families.theory import contradiction
+from wellposed.nn.families.theory import contradiction, shared_memory
 
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
 #: them, and the products of four have room to spare.

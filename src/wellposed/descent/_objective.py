@@ -21,7 +21,7 @@ from wellposed.solve import Solution
 from wellposed.status import Status
 
 
-class WarmStart:
+class NextStart:
     r"""Where the next solve starts: at the last solution, or on the line through the last two.
 
     Equal steps of descent move an equilibrium along a smooth curve except where a ReLU switches on
@@ -107,7 +107,7 @@ class ClosedForm(AbstractObjective):
     def __init__(self, model: AbstractNetwork, X: Tensor, y: Tensor, *, warm_start: bool, extrapolate: bool) -> None:
         super().__init__(model, X, y)
         self._warm, self._checked = warm_start, False
-        self._z, self._p = WarmStart(extrapolate=extrapolate), WarmStart(extrapolate=extrapolate)
+        self._z, self._p = NextStart(extrapolate=extrapolate), NextStart(extrapolate=extrapolate)
 
     def evaluate(self) -> Evaluation:
         C = None

@@ -77,9 +77,11 @@ class GraphCell(AbstractCell):
         self.in_features, self.width, self.activation = in_features, width, activation
         self.condition, self.bound = condition, bound
         self._ball = Spectral(bound)
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.W = nn.Parameter(bound * torch.eye(width, **made))
-        self.U = nn.Parameter(torch.randn(width, in_features, generator=generator, **made) * math.sqrt(2 / in_features))
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.W = nn.Parameter(bound * torch.eye(width, **factory_kwargs))
+        self.U = nn.Parameter(
+            torch.randn(width, in_features, generator=generator, **factory_kwargs) * math.sqrt(2 / in_features)
+        )
 
     def recurrent(self) -> Tensor:
         """(m, m) W inside its ball."""

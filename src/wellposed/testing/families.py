@@ -130,8 +130,8 @@ class FamilyConformance(abc.ABC):
 
     def _network(self, seed: int) -> Any:
         generator = torch.Generator().manual_seed(seed)
-        made = {"generator": generator, "dtype": torch.float64, "on_failure": "raise"}
-        return self.network(self.in_features, self.width, **made)  # type: ignore[arg-type]
+        options = {"generator": generator, "dtype": torch.float64, "on_failure": "raise"}
+        return self.network(self.in_features, self.width, **options)  # type: ignore[arg-type]
 
     def _problem(self) -> tuple[Any, Tensor, Tensor]:
         X = gaussian(self.samples, self.in_features, seed=1)

@@ -190,11 +190,11 @@ _Word = Annotated[int, Field(ge=0, lt=2**32)]
 _Index = Annotated[str, Field(pattern="^[0-9]{1,8}$")]
 
 
-class _Part(BaseModel):
+class _StrictRecord(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _ProgressRecord(_Part):
+class _ProgressRecord(_StrictRecord):
     epoch: _Count
     step: _Count
     batch: _Count
@@ -204,19 +204,19 @@ class _ProgressRecord(_Part):
     stop: Literal["patience", "stop_loss", "not_finite"] | None
 
 
-class _OptimizerRecord(_Part):
+class _OptimizerRecord(_StrictRecord):
     groups: list[dict[str, Any]]
     scalars: dict[_Index, dict[str, float]]
 
 
-class _NumpyRecord(_Part):
+class _NumpyRecord(_StrictRecord):
     name: Literal["MT19937"]
     position: Annotated[int, Field(ge=0, le=_WORDS)]  # NumPy takes another one, and reads memory there
     has_gauss: Literal[0, 1]
     gauss: float
 
 
-class _PythonRecord(_Part):
+class _PythonRecord(_StrictRecord):
     version: Literal[3]
     words: Annotated[list[_Word], Field(min_length=_WORDS + 1, max_length=_WORDS + 1)]
     gauss: float | None
@@ -229,12 +229,12 @@ class _PythonRecord(_Part):
         return words
 
 
-class _RandomRecord(_Part):
+class _RandomRecord(_StrictRecord):
     numpy: _NumpyRecord
     python: _PythonRecord
 
 
-class _TunedRecord(_Part):
+class _TunedRecord(_StrictRecord):
     value: float
     sizes: list[float]
     rest: _Count

@@ -129,7 +129,7 @@ def test_pieces_of_batches_and_clipped_gradients(cli: Any, tmp_path: Path) -> No
         assert_equal_to_rounding(tmp_path / "plain", tmp_path / name)
 
 
-@pytest.mark.parametrize("write", [12, 31])
+@pytest.mark.parametrize("write", [pytest.param(12, marks=pytest.mark.slow), 31])
 def test_the_first_process_is_killed(cli: Any, two: Path, write: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     processes = start(cli, *words(folder), kill_at=[write, False])
@@ -142,10 +142,21 @@ def test_the_first_process_is_killed(cli: Any, two: Path, write: int, tmp_path: 
     assert content(folder) == content(two)
 
 
+LONG = ["run.epochs=20", "run.certify_every=0"]
+
+
+@pytest.fixture(scope="module")
+def long(cli: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two processes over more epochs."""
+    folder = tmp_path_factory.mktemp("long") / "run"
+    assert together(cli, *words(folder, *LONG)) == [0, 0], cli.output
+    return folder
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "interrupted"])
-def test_the_second_process_is_ended(cli: Any, number: int, tmp_path: Path) -> None:
-    folder, whole = tmp_path / "run", tmp_path / "whole"
-    processes = start(cli, *words(folder, "run.epochs=20", "run.certify_every=0"))
+def test_the_second_process_is_ended(cli: Any, long: Path, number: int, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    processes = start(cli, *words(folder, *LONG))
     wait_for_rows(folder, 3)
     os.kill(processes[1], number)
     began = time.monotonic()
@@ -154,8 +165,7 @@ def test_the_second_process_is_ended(cli: Any, number: int, tmp_path: Path) -> N
     assert ends == ([3, -signal.SIGKILL] if number == signal.SIGKILL else [130, 0]), cli.output
     assert "Traceback" not in cli.output and len(metrics(folder)) < 21
     assert together(cli, *words(folder)) == [0, 0], cli.output
-    assert together(cli, *words(whole, "run.epochs=20", "run.certify_every=0")) == [0, 0], cli.output
-    assert content(folder) == content(whole)
+    assert content(folder) == content(long)
 
 
 def test_an_error_within_a_step_ends_all(cli: Any, tmp_path: Path) -> None:
@@ -185,7 +195,7 @@ def test_bfloat16_around_the_equilibrium(cli: Any, tmp_path: Path) -> None:
 
 def test_an_error_of_the_first_process_ends_both(cli: Any, tmp_path: Path) -> None:
     command = words(tmp_path / "run")
-    assert cli.run(*command) == 0
+    assert cli.run(*command, "--set", "run.epochs=1") == 0
     assert together(cli, *command) == [2, 3]
     assert "holds a run already" in cli.output and "Traceback" not in cli.output
 

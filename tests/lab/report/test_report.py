@@ -328,7 +328,7 @@ def test_the_command_prints_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @example(EVIL)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0")))
 def test_text_comes_back_as_it_was(text: str) -> None:
     parts = _page.templates().get_template("parts.html")

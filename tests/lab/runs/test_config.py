@@ -28,7 +28,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert read(tmp_path / "empty.yaml") == RunConfig()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(lr=st.floats(1e-300, 1e300), width=st.integers(1, 10**9))
 def test_changes_keep_every_digit(lr: float, width: int) -> None:
     config = resolve({}, [f"optimizer.lr={lr!r}", f"model.width={width}"])

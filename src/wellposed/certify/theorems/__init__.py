@@ -8,19 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from wellposed.certify.certificate import Certificate
-from wellposed.certify.theorems.gao2022 import gao2022
-from wellposed.certify.theorems.gao2023 import gao2023
-from wellposed.certify.theorems.ling2022 import ling2022
-from wellposed.certify.theorems.nguyen2022 import nguyen2022
+from wellposed.certify.theorems import gao2022, gao2023, ling2022, nguyen2022
 
 __all__ = ["PAPERS", "TRIED"]
 
 #: (model, X, y, **options) -> Certificate, by key.
 PAPERS: dict[str, Callable[..., Certificate]] = {
-    "ling2022": ling2022,
-    "nguyen2022": nguyen2022,
-    "gao2022": gao2022,
-    "gao2023": gao2023,
+    "ling2022": ling2022.ling2022,
+    "nguyen2022": nguyen2022.nguyen2022,
+    "gao2022": gao2022.gao2022,
+    "gao2023": gao2023.gao2023,
 }
 #: With which options `theorem="auto"` tries a theorem, in this order, if not once without any.
 TRIED: dict[str, tuple[Mapping[str, Any], ...]] = {"nguyen2022": ({"dynamics": "descent"}, {"dynamics": "flow"})}
