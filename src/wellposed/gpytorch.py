@@ -195,20 +195,21 @@ class NetworkKernel(Kernel):
 class WideKernel(Kernel):
     """The kernel of an infinitely wide equilibrium network, for gpytorch.
 
-    `weight_variance` is a parameter, learnt by gradient with the noise; for activations other than
-    ReLU it stays as it is. `readout_variance=0` gives the Gram kernel of the equilibria
-    (`population_gram`), the covariance of an untrained network.
+    `weight_variance` is a parameter, learnt by gradient with the noise. For activations other than
+    ReLU, and with layers around the equilibrium, it stays as it is. `readout_variance=0` gives the
+    Gram kernel of the equilibria (`population_gram`), the covariance of an untrained network.
 
     Args:
         weight_variance: s in [0, 1), where training starts; above 0 if it is trained.
-        options: `input_variance`, `bias_variance`, `readout_variance`, `activation`, `width` and
-            `ntk_parametrization` of `deq_ntk`.
+        options: `input_variance`, `bias_variance`, `readout_variance`, `activation`, `width`,
+            `ntk_parametrization`, `before` and `after` of `deq_ntk`.
     """
 
     def __init__(self, weight_variance: float = 0.08, **options: Any) -> None:
         _check_installed("WideKernel")
         super().__init__()
-        self._trained = isinstance(options.get("activation", ReLU()), ReLU)
+        stack = options.get("before") or options.get("after")
+        self._trained = isinstance(options.get("activation", ReLU()), ReLU) and not stack
         check_fraction(weight_variance, "WideKernel", "weight_variance")
         if weight_variance == 0 and self._trained:
             raise InvalidArgument("WideKernel: 'weight_variance' must be above 0 where training starts, got 0.")
