@@ -197,7 +197,8 @@ def read_sweep(folder: Path) -> Sweep:
 def spreads(runs: Sequence[SweepRun], results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For every point of the grid: mean and standard deviation over its seeds, by measure.
 
-    Runs that failed or became infinite are counted and not averaged. The standard deviation is that
+    Runs that failed or became infinite are counted and not averaged; `certified` counts those whose
+    last certificate holds, and is None if there is none. The standard deviation is that
     of a sample (divided by the number less 1), and None for one run.
     """
     found = []
@@ -211,13 +212,14 @@ def spreads(runs: Sequence[SweepRun], results: Sequence[Mapping[str, Any]]) -> l
                 if all(isinstance(value, (int, float)) for value in values):
                     spread = statistics.stdev(values) if len(values) > 1 else None
                     measures[name] = {"mean": statistics.fmean(values), "spread": spread}
-        certified = [(result.get("certificate") or {}).get("verdict") == Verdict.CERTIFIED.value for result in sound]
+        verdicts = [(result.get("certificate") or {}).get("verdict") for result in sound]
+        certified = None if all(verdict is None for verdict in verdicts) else verdicts.count(Verdict.CERTIFIED.value)
         found.append(
             {
                 "point": members[0][0].point,
                 "runs": len(members),
                 "averaged": len(sound),
-                "certified": sum(certified),
+                "certified": certified,
                 "measures": measures,
             }
         )
