@@ -160,6 +160,7 @@ def test_marginal_likelihood_and_its_gradients() -> None:
     torch.testing.assert_close(raw.grad[0], noise.grad * torch.sigmoid(raw.detach())[0], rtol=1e-5, atol=0.0)
 
 
+@pytest.mark.slow
 def test_hyper_parameters_are_learnt_by_gradient() -> None:
     """Data drawn from the process itself: what is learnt is at least as likely as the truth."""
     X, generator = samples(150, 3), torch.Generator().manual_seed(3)
