@@ -191,6 +191,21 @@ def test_two_writers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
 
 
+@pytest.mark.filterwarnings("ignore::wellposed.errors.WellposedWarning")
+def test_features_that_are_not_finite_are_not_those_of_another_kernel(tmp_path: Path) -> None:
+    model = network()
+    original = model.tangent_features
+
+    def broken(X: Tensor) -> Any:
+        found = original(X)
+        next(iter(found.features.values())).fill_(torch.nan)
+        return found
+
+    model.tangent_features = broken
+    K = wp.tangent_kernel(model, draw(9, 3), out=tmp_path / "k.zarr", block_size=4)
+    assert np.isnan(K[:]).all()
+
+
 def test_bad_targets(tmp_path: Path) -> None:
     model, X = network(), draw(5, 3)
     (tmp_path / "k.zarr").mkdir()

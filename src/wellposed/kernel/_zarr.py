@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,7 +105,7 @@ class ZarrStorage(AbstractStorage):
         """Raises unless the part is of the same kernel and this process alone writes it."""
         attributes, rtol = self._array.attrs, 1e-3 if self._dtype.itemsize < 8 else 1e-6
         norms = attributes.get(_NORMS, ())
-        same = len(norms) == len(self._norms) and all(map(lambda a, b: math.isclose(a, b, rel_tol=rtol), norms, self._norms))
+        same = len(norms) == len(self._norms) and np.allclose(norms, self._norms, rtol=rtol, atol=0.0, equal_nan=True)
         if attributes.get(_KEY) != self._key or not same:
             raise InvalidArgument(
                 f"tangent_kernel: {str(self._part)!r} holds a part of another kernel: the model, X, X2, block_size or dtype was"
