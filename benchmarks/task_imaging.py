@@ -1,6 +1,6 @@
 """Measure the task of images: an equilibrium with a certificate, a free one, an unrolled network, total variation.
 
-    python benchmarks/task_imaging.py [--seeds 3] [--steps 500]
+    python benchmarks/task_imaging.py [--seeds 3] [--steps 1500]
 
 Needs scikit-image, and natural64.npz and cbsd68.npz in $WELLPOSED_DATA. Writes benchmarks/results/imaging.json after
 every part, and skips what is there; the training of a seed is kept in runs/imaging every 20 steps and continued.
@@ -252,7 +252,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--parts", nargs="+", default=["memory", "runs", "tv"], choices=["memory", "runs", "tv"])
     options = parser.parse_args()
     torch.set_num_threads(1)
