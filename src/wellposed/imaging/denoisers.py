@@ -17,7 +17,8 @@ _GRID = 32
 
 
 def _blocks(x: Tensor, scale: int) -> Tensor:
-    """(batch, channels * scale^2, height/scale, width/scale); sizes that do not divide are continued."""
+    """(batch, channels * scale^2, height/scale, width/scale); the last pixels are repeated where
+    the sizes do not divide."""
     rows, columns = (-size % scale for size in x.shape[-2:])
     if rows or columns:
         x = nn.functional.pad(x, (0, columns, 0, rows), mode="replicate")
