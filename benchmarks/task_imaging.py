@@ -1,6 +1,6 @@
 """Measure the task of images: an equilibrium with a certificate, a free one, an unrolled network, total variation.
 
-    python benchmarks/task_imaging.py [--seeds 3] [--steps 2000]
+    python benchmarks/task_imaging.py [--seeds 3] [--steps 1500]
 
 Needs scikit-image, and natural64.npz and cbsd68.npz in $WELLPOSED_DATA. Writes benchmarks/results/imaging.json after
 every part, and skips what is there; the training of a seed is kept in runs/imaging every 20 steps and continued.
@@ -12,8 +12,10 @@ processor time, until the bounded one has made all its steps. So all have the sa
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -32,7 +34,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 from deblurring import psnr, rate, step  # noqa: E402
 
 RESULTS, KEPT = ROOT / "benchmarks" / "results" / "imaging.json", ROOT / "runs" / "imaging"
-DEPTH, MARKS = 10, (5, 10, 20, 30, 40, 50)
+DEPTH, MARKS = 10, (5, 10, 20, 50)
+PART = slice(None, None, 4)  # of the test images, for curves
 WEIGHTS = (0.007, 0.0085, 0.01, 0.012, 0.015)
 NAMES = {"bounded": "equilibrium, bounded", "free": "equilibrium, free", "unrolled": f"unrolled, {DEPTH} steps"}
 OPERATOR = Blur(gaussian_kernel(BLUR, SIDE))
@@ -56,9 +59,9 @@ class Unrolled(nn.Module):
 def make(kind: str, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     if kind == "free":
-        cell = DEQGrad(OPERATOR, DnCNN(1, 52, 4, generator=generator))
+        cell = DEQGrad(OPERATOR, DnCNN(1, 55, 4, scale=2, generator=generator))
         gradient = wp.ImplicitGradient(rtol=1e-2)
-        return Reconstructor(cell, gradient=gradient, rtol=1e-3, max_steps=60, on_failure="ignore")
+        return Reconstructor(cell, gradient=gradient, rtol=1e-3, max_steps=20, on_failure="ignore")
     model = wp.tasks.deblurrer(generator=generator, on_failure="ignore")
     return Unrolled(model.layer.cell, DEPTH) if kind == "unrolled" else model
 
@@ -100,8 +103,24 @@ def train(seed: int, steps: int, images: Tensor) -> tuple[dict[str, nn.Module], 
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, X: Tensor) -> Tensor:
-    return torch.cat([model(part) for part in X.split(4)])
+def outputs(model: nn.Module, X: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """The images of a network, and of an equilibrium: how many were found, and the largest proved
+    distance from one, root mean square of the pixels."""
+    images, bounds, converged, steps = [], [], 0, []
+    factor = model.layer.cell.contraction if isinstance(model, Reconstructor) else math.inf
+    for part in X.split(4):
+        images.append(model(part))
+        if isinstance(model, Reconstructor):
+            solution = model.layer.last_solution
+            assert solution is not None
+            if factor < 1:
+                bounds += (solution.error_bound(factor) / math.sqrt(part[0].numel())).tolist()
+            converged += int(solution.converged.sum())
+            steps += solution.num_steps.tolist()
+    if not isinstance(model, Reconstructor):
+        return torch.cat(images), {}
+    facts = {"contraction": factor, "converged": converged, "most_steps": max(steps)}
+    return torch.cat(images), {**facts, "mean_steps": sum(steps) / len(steps), "error_bounds": bounds}
 
 
 @torch.no_grad()
@@ -113,22 +132,8 @@ def curve(model: nn.Module, X: Tensor, y: Tensor) -> list[float]:
             changed: nn.Module = Unrolled(model.cell, number)
         else:
             changed = Reconstructor(model.layer.cell, rtol=1e-9, max_steps=number, on_failure="ignore")
-        found.append(float(psnr(outputs(changed, X), y).mean()))
+        found.append(float(psnr(outputs(changed, X)[0], y).mean()))
     return found
-
-
-@torch.no_grad()
-def certificates(model: Reconstructor, X: Tensor) -> dict[str, Any]:
-    """Of every test image: found, and the proved distance from its equilibrium, root mean square of the pixels."""
-    factor, bounds, converged, steps = model.layer.cell.contraction, [], 0, []
-    for part in X.split(4):
-        model(part)
-        solution = model.layer.last_solution
-        if factor < 1:
-            bounds += (solution.error_bound(factor) / math.sqrt(part[0].numel())).tolist()
-        converged += int(solution.converged.sum())
-        steps += solution.num_steps.tolist()
-    return {"contraction": factor, "converged": converged, "most_steps": max(steps), "error_bounds": bounds}
 
 
 def similarity(images: Tensor, truth: Tensor) -> list[float]:
@@ -147,11 +152,9 @@ def run(seed: int, steps: int, data: wp.data.Dataset) -> dict[str, Any]:
     found: dict[str, Any] = {"seed": seed}
     for kind, model in models.items():
         parameters = sum(p.numel() for p in model.parameters())
-        found[kind] = {"parameters": parameters, **used[kind], **measured(outputs(model, data.X_test), data.y_test)}
-        part = slice(None, None, 4) if kind == "free" else slice(None)  # its iterations are slow
-        found[kind]["curve"] = curve(model, data.X_test[part], data.y_test[part])
-        if isinstance(model, Reconstructor):
-            found[kind] |= certificates(model, data.X_test)
+        images, facts = outputs(model, data.X_test)
+        found[kind] = {"parameters": parameters, **used[kind], **measured(images, data.y_test), **facts}
+        found[kind]["curve"] = curve(model, data.X_test[PART], data.y_test[PART])
         print(seed, kind, found[kind]["psnr"], found[kind]["curve"], flush=True)
     return found
 
@@ -176,22 +179,41 @@ def total_variation(weight: float, Y: Tensor) -> Tensor:
 
 
 def memory(kind: str, number: int) -> int:
-    """MB by which the resident memory grows in one training step with this number of iterations, in a new process."""
-    code = (
-        "import resource, torch, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import task_imaging as t\n"
-        "torch.set_num_threads(1)\n"
-        f"model, number = t.make({kind!r}, 0), {number}\n"
-        "if isinstance(model, t.Unrolled): model.steps = number\n"
-        "else: model.layer.rtol, model.layer.max_steps = 1e-9, number\n"
-        "y = torch.rand(16, 1, 64, 64)\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "(model(y) - y).square().mean().backward()\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return round(float(done.stdout.split()[-1]))
+    """MB by which the resident memory grows at most in a training step with this number of iterations.
+
+    Of the second step: the first also loads code. Needs Linux.
+    """
+    model, y = make(kind, 0), torch.rand(16, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    if isinstance(model, Unrolled):
+        model.steps = number
+    else:
+        model.layer.rtol, model.layer.max_steps = 1e-9, number  # never reached: exactly this number
+    for _ in range(2):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew at the present size
+        before = resident("VmRSS")
+        (model(y) - y).square().mean().backward()
+        grown = resident("VmHWM") - before
+    return round(grown)
+
+
+def resident(key: str) -> float:
+    """MB of this process, of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+
+def memories() -> list[dict[str, int]]:
+    """In a new process that gives every freed tensor back to the system at once.
+
+    The allocator of the C library keeps freed blocks otherwise, the more the longer the process runs: a growth that is
+    not of the solve.
+    """
+    code = "import task_imaging as t; t.torch.set_num_threads(1)\n"
+    code += 'print([{"iterations": n, **{k: t.memory(k, n) for k in ("bounded", "unrolled")}} for n in (5, 10, 20, 40)])'
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    found: list[dict[str, int]] = ast.literal_eval(done.stdout.splitlines()[-1])
+    return found
 
 
 def mean_and_error(values: list[float], digits: int) -> str:
@@ -230,7 +252,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--parts", nargs="+", default=["memory", "runs", "tv"], choices=["memory", "runs", "tv"])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -251,10 +273,8 @@ def main() -> None:
     assert data.X_test is not None and data.y_test is not None
     for part in options.parts:
         if part == "memory":
-            for number in (5, 10, 20, 40):
-                if not any(r["iterations"] == number for r in results["memory"]):
-                    grown = {kind: memory(kind, number) for kind in ("bounded", "unrolled")}
-                    write("memory", {"iterations": number, **grown})
+            for row in [] if results["memory"] else memories():
+                write("memory", row)
         elif part == "runs":
             for seed in range(options.seeds):
                 if not any(r["seed"] == seed for r in results["runs"]):

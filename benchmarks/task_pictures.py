@@ -2,7 +2,8 @@
 
     python benchmarks/task_pictures.py
 
-Writes docs/images/task_graphs.png, task_imaging.png and task_reasoning.png, each if its results exist.
+Writes docs/images/task_graphs.png, task_imaging.png and task_reasoning.png, each if what it shows is measured, and the
+thumbnails of the overview, docs/images/thumbnail_*.png.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from matplotlib.figure import Figure
 
 import wellposed as wp
+from wellposed.tasks._store import INCLUDED
 
 ROOT = Path(__file__).parents[1]
 COLOURS = ["#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7"]  # distinct also for most colour-blind readers
@@ -58,15 +60,20 @@ def reasoning(results: dict[str, Any]) -> Figure:
         ax.set_xticks(ticks, [str(m) for m in ticks])
         ax.minorticks_off()
         ax.legend(frameon=False, fontsize=8)
+    places[2].imshow(maze())
+    places[2].set(title="a maze of 21 x 21 and its way", xticks=[], yticks=[])
+    return figure
+
+
+def maze() -> np.ndarray:
+    """(21, 21, 3) walls, start, end and the way between them."""
     data = wp.data.load("mazes", n=1, size=21, seed=3)
     walls, start, end = data.X[0].numpy()
     picture = np.ones((21, 21, 3))
     picture[data.y[0].numpy() == 1] = (0.34, 0.71, 0.91)
     picture[walls == 1] = 0.2
     picture[start == 1], picture[end == 1] = (0, 0.62, 0.45), (0.84, 0.37, 0)
-    places[2].imshow(picture)
-    places[2].set(title="a maze of 21 x 21 and its way", xticks=[], yticks=[])
-    return figure
+    return picture
 
 
 def imaging(results: dict[str, Any]) -> Figure:
@@ -93,11 +100,40 @@ def imaging(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def thumbnail(name: str, results: dict[str, Any]) -> Figure:
+    """A small picture of a task, without axes: measured curves of graphs and language, data of the others."""
+    figure = Figure(figsize=(2, 1.25), facecolor="white")
+    ax = figure.add_axes((0.02, 0.03, 0.96, 0.94))
+    ax.set(xticks=[], yticks=[])
+    if name == "graphs":
+        run = max(results["runs"], key=lambda run: run["length"])
+        for kind, colour in (("ours", COLOURS[0]), ("gcn", COLOURS[3])):
+            ax.plot(run[kind]["by_distance"], color=colour, linewidth=2)
+        ax.set_ylim(0, 1.08)
+    elif name == "language":
+        for kind, colour in (("equilibrium", COLOURS[0]), ("explicit", COLOURS[3])):
+            run = next(run for run in results["runs"] if (run["tokens"], run["model"]) == ("characters", kind))
+            ax.plot([row["step"] for row in run["history"]], [row["held_out"] for row in run["history"]], color=colour)
+    elif name == "reasoning":
+        ax.imshow(maze())
+    else:  # the left half blurred and with noise, the right half as drawn
+        data = wp.data.load("deblurring_leaves", n=1, n_test=1, size=128, seed=3)
+        image = torch.cat([data.X_test[0, 0, :80, :64], data.y_test[0, 0, :80, 64:]], dim=1)
+        ax.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
+        ax.axvline(63.5, color=COLOURS[2], linewidth=1.5)
+    return figure
+
+
 def main() -> None:
-    for name, draw in (("graphs", graphs), ("imaging", imaging), ("reasoning", reasoning)):
+    images = ROOT / "docs" / "images"
+    for name, draw in (("graphs", graphs), ("imaging", imaging), ("reasoning", reasoning), ("language", None)):
         results = ROOT / "benchmarks" / "results" / f"{name}.json"
-        if results.exists():
-            draw(json.loads(results.read_text())).savefig(ROOT / "docs" / "images" / f"task_{name}.png", dpi=110)
+        if not results.exists():
+            continue
+        found = json.loads(results.read_text())
+        thumbnail(name, found).savefig(images / f"thumbnail_{name}.png", dpi=100)
+        if draw is not None and (name != "imaging" or (INCLUDED / "deblurring.json").exists()):
+            draw(found).savefig(images / f"task_{name}.png", dpi=110)
 
 
 if __name__ == "__main__":

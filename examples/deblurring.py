@@ -26,8 +26,8 @@ def psnr(output: Tensor, image: Tensor) -> Tensor:
 
 
 def rate(progress: float, highest: float = 3e-3) -> float:
-    """The step size after a part of the training: up in the first 30 %, then down, by cosines."""
-    part = (0.3 - progress) / 0.3 if progress < 0.3 else (progress - 0.3) / 0.7
+    """The step size after a part of the training: up in the first 10 %, then down, by cosines."""
+    part = (0.1 - progress) / 0.1 if progress < 0.1 else (progress - 0.1) / 0.9
     return highest * (0.01 + 0.99 * (1 + math.cos(math.pi * part)) / 2)
 
 

@@ -132,8 +132,24 @@ def test_a_free_network_has_no_factor() -> None:
     assert not DEQADMM(Inpainting(torch.ones(4, 4)), torch.nn.Identity()).contraction < 1
 
 
-def adaptive(size: float = 1.0) -> AdaptiveDenoiser:
-    network = AdaptiveDenoiser(1, 3, hidden=4, depth=3, bound=0.8, generator=torch.Generator().manual_seed(0)).double()
+@pytest.mark.parametrize("shape", [(6, 8), (5, 7)])
+def test_a_network_of_blocks_sees_every_second_pixel_as_a_channel(shape: tuple[int, int]) -> None:
+    network = DnCNN(1, 3, 2, scale=2, generator=torch.Generator().manual_seed(0)).double()
+    x = torch.rand(2, 1, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows, columns = (torch.arange(size + size % 2).clamp(max=size - 1) for size in shape)  # the last is repeated
+    whole = x[:, :, rows][:, :, :, columns]
+    blocks = torch.cat([whole[:, :, i::2, j::2] for i in range(2) for j in range(2)], dim=1)
+    plain = DnCNN(4, 3, 2).double()
+    plain.load_state_dict(network.state_dict())
+    expected = torch.empty_like(whole)
+    for k, part in enumerate(plain(blocks).split(1, dim=1)):
+        expected[:, :, k // 2 :: 2, k % 2 :: 2] = part
+    torch.testing.assert_close(network(x), expected[:, :, : shape[0], : shape[1]])
+
+
+def adaptive(size: float = 1.0, scale: int = 1) -> AdaptiveDenoiser:
+    generator = torch.Generator().manual_seed(0)
+    network = AdaptiveDenoiser(1, 3, hidden=4, depth=3, scale=scale, bound=0.8, generator=generator).double()
     with torch.no_grad():
         network.kernel *= size
         network.log_threshold += 2.0
@@ -141,9 +157,9 @@ def adaptive(size: float = 1.0) -> AdaptiveDenoiser:
 
 
 @pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("size", [0.1, 30.0])
-def test_the_factor_holds_whatever_the_data_decide(kind: type[Cell], size: float) -> None:
-    cell = kind(Blur(gaussian_kernel(0.7, 3).double()), adaptive(size)).double()
+@pytest.mark.parametrize(("size", "scale"), [(0.1, 1), (30.0, 2)])
+def test_the_factor_holds_whatever_the_data_decide(kind: type[Cell], size: float, scale: int) -> None:
+    cell = kind(Blur(gaussian_kernel(0.7, 3).double()), adaptive(size, scale)).double()
     assert cell.contraction < 1
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
@@ -174,3 +190,17 @@ def test_images_of_a_batch_are_adapted_one_by_one() -> None:
     y = torch.rand(3, 1, 6, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     model = Reconstructor(cell, rtol=1e-10, max_steps=2000, on_failure="raise")
     torch.testing.assert_close(model(y), torch.cat([model(part) for part in y.split(1)]), rtol=1e-8, atol=1e-8)
+
+
+def test_an_operator_of_deepinv_fits() -> None:
+    physics = pytest.importorskip("deepinv.physics", reason="deepinv is not installed")
+    kernel = gaussian_kernel(0.7, 3).double()
+    y = torch.rand(2, 1, 6, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    fitting = [(DEQGrad, physics.Blur(filter=kernel[None, None], padding="circular"))]
+    fitting.append((DEQADMM, physics.BlurFFT((1, 6, 8), filter=kernel[None, None])))  # its prox is exact, that of Blur is not
+    for kind, theirs in fitting:
+        images = [
+            Reconstructor(kind(operator, bounded(), norm=1.0).double(), rtol=1e-9, max_steps=2000, on_failure="raise")(y)
+            for operator in (Blur(kernel), theirs)
+        ]
+        torch.testing.assert_close(images[0], images[1], rtol=1e-8, atol=1e-8)

@@ -17,7 +17,7 @@ def test_every_image_is_within_the_proved_distance_of_its_equilibrium() -> None:
     data = wp.data.load("deblurring_leaves", n=3, n_test=1, size=16, dtype=torch.float64)
     model = wp.tasks.deblurrer(6, generator=torch.Generator().manual_seed(0), on_failure="raise").double()
     factor = model.layer.cell.contraction
-    assert 0.9 < factor < 1
+    assert 0.6 < factor < 0.7
     with torch.no_grad():
         rough = model(data.X)
         bound = model.layer.last_solution.error_bound(factor)

@@ -15,13 +15,13 @@ def deblurrer(
     sigma: float = 1.0,
     size: int = 7,
     channels: int = 1,
-    bound: float = 0.9,
+    bound: float = 0.5,
     rtol: float = 1e-3,
     max_steps: int = 60,
     on_failure: Policy = "warn",
     generator: torch.Generator | None = None,
 ) -> Reconstructor:
-    """A network that removes a Gaussian blur, `DEQGrad` with an `AdaptiveDenoiser` of 16 filters.
+    """A network that removes a Gaussian blur, `DEQGrad` with an `AdaptiveDenoiser` of 8 filters.
 
         >>> import torch, wellposed as wp
         >>> wp.tasks.deblurrer(8)(torch.rand(2, 1, 32, 32)).shape
@@ -37,7 +37,7 @@ def deblurrer(
         rtol, max_steps, on_failure: As for `EquilibriumLayer`.
         generator: Of the parameters.
     """
-    denoiser = AdaptiveDenoiser(channels, 16, hidden=width, bound=bound, generator=generator)
-    cell = DEQGrad(Blur(gaussian_kernel(sigma, size)), denoiser)
+    denoiser = AdaptiveDenoiser(channels, 8, hidden=width, scale=2, bound=bound, generator=generator)
+    cell = DEQGrad(Blur(gaussian_kernel(sigma, size)), denoiser, weight=2.0)
     gradient = ImplicitGradient(rtol=1e-2)  # loose: training does not need more
     return Reconstructor(cell, gradient=gradient, rtol=rtol, max_steps=max_steps, on_failure=on_failure)
