@@ -13,8 +13,8 @@ from typing import Any
 
 from wellposed_lab.papers.claims import Check, ClaimOutcome
 from wellposed_lab.papers.record import Record
-from wellposed_lab.papers.records import path_of, stored
 from wellposed_lab.papers.registry import EXPERIMENTS
+from wellposed_lab.papers.storage import path_of, stored
 
 __all__ = ["MARKER", "causes_of", "claims_table", "gallery", "write_pages"]
 
@@ -83,7 +83,8 @@ def _section(name: str, record: Record, causes: dict[str, str]) -> str:
     hours = sum(result.seconds for result in record.results) / 3600
     time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
     picture = f"images/papers/{name.replace('/', '-')}.png"
-    facts = f"Size: {record.size}. Seeds: {seeds}. CPU time: {time}. Commit: {str(record.environment.get('commit'))[:10]}."
+    commits = ", ".join(dict.fromkeys(str(result.commit)[:10] for result in record.results))
+    facts = f"Size: {record.size}. Seeds: {seeds}. CPU time: {time}. Measured at commit {commits}."
     lines = [f"## {name}: {record.title}\n", f"![{name}: {record.title}]({picture})\n", _wrapped(facts) + "\n"]
     lines += [_wrapped(_check(check, causes.get(check.claim.key))) for check in record.checks]
     lines += [_wrapped(f"- Note: {_plain(note)}") for note in record.notes]

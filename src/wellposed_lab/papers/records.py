@@ -1,4 +1,4 @@
-"""The records in the repository: thinned, read again, compared with a part that is run anew.
+"""The records in the repository: judged by the present rules, compared with a part that is run anew.
 
 `python -m wellposed_lab.papers.records reproduced records` judges the runs of a folder (`--out`) by
 the present rules, and stores them.
@@ -14,62 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellposed.errors import InvalidArgument
 from wellposed_lab.papers.experiment import Task
-from wellposed_lab.papers.record import Record, write
+from wellposed_lab.papers.record import Record, measured_by_others
 from wellposed_lab.papers.registry import EXPERIMENTS, find
 from wellposed_lab.papers.run import about_sizes, execute
+from wellposed_lab.papers.storage import store, stored, thinned
 
-__all__ = ["Comparison", "collect", "compare", "judged_anew", "path_of", "store", "stored", "thinned"]
+__all__ = ["Comparison", "collect", "compare", "judged_anew"]
 
-#: Significant digits of numbers that are kept.
-DIGITS = 5
-#: Longer columns of numbers keep so many of their entries, the first and the last among them.
-LONGEST = 200
 #: Relative difference up to which two numbers agree: sums in another order, on another processor, change a training in float32.
 SAME = 0.02
-
-
-def path_of(name: str, folder: Path) -> Path:
-    """The file of an experiment."""
-    return folder / f"{name}.json"
-
-
-def thinned(record: Record) -> Record:
-    """The record with rounded numbers and short columns, for a repository."""
-    plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    results = [dataclasses.replace(r, values=_thin(r.values), seconds=round(r.seconds, 1)) for r in record.results]
-    return Record(**{**plain, "results": results, "panels": _thin(record.panels), "seconds": round(record.seconds, 1)})
-
-
-def _thin(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _thin(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = list(value)
-        if len(parts) > LONGEST and all(isinstance(part, (int, float)) or part is None for part in parts):
-            parts = [parts[round(i * (len(parts) - 1) / (LONGEST - 1))] for i in range(LONGEST)]
-        return [_thin(part) for part in parts]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
-
-
-def store(record: Record, folder: Path) -> Path:
-    """Writes the thinned record; returns its file."""
-    path = path_of(record.experiment, folder)
-    write(path, thinned(record).to_json().encode() + b"\n")
-    return path
-
-
-def stored(name: str, folder: Path) -> Record:
-    """The record of an experiment in a folder."""
-    path = path_of(name, folder)
-    if not path.is_file():
-        known = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.json")) if folder.is_dir() else []
-        raise InvalidArgument(
-            f"There is no record of {name} at {path}; there are {', '.join(known) or 'none'}. Name the folder `records` of the "
-            "repository by --records."
-        )
-    return Record.from_json(path.read_text(encoding="utf-8"))
 
 
 def judged_anew(record: Record) -> Record:
@@ -82,7 +36,7 @@ def judged_anew(record: Record) -> Record:
         record,
         checks=experiment.checks(config, record.results),
         panels=experiment.panels(config, record.results),
-        notes=experiment.remarks(record.results),
+        notes=[*experiment.remarks(record.results), *measured_by_others(record.results)],
         departures=[*departures, *about_sizes(config, experiment), *experiment.departures],
     )
 
@@ -129,7 +83,7 @@ def compare(name: str, folder: Path) -> Comparison:
     record = stored(name, folder)
     old = min(record.results, key=lambda result: result.seconds)
     new = execute(name, old.task)
-    values = _thin(new.values)
+    values = thinned(dataclasses.replace(record, results=[new])).results[0].values
     keys = [key for key in old.values if key in values]
     differences = {key: _difference(old.values[key], values[key]) for key in keys}
     differences |= {key: math.inf for key in old.values.keys() ^ values.keys()}

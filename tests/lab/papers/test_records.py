@@ -14,18 +14,8 @@ from wellposed_lab.cli.commands import app
 from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, reproduce
 from wellposed_lab.papers.claims import decide
 from wellposed_lab.papers.gallery import MARKER, claims_table, gallery, without_cause, write_pages
-from wellposed_lab.papers.records import (
-    LONGEST,
-    _difference,
-    _thin,
-    collect,
-    compare,
-    judged_anew,
-    path_of,
-    store,
-    stored,
-    thinned,
-)
+from wellposed_lab.papers.records import _difference, collect, compare, judged_anew
+from wellposed_lab.papers.storage import LONGEST, _thin, path_of, store, stored, thinned
 
 from .toy_experiment import Toy
 
@@ -39,12 +29,12 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
 
 def test_thin_columns_keep_their_ends_and_fit_each_other() -> None:
     x, y = [float(i) for i in range(1000)], [i / 3 for i in range(1000)]
-    thin = _thin({"x": x, "y": y, "grid": [[0.123456789] * 300] * 300, "word": "a", "none": None, "many": ["a"] * 300})
+    thin = _thin({"x": x, "y": y, "grid": [[0.123456789] * 600] * 300, "word": "a", "none": None, "many": ["a"] * 600})
     assert len(thin["x"]) == len(thin["y"]) == LONGEST
     assert thin["x"][0] == 0 and thin["x"][-1] == 999
     assert all(abs(3 * b - a) <= 1e-4 * max(a, 1) for a, b in zip(thin["x"], thin["y"], strict=True))
     assert len(thin["grid"]) == 300 and len(thin["grid"][0]) == LONGEST and thin["grid"][0][0] == 0.12346
-    assert thin["word"] == "a" and thin["none"] is None and len(thin["many"]) == 300
+    assert thin["word"] == "a" and thin["none"] is None and len(thin["many"]) == 600
     assert _thin(math.inf) == math.inf and _thin(True) is True and _thin(123456789) == 123456789
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from wellposed_lab.papers import EXPERIMENTS
 from wellposed_lab.papers.gallery import MARKER, QUICK, causes_of, claims_table, gallery, records_in, without_cause
-from wellposed_lab.papers.records import thinned
+from wellposed_lab.papers.storage import thinned
 
 ROOT = Path(__file__).parents[3]
 RECORDS, DOCS = ROOT / "records", ROOT / "docs"
@@ -29,12 +29,14 @@ def test_every_claim_is_on_the_page() -> None:
 
 
 def test_records_are_thin_and_belong_to_experiments() -> None:
-    known = {RECORDS / part / f"{name}.json" for name in EXPERIMENTS for part in ("", QUICK)} | {RECORDS / "causes.json"}
+    kinds = [(part, ending) for part in ("", QUICK) for ending in (".json", ".partial.json")]
+    known = {RECORDS / part / f"{name}{ending}" for name in EXPERIMENTS for part, ending in kinds} | {RECORDS / "causes.json"}
     assert set(RECORDS.rglob("*.json")) <= known
     for folder in (RECORDS, RECORDS / QUICK):
         for name, record in records_in(folder).items():
             assert record.experiment == name and record.departures and record.environment["commit"]
             assert thinned(record).to_json() == record.to_json()
+            assert all(result.program and result.commit for result in record.results)
 
 
 def test_every_claim_that_is_not_reproduced_has_a_cause() -> None:

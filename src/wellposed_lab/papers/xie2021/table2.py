@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from wellposed.convex import ConvOptEq
 from wellposed.data import load
+from wellposed.data.files import read
 from wellposed.errors import InvalidArgument
 from wellposed.nn import MultiscaleDEQ
 from wellposed.solve import Anderson
@@ -84,11 +85,14 @@ class Table2(AbstractExperiment):
         if config.data == "squares":
             return config, []
         try:
-            data = load(config.data, 1, n_test=1, flatten=False)
+            parts, _ = read(config.data)
         except InvalidArgument as error:
             return dataclasses.replace(config, data="squares"), [f"coloured squares take the place of {config.data}: {error}"]
-        assert data.y.dim() == 3
-        return config, []
+        n, n_test = (min(size, len(parts[key])) for size, key in ((config.images, "x_train"), (config.test_images, "x_test")))
+        asked = f"{config.images} and {config.test_images} were asked for"
+        notes = [f"{config.data} has {n} images to train and {n_test} to test; {asked}"]
+        found = dataclasses.replace(config, images=n, test_images=n_test)
+        return found, [] if found == config else notes
 
     def tasks(self, config: Table2Config) -> list[Task]:
         shared = {key: value for key, value in config.to_dict().items() if key != "seeds"}
