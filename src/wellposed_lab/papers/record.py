@@ -42,7 +42,8 @@ class Record:
         panels: What the figure shows.
         notes: What a reader of the verdicts must know about the runs.
         departures: Where this differs from the print: sizes, data, tolerances, optimizers, choices.
-        environment: Versions, and the commit of the source if it is under version control.
+        environment: Of the code that judged: versions, and the commit of the source if it is under
+            version control. Each result has its own.
         seconds: Wall clock of what was not cached.
     """
 

@@ -1,7 +1,7 @@
 """The records in the repository: judged by the present rules, compared with a part that is run anew.
 
 `python -m wellposed_lab.papers.records reproduced records` judges the runs of a folder (`--out`) by
-the present rules, and stores them.
+the present rules, and stores them; with `records records`, those that are stored.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from wellposed_lab.papers.experiment import Task
 from wellposed_lab.papers.record import Record, measured_by_others
 from wellposed_lab.papers.registry import EXPERIMENTS, find
-from wellposed_lab.papers.run import about_sizes, execute
-from wellposed_lab.papers.storage import store, stored, thinned
+from wellposed_lab.papers.run import about_sizes, environment, execute
+from wellposed_lab.papers.storage import path_of, store, stored, thinned
 
 __all__ = ["Comparison", "collect", "compare", "judged_anew"]
 
@@ -38,6 +38,7 @@ def judged_anew(record: Record) -> Record:
         panels=experiment.panels(config, record.results),
         notes=[*experiment.remarks(record.results), *measured_by_others(record.results)],
         departures=[*departures, *about_sizes(config, experiment), *experiment.departures],
+        environment=environment(),
     )
 
 
@@ -45,10 +46,10 @@ def collect(runs: Path, folder: Path) -> list[Path]:
     """Stores the records of a folder of runs, judged by the present rules.
 
     Args:
-        runs: `--out` of the runs.
-        folder: Of records.
+        runs: `--out` of the runs, or a folder of records.
+        folder: Of records; the same one to judge its records anew.
     """
-    found = [runs / name / "record.json" for name in EXPERIMENTS]
+    found = [path for name in EXPERIMENTS for path in (runs / name / "record.json", path_of(name, runs))]
     return [store(judged_anew(Record.from_json(path.read_text(encoding="utf-8"))), folder) for path in found if path.is_file()]
 
 

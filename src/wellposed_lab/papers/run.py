@@ -23,7 +23,7 @@ from wellposed_lab.papers.storage import RecordFolder, same_task
 from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.processes import git_head, on_threads
 
-__all__ = ["about_sizes", "execute", "prepare", "reproduce", "run_tasks", "why_no_figure"]
+__all__ = ["about_sizes", "environment", "execute", "prepare", "reproduce", "run_tasks", "why_no_figure"]
 
 SIZES = ("quick", "full")
 #: Called after every result with the number done, the total, and the result.
@@ -84,12 +84,7 @@ def reproduce(
         panels=experiment.panels(config, results),
         notes=[*experiment.remarks(results), *measured_by_others(results)],
         departures=[*notes, *about_sizes(config, experiment), *experiment.departures],
-        environment={
-            "program": program(),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "commit": _commit(),
-        },
+        environment=environment(),
         seconds=time.perf_counter() - started,
     )
     if folder is not None:
@@ -139,6 +134,16 @@ def _checks(experiment: AbstractExperiment, config: ExperimentConfig, results: S
             f"The rules of {experiment.name} cannot judge the results that were measured before ({error!r}): other code may "
             "have measured other things. Measure all of them again by --fresh."
         ) from error
+
+
+def environment() -> dict[str, Any]:
+    """Of the code that judges: versions, machine and commit."""
+    return {
+        "program": program(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "commit": _commit(),
+    }
 
 
 @functools.cache

@@ -59,6 +59,9 @@ def test_runs_are_collected_and_judged_by_the_present_rules(toy: Toy, tmp_path: 
     assert path == path_of(toy.name, tmp_path / "records")
     assert again.outcome("even") is ClaimOutcome.REPRODUCED and again.checks[0].finding.measured == "3 numbers"
     assert again.departures[-1] == "Small ones." and again.environment == record.environment
+    monkeypatch.setattr(Toy, "judge", lambda self, config, results: {"even": decide(False, f"{len(results)} numbers")})
+    assert collect(tmp_path / "records", tmp_path / "records") == [path]
+    assert stored(toy.name, tmp_path / "records").outcome("even") is ClaimOutcome.NOT_REPRODUCED
 
 
 def test_difference() -> None:
@@ -106,5 +109,14 @@ def test_pages_from_records(toy: Toy, tmp_path: Path) -> None:
     row = next(line for line in page.splitlines() if "Every square is even." in line)
     assert "| not reproduced | not run | False: 1 is odd. |" in row
     assert "**not reproduced**: Every square is even." in shown and "Cause: False: 1 is odd." in shown
-    assert "Seeds: 0, 1, 2" in shown and "- Departure: Only integers." in shown
+    assert "What [toy] says" in shown and "Seeds: 0, 1, 2" in shown and "- Departure: Only integers." in shown
     assert (docs / "images" / "papers" / "toy-squares.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_gallery_shows_the_large_run_or_else_the_quick_one(toy: Toy, tmp_path: Path) -> None:
+    store(reproduce(toy.name), tmp_path / "quick")
+    assert "Size: quick." in gallery(tmp_path) and without_cause(tmp_path) == [f"{toy.name}: even"]
+    assert "| not run | not reproduced |" in claims_table(tmp_path)
+    store(reproduce(toy.name, "full", changes={"numbers": 2}), tmp_path)
+    assert "Size: full, changed." in gallery(tmp_path) and "Size: quick." not in gallery(tmp_path)
+    assert without_cause(tmp_path) == [] and "| reproduced | not reproduced |" in claims_table(tmp_path)

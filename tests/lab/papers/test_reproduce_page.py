@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wellposed_lab.papers import EXPERIMENTS
-from wellposed_lab.papers.gallery import MARKER, QUICK, causes_of, claims_table, gallery, records_in, without_cause
+from wellposed_lab.papers.gallery import MARKER, QUICK, causes_of, claims_table, gallery, records_in, shown_in, without_cause
 from wellposed_lab.papers.storage import thinned
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +16,7 @@ PAGE = (DOCS / "reproduce.md").read_text(encoding="utf-8")
 def test_the_pages_are_those_of_the_records() -> None:
     assert PAGE.partition(MARKER)[2] == f"\n{claims_table(RECORDS)}", "run `make gallery`"
     assert (DOCS / "gallery.md").read_text(encoding="utf-8") == gallery(RECORDS), "run `make gallery`"
-    for name in records_in(RECORDS):
+    for name in shown_in(RECORDS):
         assert (DOCS / "images" / "papers" / f"{name.replace('/', '-')}.png").is_file(), "run `make gallery`"
 
 
