@@ -88,8 +88,9 @@ def gallery(folder: Path) -> str:
 
 def _section(name: str, record: Record, causes: dict[str, str]) -> str:
     seeds = ", ".join(map(str, record.config["seeds"]))
-    hours = sum(result.seconds for result in record.results) / 3600
-    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    seconds = sum(result.seconds for result in record.results)
+    unit, name_of = next((u, n) for u, n in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if seconds >= 2 * u or u == 1)
+    time = f"{seconds / unit:.1f} {name_of}"
     picture = f"images/papers/{name.replace('/', '-')}.png"
     commits = ", ".join(dict.fromkeys(str(result.commit)[:10] for result in record.results))
     facts = f"Size: {record.size}. Seeds: {seeds}. CPU time: {time}. Measured at commit {commits}."
@@ -104,7 +105,8 @@ def _section(name: str, record: Record, causes: dict[str, str]) -> str:
 
 def _check(check: Check, cause: str | None) -> str:
     claim = check.claim
-    text = f"- **{check.outcome.value}**: {_plain(claim.text)} {claim.source}. Measured: {_plain(check.finding.measured)}."
+    source = "(our question)" if claim.ours else claim.source
+    text = f"- **{check.outcome.value}**: {_plain(claim.text)} {source}. Measured: {_plain(check.finding.measured)}."
     return text if cause is None else f"{text} Cause: {cause}"
 
 
