@@ -78,8 +78,8 @@ class Table2(AbstractExperiment):
         "the paper has 256, 512, 512; features at a quarter of the resolution. 100 epochs (4,600 steps), where the paper makes "
         "40,000; SGD with momentum 0.9, step 0.01 falling like (1 - t)^0.9, weight decay 0.001 and batches of 8 as there.",
         "OptEq and FCN have the same extractor (two convolutions with batch norms) and a head of one 1 x 1 convolution, the "
-        "multiscale DEQ has its own; alpha = 0.8; equilibria are solved to a relative residual of 1e-3 with at most 100 steps; the gradient is exact; its norm is "
-        "cut at 1.",
+        "multiscale DEQ has its own; alpha = 0.8. Equilibria are solved to a relative residual of 1e-3 with at most 100 steps; "
+        "the gradient is exact, and its norm is cut at 1.",
     )
     quick = Table2Config()
     full = Table2Config(images=367, test_images=233, channels=(16, 32, 32), state_channels=16, epochs=100)
