@@ -24,6 +24,8 @@ __all__ = ["Comparison", "collect", "compare", "judged_anew"]
 
 #: Relative difference up to which two numbers agree: sums in another order, on another processor, change a training in float32.
 SAME = 0.02
+#: Differences up to this are rounding: a relative error of 1e-15 is another number on another processor.
+ROUNDING = 1e-9
 
 
 def judged_anew(record: Record) -> Record:
@@ -92,8 +94,8 @@ def compare(name: str, folder: Path) -> Comparison:
 
 
 def _difference(old: Any, new: Any) -> float:
-    """The greatest difference of numbers in parts of the greatest number; 0 where nothing is a
-    number and all is equal."""
+    """The greatest difference of numbers in parts of the greatest number; 0 if it is rounding, and
+    where nothing is a number and all is equal."""
     a, b = list(_leaves(old)), list(_leaves(new))
     if [key for key, _ in a] != [key for key, _ in b]:
         return math.inf
@@ -103,7 +105,9 @@ def _difference(old: Any, new: Any) -> float:
         return math.inf
     scale = max((abs(x) for x, _ in numbers), default=0.0)
     gap = max((abs(x - y) for x, y in numbers), default=0.0)
-    return gap / scale if scale > 0 else (0.0 if gap == 0 else math.inf)
+    if gap <= ROUNDING:
+        return 0.0
+    return gap / scale if scale > 0 else math.inf
 
 
 def _is_number(value: Any) -> bool:

@@ -68,7 +68,9 @@ def test_difference() -> None:
     assert _difference([1.0, 2.0, None], [1.0, 2.1, None]) == pytest.approx(0.05)
     assert _difference({"a": [1, "x"]}, {"a": [1, "x"]}) == 0
     assert _difference([1.0], [1.0, 2.0]) == _difference([1.0], [None]) == _difference("x", "y") == math.inf
-    assert _difference(0.0, 0.0) == 0 and _difference(0.0, 1e-9) == math.inf
+    assert _difference(0.0, 0.0) == 0 and _difference(0.0, 1e-6) == math.inf
+    assert _difference([8e-16, 3e-10], [2e-15, 1e-10]) == 0  # relative errors: rounding on both machines
+    assert _difference(1e-6, 1.1e-6) == pytest.approx(0.1)  # a small step size is a measurement
 
 
 def test_compare(toy: Toy, tmp_path: Path) -> None:
