@@ -24,8 +24,8 @@ from wellposed_lab.papers import EXPERIMENTS, Check, ClaimOutcome, Record, chang
 from wellposed_lab.papers import reproduce as run_experiment
 from wellposed_lab.papers.audit import AuditFinding, AuditRow, counts, to_html, to_json
 from wellposed_lab.papers.audit import audit as run_audit
-from wellposed_lab.papers.records import SAME, compare, store
-from wellposed_lab.papers.run import why_no_figure
+from wellposed_lab.papers.records import SAME, compare
+from wellposed_lab.papers.run import prepare, why_no_figure
 
 __all__ = ["audit", "reproduce"]
 
@@ -71,7 +71,7 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON; a list of several.")] = False,
     records_folder: Annotated[Path, typer.Option("--records", help="Records for --compare and --store.")] = Path("records"),
     comparing: Annotated[bool, typer.Option("--compare", help="Run the shortest task of a record anew, and compare.")] = False,
-    store_record: Annotated[bool, typer.Option("--store", help="Also write the thinned record to --records.")] = False,
+    store_record: Annotated[bool, typer.Option("--store", help="Extend the record in --records by what is missing.")] = False,
 ) -> None:
     """Run experiments of the papers, all if none is named, and show which claims are reproduced."""
     if listing:
@@ -86,8 +86,9 @@ def reproduce(
         _compare([experiment.name for experiment in choose(names or [])], records_folder, as_json=as_json)
         return
     chosen, size, changes = choose(names or ["all"]), "quick" if quick else "full", changes_of(settings or [])
-    for experiment in chosen:  # mistakes before anything is measured
-        getattr(experiment, size).changed(changes)
+    records_kept = records_folder if store_record else None
+    for experiment in chosen:  # mistakes and missing data before anything is measured
+        prepare(experiment.name, size, changes, records=records_kept, fresh=fresh)
     if figure and (missing := why_no_figure()) is not None:
         print_message(missing)
         figure = False
@@ -103,12 +104,11 @@ def reproduce(
                 jobs=jobs,
                 dask=dask,
                 fresh=fresh,
+                records=records_kept,
                 figure=figure,
                 listener=lambda done, total, latest: display.update(done, total=total),  # noqa: B023 (used at once)
             )
         records.append(record)
-        if store_record:
-            store(record, records_folder)
         if not as_json:
             _show_record(record)
             where = folder.joinpath(*name.split("/"))

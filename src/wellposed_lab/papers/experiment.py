@@ -98,12 +98,16 @@ class Result:
         values: The measurements, plain Python.
         seconds: Of CPU time, wherever it ran.
         cached: Whether it was read from an earlier run.
+        program: The versions, and the source of a development version, that measured it.
+        commit: The one of that source, if it is under version control.
     """
 
     task: Task
     values: dict[str, Any]
     seconds: float
     cached: bool = False
+    program: str = ""
+    commit: str | None = None
 
 
 def values_of(results: Sequence[Result], key: str, **task: Any) -> list[Any]:

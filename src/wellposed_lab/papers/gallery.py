@@ -13,10 +13,10 @@ from typing import Any
 
 from wellposed_lab.papers.claims import Check, ClaimOutcome
 from wellposed_lab.papers.record import Record
-from wellposed_lab.papers.records import path_of, stored
 from wellposed_lab.papers.registry import EXPERIMENTS
+from wellposed_lab.papers.storage import path_of, stored
 
-__all__ = ["MARKER", "causes_of", "claims_table", "gallery", "write_pages"]
+__all__ = ["MARKER", "causes_of", "claims_table", "gallery", "shown_in", "write_pages"]
 
 #: Where the generated part of docs/reproduce.md begins.
 MARKER = "<!-- Generated from records/ by `make gallery`: what follows is not edited by hand. -->\n"
@@ -27,6 +27,13 @@ LARGE, QUICK = "", "quick"
 def records_in(folder: Path) -> dict[str, Record]:
     """By the names of the experiments, in their order."""
     return {name: stored(name, folder) for name in EXPERIMENTS if path_of(name, folder).is_file()}
+
+
+def shown_in(folder: Path) -> dict[str, Record]:
+    """What the gallery shows: the large run of an experiment, and that of --quick where there is
+    none."""
+    large, quick = records_in(folder), records_in(folder / QUICK)
+    return {name: large.get(name) or quick[name] for name in EXPERIMENTS if name in large or name in quick}
 
 
 def causes_of(folder: Path) -> dict[str, dict[str, str]]:
@@ -67,24 +74,29 @@ def gallery(folder: Path) -> str:
         "# Gallery: the figures and tables of the papers\n",
         _wrapped(
             "One section for each record in the folder `records` of the repository: what the paper says, what we measured, and "
-            "where we differ from the print. `wellposed reproduce NAME --compare` runs a small part of a record anew. The "
-            "rules of the verdicts are on the page about [reproduction](reproduce.md).\n"
+            "where we differ from the print. Where no large run is stored yet, the section shows that of `--quick`. "
+            "`wellposed reproduce NAME --compare` runs a small part of a record anew. The rules of the verdicts are on the "
+            "page about [reproduction](reproduce.md).\n"
         )
         + "\n",
         MARKER,
     ]
-    for name, record in records_in(folder).items():
+    for name, record in shown_in(folder).items():
         parts.append(_section(name, record, causes.get(name, {})))
     return "\n".join(parts)
 
 
 def _section(name: str, record: Record, causes: dict[str, str]) -> str:
     seeds = ", ".join(map(str, record.config["seeds"]))
-    hours = sum(result.seconds for result in record.results) / 3600
-    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    seconds = sum(result.seconds for result in record.results)
+    unit, name_of = next((u, n) for u, n in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if seconds >= 2 * u or u == 1)
+    time = f"{seconds / unit:.1f} {name_of}"
     picture = f"images/papers/{name.replace('/', '-')}.png"
-    facts = f"Size: {record.size}. Seeds: {seeds}. CPU time: {time}. Commit: {str(record.environment.get('commit'))[:10]}."
+    commits = ", ".join(dict.fromkeys(str(result.commit)[:10] for result in record.results))
+    facts = f"Size: {record.size}. Seeds: {seeds}. CPU time: {time}. Measured at commit {commits}."
+    paper = name.partition("/")[0]
     lines = [f"## {name}: {record.title}\n", f"![{name}: {record.title}]({picture})\n", _wrapped(facts) + "\n"]
+    lines += [_wrapped(f"What [{paper}] says, with our verdict and what we measured:") + "\n"]
     lines += [_wrapped(_check(check, causes.get(check.claim.key))) for check in record.checks]
     lines += [_wrapped(f"- Note: {_plain(note)}") for note in record.notes]
     lines += [_wrapped(f"- Departure: {_plain(departure)}") for departure in record.departures]
@@ -93,7 +105,8 @@ def _section(name: str, record: Record, causes: dict[str, str]) -> str:
 
 def _check(check: Check, cause: str | None) -> str:
     claim = check.claim
-    text = f"- **{check.outcome.value}**: {_plain(claim.text)} {claim.source}. Measured: {_plain(check.finding.measured)}."
+    source = "(our question)" if claim.ours else claim.source
+    text = f"- **{check.outcome.value}**: {_plain(claim.text)} {source}. Measured: {_plain(check.finding.measured)}."
     return text if cause is None else f"{text} Cause: {cause}"
 
 
@@ -109,11 +122,12 @@ def _plain(text: str) -> str:
 
 
 def without_cause(folder: Path) -> list[str]:
-    """Claims of papers that a large run does not reproduce and whose cause is not written down."""
+    """Claims of papers that the gallery shows as not reproduced and whose cause is not written
+    down."""
     causes = causes_of(folder)
     return [
         f"{name}: {check.claim.key}"
-        for name, record in records_in(folder).items()
+        for name, record in shown_in(folder).items()
         for check in record.checks
         if check.outcome is ClaimOutcome.NOT_REPRODUCED and not check.claim.ours
         if check.claim.key not in causes.get(name, {})
@@ -136,7 +150,7 @@ def write_pages(folder: Path, docs: Path) -> None:
     pictures = docs / "images" / "papers"
     pictures.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"format": "png", "dpi": 80, "metadata": {"Software": None}}
-    for name, record in records_in(folder).items():
+    for name, record in shown_in(folder).items():
         picture_of(record).savefig(pictures / f"{name.replace('/', '-')}.png", **options)
 
 

@@ -7,6 +7,8 @@ import hashlib
 import importlib.metadata
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from wellposed.errors import InvalidArgument, RunError
 from wellposed_lab.papers.claims import Check, ClaimOutcome
 from wellposed_lab.papers.experiment import Result, Task
 
-__all__ = ["Record", "TaskCache", "program", "write"]
+__all__ = ["Record", "TaskCache", "measured_by_others", "program", "write"]
 
 #: The largest result that is read.
 BYTES = 1 << 28
@@ -40,7 +42,8 @@ class Record:
         panels: What the figure shows.
         notes: What a reader of the verdicts must know about the runs.
         departures: Where this differs from the print: sizes, data, tolerances, optimizers, choices.
-        environment: Versions, and the commit of the source if it is under version control.
+        environment: Of the code that judged: versions, and the commit of the source if it is under
+            version control. Each result has its own.
         seconds: Wall clock of what was not cached.
     """
 
@@ -81,7 +84,8 @@ class Record:
         """The record that `to_json` wrote."""
         plain = json.loads(text)
         plain["checks"] = [Check.from_dict(check) for check in plain["checks"]]
-        plain["results"] = [Result(**result) for result in plain["results"]]
+        ran = {key: plain["environment"].get(key) for key in ("program", "commit")}  # older records have them only here
+        plain["results"] = [Result(**{**ran, **result}) for result in plain["results"]]
         return cls(**plain)
 
     def __str__(self) -> str:
@@ -100,6 +104,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def measured_by_others(results: Sequence[Result]) -> list[str]:
+    """A sentence about the results that other code measured than the code that judges them."""
+    others = Counter((r.program, r.commit) for r in results if r.program != program())
+    if not others:
+        return []
+    parts = [f"{number} by {name} (commit {(commit or 'unknown')[:10]})" for (name, commit), number in others.items()]
+    whole = f"{others.total()} of {len(results)} results were measured by other code than the one that judges them"
+    return [f"{whole}: {'; '.join(parts)}"]
 
 
 @functools.cache
@@ -152,13 +166,13 @@ class TaskCache:
             plain = read_object(self.path(task), limit=BYTES, error=RunError)
             if plain is None or plain["key"] != self._key(task):
                 return None
-            return Result(task, plain["values"], plain["seconds"], cached=True)
+            return Result(task, plain["values"], plain["seconds"], cached=True, program=program(), commit=plain["commit"])
         except (RunError, KeyError):
             return None
 
     def put(self, result: Result) -> None:
         """Keeps a result: whole, or not at all."""
-        plain = {"key": self._key(result.task), "values": result.values, "seconds": result.seconds}
+        plain = {"key": self._key(result.task), **{key: getattr(result, key) for key in ("values", "seconds", "commit")}}
         write(self.path(result.task), json.dumps(plain).encode())
 
     def _key(self, task: Task) -> dict[str, Any]:

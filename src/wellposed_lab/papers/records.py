@@ -1,7 +1,7 @@
-"""The records in the repository: thinned, read again, compared with a part that is run anew.
+"""The records in the repository: judged by the present rules, compared with a part that is run anew.
 
 `python -m wellposed_lab.papers.records reproduced records` judges the runs of a folder (`--out`) by
-the present rules, and stores them.
+the present rules, and stores them; with `records records`, those that are stored.
 """
 
 from __future__ import annotations
@@ -14,62 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellposed.errors import InvalidArgument
 from wellposed_lab.papers.experiment import Task
-from wellposed_lab.papers.record import Record, write
+from wellposed_lab.papers.record import Record, measured_by_others
 from wellposed_lab.papers.registry import EXPERIMENTS, find
-from wellposed_lab.papers.run import about_sizes, execute
+from wellposed_lab.papers.run import about_sizes, environment, execute
+from wellposed_lab.papers.storage import path_of, store, stored, thinned
 
-__all__ = ["Comparison", "collect", "compare", "judged_anew", "path_of", "store", "stored", "thinned"]
+__all__ = ["Comparison", "collect", "compare", "judged_anew"]
 
-#: Significant digits of numbers that are kept.
-DIGITS = 5
-#: Longer columns of numbers keep so many of their entries, the first and the last among them.
-LONGEST = 200
 #: Relative difference up to which two numbers agree: sums in another order, on another processor, change a training in float32.
 SAME = 0.02
-
-
-def path_of(name: str, folder: Path) -> Path:
-    """The file of an experiment."""
-    return folder / f"{name}.json"
-
-
-def thinned(record: Record) -> Record:
-    """The record with rounded numbers and short columns, for a repository."""
-    plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    results = [dataclasses.replace(r, values=_thin(r.values), seconds=round(r.seconds, 1)) for r in record.results]
-    return Record(**{**plain, "results": results, "panels": _thin(record.panels), "seconds": round(record.seconds, 1)})
-
-
-def _thin(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _thin(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = list(value)
-        if len(parts) > LONGEST and all(isinstance(part, (int, float)) or part is None for part in parts):
-            parts = [parts[round(i * (len(parts) - 1) / (LONGEST - 1))] for i in range(LONGEST)]
-        return [_thin(part) for part in parts]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
-
-
-def store(record: Record, folder: Path) -> Path:
-    """Writes the thinned record; returns its file."""
-    path = path_of(record.experiment, folder)
-    write(path, thinned(record).to_json().encode() + b"\n")
-    return path
-
-
-def stored(name: str, folder: Path) -> Record:
-    """The record of an experiment in a folder."""
-    path = path_of(name, folder)
-    if not path.is_file():
-        known = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.json")) if folder.is_dir() else []
-        raise InvalidArgument(
-            f"There is no record of {name} at {path}; there are {', '.join(known) or 'none'}. Name the folder `records` of the "
-            "repository by --records."
-        )
-    return Record.from_json(path.read_text(encoding="utf-8"))
+#: Differences up to this are rounding: a relative error of 1e-15 is another number on another processor.
+ROUNDING = 1e-9
 
 
 def judged_anew(record: Record) -> Record:
@@ -82,8 +38,9 @@ def judged_anew(record: Record) -> Record:
         record,
         checks=experiment.checks(config, record.results),
         panels=experiment.panels(config, record.results),
-        notes=experiment.remarks(record.results),
+        notes=[*experiment.remarks(record.results), *measured_by_others(record.results)],
         departures=[*departures, *about_sizes(config, experiment), *experiment.departures],
+        environment=environment(),
     )
 
 
@@ -91,10 +48,10 @@ def collect(runs: Path, folder: Path) -> list[Path]:
     """Stores the records of a folder of runs, judged by the present rules.
 
     Args:
-        runs: `--out` of the runs.
-        folder: Of records.
+        runs: `--out` of the runs, or a folder of records.
+        folder: Of records; the same one to judge its records anew.
     """
-    found = [runs / name / "record.json" for name in EXPERIMENTS]
+    found = [path for name in EXPERIMENTS for path in (runs / name / "record.json", path_of(name, runs))]
     return [store(judged_anew(Record.from_json(path.read_text(encoding="utf-8"))), folder) for path in found if path.is_file()]
 
 
@@ -129,7 +86,7 @@ def compare(name: str, folder: Path) -> Comparison:
     record = stored(name, folder)
     old = min(record.results, key=lambda result: result.seconds)
     new = execute(name, old.task)
-    values = _thin(new.values)
+    values = thinned(dataclasses.replace(record, results=[new])).results[0].values
     keys = [key for key in old.values if key in values]
     differences = {key: _difference(old.values[key], values[key]) for key in keys}
     differences |= {key: math.inf for key in old.values.keys() ^ values.keys()}
@@ -137,8 +94,8 @@ def compare(name: str, folder: Path) -> Comparison:
 
 
 def _difference(old: Any, new: Any) -> float:
-    """The greatest difference of numbers in parts of the greatest number; 0 where nothing is a
-    number and all is equal."""
+    """The greatest difference of numbers in parts of the greatest number; 0 if it is rounding, and
+    where nothing is a number and all is equal."""
     a, b = list(_leaves(old)), list(_leaves(new))
     if [key for key, _ in a] != [key for key, _ in b]:
         return math.inf
@@ -148,7 +105,9 @@ def _difference(old: Any, new: Any) -> float:
         return math.inf
     scale = max((abs(x) for x, _ in numbers), default=0.0)
     gap = max((abs(x - y) for x, y in numbers), default=0.0)
-    return gap / scale if scale > 0 else (0.0 if gap == 0 else math.inf)
+    if gap <= ROUNDING:
+        return 0.0
+    return gap / scale if scale > 0 else math.inf
 
 
 def _is_number(value: Any) -> bool:

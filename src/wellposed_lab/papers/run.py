@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wellposed.errors import InvalidArgument, MissingPackage, WellposedWarning, did_you_mean
+from wellposed.errors import InvalidArgument, MissingPackage, RunError, WellposedWarning, did_you_mean
 from wellposed.plot._figure import new_figure
 from wellposed.plot.curves import experiment as picture_of
+from wellposed_lab.papers.claims import Check
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
-from wellposed_lab.papers.record import Record, TaskCache, program, write
+from wellposed_lab.papers.record import Record, TaskCache, measured_by_others, program, write
 from wellposed_lab.papers.registry import find
+from wellposed_lab.papers.storage import RecordFolder, same_task
 from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.processes import git_head, on_threads
 
-__all__ = ["about_sizes", "execute", "reproduce", "run_tasks", "why_no_figure"]
+__all__ = ["about_sizes", "environment", "execute", "prepare", "reproduce", "run_tasks", "why_no_figure"]
 
 SIZES = ("quick", "full")
 #: Called after every result with the number done, the total, and the result.
@@ -37,6 +39,7 @@ def reproduce(
     jobs: int = 1,
     dask: str | None = None,
     fresh: bool = False,
+    records: str | os.PathLike[str] | None = None,
     figure: bool = True,
     listener: Listener | None = None,
 ) -> Record:
@@ -52,6 +55,9 @@ def reproduce(
         jobs: Processes on this machine; -1 for one per core.
         dask: The address of a Dask scheduler to use instead.
         fresh: Measure everything again.
+        records: A folder of records, such as `records` of the repository. Results of equal tasks
+            are taken from it, by whichever code they were measured; each new one is kept there at
+            once, and in the end the record, which judges all of them.
         figure: Whether to draw `figure.png`; without matplotlib a warning comes first, and
             everything else is done.
         listener: Called after every task with (done, total, its result), and once before with None.
@@ -59,34 +65,26 @@ def reproduce(
     Returns:
         The record, with verdicts, numbers, configuration and every result.
     """
-    experiment = find(name)
-    if size not in SIZES:
-        raise InvalidArgument(f"size must be 'quick' or 'full'; got {size!r}.{did_you_mean(str(size), SIZES)}")
-    asked = (experiment.quick if size == "quick" else experiment.full).changed(changes or {})
-    started = time.perf_counter()
-    config, notes = experiment.available(asked)
-    tasks = experiment.tasks(config)
+    experiment, started = find(name), time.perf_counter()
+    config, notes, tasks = prepare(name, size, changes, records=records, fresh=fresh)
     folder, kept = (None if out is None else Path(out, *key.split("/")) for key in (name, experiment.tasks_of or name))
     missing = why_no_figure() if figure and folder is not None else None
     if missing is not None:
         warnings.warn(missing, WellposedWarning, stacklevel=2)
-    results = _results(experiment, tasks, kept, fresh=fresh, jobs=jobs, dask=dask, listener=listener)
+    cache = None if kept is None else TaskCache(kept / "tasks", experiment.tasks_of or name)
+    record_folder = None if records is None else RecordFolder(Path(records), experiment)
+    results = _results(name, tasks, (cache, record_folder), fresh=fresh, jobs=jobs, dask=dask, listener=listener)
     record = Record(
         experiment=name,
         title=experiment.title,
         size=f"{size}, changed" if changes else size,
         config=config.to_dict(),
-        checks=experiment.checks(config, results),
+        checks=_checks(experiment, config, results),
         results=results,
         panels=experiment.panels(config, results),
-        notes=experiment.remarks(results),
+        notes=[*experiment.remarks(results), *measured_by_others(results)],
         departures=[*notes, *about_sizes(config, experiment), *experiment.departures],
-        environment={
-            "program": program(),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "commit": git_head(Path(__file__).parent),
-        },
+        environment=environment(),
         seconds=time.perf_counter() - started,
     )
     if folder is not None:
@@ -95,7 +93,62 @@ def reproduce(
             content = io.BytesIO()
             picture_of(record).savefig(content, format="png", dpi=130)
             write(folder / "figure.png", content.getvalue())
+    if record_folder is not None:
+        record_folder.complete(record)
     return record
+
+
+def prepare(
+    name: str,
+    size: str = "quick",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    records: str | os.PathLike[str] | None = None,
+    fresh: bool = False,
+) -> tuple[ExperimentConfig, list[str], list[Task]]:
+    """What an experiment would run: its configuration with the data that are available, a sentence
+    for each replacement, and its tasks.
+
+    Raises on every mistake that can be known before the first task: names, values, data files, and
+    a stored record that would be lost. Arguments as in `reproduce`.
+    """
+    experiment = find(name)
+    if size not in SIZES:
+        raise InvalidArgument(f"size must be 'quick' or 'full'; got {size!r}.{did_you_mean(str(size), SIZES)}")
+    asked = (experiment.quick if size == "quick" else experiment.full).changed(changes or {})
+    config, notes = experiment.available(asked)
+    tasks = experiment.tasks(config)
+    if records is not None and not fresh:
+        RecordFolder(Path(records), experiment).refuse_loss(tasks)
+    return config, notes, tasks
+
+
+def _checks(experiment: AbstractExperiment, config: ExperimentConfig, results: Sequence[Result]) -> list[Check]:
+    """The verdicts; results of older code may lack a measurement that the rules need."""
+    try:
+        return experiment.checks(config, results)
+    except (KeyError, TypeError) as error:
+        if not any(result.cached for result in results):
+            raise
+        raise RunError(
+            f"The rules of {experiment.name} cannot judge the results that were measured before ({error!r}): other code may "
+            "have measured other things. Measure all of them again by --fresh."
+        ) from error
+
+
+def environment() -> dict[str, Any]:
+    """Of the code that judges: versions, machine and commit."""
+    return {
+        "program": program(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "commit": _commit(),
+    }
+
+
+@functools.cache
+def _commit() -> str | None:
+    return git_head(Path(__file__).parent)
 
 
 def about_sizes(config: ExperimentConfig, experiment: AbstractExperiment) -> list[str]:
@@ -115,9 +168,9 @@ def why_no_figure() -> str | None:
 
 
 def _results(
-    experiment: AbstractExperiment,
+    name: str,
     tasks: list[Task],
-    folder: Path | None,
+    stores: tuple[TaskCache | None, RecordFolder | None],
     *,
     fresh: bool,
     jobs: int,
@@ -125,15 +178,18 @@ def _results(
     listener: Listener | None,
 ) -> list[Result]:
     """One for each task, in the order of the tasks; each is kept as soon as it is there."""
-    cache = None if folder is None else TaskCache(folder / "tasks", experiment.tasks_of or experiment.name)
-    found: list[Result | None] = [None if cache is None or fresh else cache.get(task) for task in tasks]
+    cache, records = stores
+    known = {} if records is None or fresh else records.results()
+    own = [None if cache is None or fresh else cache.get(task) for task in tasks]
+    found: list[Result | None] = [result or known.get(same_task(task)) for task, result in zip(tasks, own, strict=True)]
     done = sum(result is not None for result in found)
     if listener is not None:
         listener(done, len(tasks), None)
     missing = [task for task, result in zip(tasks, found, strict=True) if result is None]
-    for result in run_tasks(experiment.name, missing, jobs=jobs, dask=dask):
-        if cache is not None:
-            cache.put(result)
+    for result in run_tasks(name, missing, jobs=jobs, dask=dask):
+        for place in (cache.put if cache else None, records.keep if records else None):
+            if place is not None:
+                place(result)
         found[tasks.index(result.task)] = result
         done += 1
         if listener is not None:
@@ -146,7 +202,7 @@ def execute(experiment: str, task: Task) -> Result:
     started = time.process_time()
     with on_threads(1):
         values = find(experiment).run(task)
-    return Result(task, values, time.process_time() - started)
+    return Result(task, values, time.process_time() - started, program=program(), commit=_commit())
 
 
 def run_tasks(experiment: str, tasks: Sequence[Task], *, jobs: int = 1, dask: str | None = None) -> Iterator[Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, Record, reproduce
 from wellposed_lab.papers.datasets import samples, two_classes
 from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.nguyen2022.splitting import dense_equilibrium, network
+from wellposed_lab.papers.records import _difference, judged_anew
+from wellposed_lab.papers.storage import DIGITS, store, stored, thinned
 from wellposed_lab.papers.width_results import WidthResults
 from wellposed_lab.papers.width_training import largest_eigenvalue
 from wellposed_lab.runs.processes import on_threads
@@ -97,6 +100,19 @@ def test_it_runs_and_judges_every_claim(name: str) -> None:
         assert EXPERIMENTS[name].run(first.task) == first.values
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     assert len(picture_of(record).axes) >= len(record.panels) > 0
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_stored_results_are_enough_to_judge_and_to_draw(name: str, tmp_path: Path) -> None:
+    """A later run judges them together with its own: what is stored must give the same verdicts and panels."""
+    record = record_of(name)
+    store(record, tmp_path)
+    again = stored(name, tmp_path)
+    assert again.to_json() == thinned(record).to_json()  # thin, and not whole because the rules need more
+    anew = judged_anew(again)
+    assert [check.outcome for check in anew.checks] == [check.outcome for check in record.checks]
+    panels = [json.loads(one.to_json())["panels"] for one in (record, anew)]
+    assert _difference(*panels) <= 10.0 ** (1 - DIGITS)  # half a unit of the last digit, twice: a panel may have ratios
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from wellposed_lab.papers import EXPERIMENTS
-from wellposed_lab.papers.gallery import MARKER, QUICK, causes_of, claims_table, gallery, records_in, without_cause
-from wellposed_lab.papers.records import thinned
+from wellposed_lab.papers.gallery import MARKER, QUICK, causes_of, claims_table, gallery, records_in, shown_in, without_cause
+from wellposed_lab.papers.storage import thinned
 
 ROOT = Path(__file__).parents[3]
 RECORDS, DOCS = ROOT / "records", ROOT / "docs"
@@ -16,7 +16,7 @@ PAGE = (DOCS / "reproduce.md").read_text(encoding="utf-8")
 def test_the_pages_are_those_of_the_records() -> None:
     assert PAGE.partition(MARKER)[2] == f"\n{claims_table(RECORDS)}", "run `make gallery`"
     assert (DOCS / "gallery.md").read_text(encoding="utf-8") == gallery(RECORDS), "run `make gallery`"
-    for name in records_in(RECORDS):
+    for name in shown_in(RECORDS):
         assert (DOCS / "images" / "papers" / f"{name.replace('/', '-')}.png").is_file(), "run `make gallery`"
 
 
@@ -29,12 +29,14 @@ def test_every_claim_is_on_the_page() -> None:
 
 
 def test_records_are_thin_and_belong_to_experiments() -> None:
-    known = {RECORDS / part / f"{name}.json" for name in EXPERIMENTS for part in ("", QUICK)} | {RECORDS / "causes.json"}
+    kinds = [(part, ending) for part in ("", QUICK) for ending in (".json", ".partial.json")]
+    known = {RECORDS / part / f"{name}{ending}" for name in EXPERIMENTS for part, ending in kinds} | {RECORDS / "causes.json"}
     assert set(RECORDS.rglob("*.json")) <= known
     for folder in (RECORDS, RECORDS / QUICK):
         for name, record in records_in(folder).items():
             assert record.experiment == name and record.departures and record.environment["commit"]
             assert thinned(record).to_json() == record.to_json()
+            assert all(result.program and result.commit for result in record.results)
 
 
 def test_every_claim_that_is_not_reproduced_has_a_cause() -> None:

@@ -132,9 +132,10 @@ class Depth(AbstractExperiment):
         log = {"x_label": "depth l", "y_scale": "log"}
         limit = [{"label": f"m = {m}", "x": depths, "y": values_of(results, "to_limit", width=m)} for m in widths]
         start = statistics.fmean(row[0] for row in values_of(results, "to_limit", width=widths[-1]))
-        limit.append({"label": "(2 sqrt(2) sigma_w)^l", "x": depths, "y": [[start * FACTOR ** (d - 1) for d in depths]]})
+        theory = {"x": depths, "style": "--"}
+        limit.append({"label": "(2 sqrt(2) sigma_w)^l", **theory, "y": [[start * FACTOR ** (d - 1) for d in depths]]})
         bound = [{"label": f"m = {m}", "x": depths, "y": values_of(results, "tied", width=m)} for m in widths]
-        bound.append({"label": "Theorem 5", "x": depths, "y": [[config.n * FACTOR**d for d in depths]]})
+        bound.append({"label": "Theorem 5", **theory, "y": [[config.n * FACTOR**d for d in depths]]})
         last = {key: [[row[-1] for row in values_of(results, key, width=m)] for m in widths] for key in ("tied", "untied")}
         by_width = [{"label": key, "x": widths, "y": list(map(list, zip(*y, strict=True)))} for key, y in last.items()]
         return [

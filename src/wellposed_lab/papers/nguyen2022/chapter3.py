@@ -18,6 +18,8 @@ __all__ = ["Chapter3", "Chapter3Config"]
 
 #: Relative difference of two roads to one kernel in float64.
 SAME = 1e-7
+#: About how many losses of a run are kept; the number of steps that raised it is over all of them.
+LOOKS = 100
 #: "converges to a global optimum" within a finite training: the loss falls below this part of its start.
 SOLVED = 1e-3
 
@@ -86,11 +88,15 @@ class Chapter3(AbstractExperiment):
 
         ratios = [ratio()]
         history = descend(model, X, y, step_size=1 / float(eigenvalues[-1]), steps=task["steps"])
+        loss = history.loss.tolist()
+        looks = sorted({*range(0, len(loss), max(1, task["steps"] // LOOKS)), len(loss) - 1})
         return {
             "difference": float(torch.linalg.norm(H - other) / torch.linalg.norm(H)),
             "eigenvalues": [float(eigenvalues[0]), float(eigenvalues[-1])],
             "ratios": [*ratios, ratio()],
-            "loss": history.loss.tolist(),
+            "rises": sum(later >= earlier for earlier, later in zip(loss, loss[1:], strict=False)),
+            "step": looks,
+            "loss": [loss[step] for step in looks],
         }
 
     def judge(self, config: Chapter3Config, results: Sequence[Result]) -> Mapping[str, ClaimFinding]:
@@ -98,7 +104,7 @@ class Chapter3(AbstractExperiment):
         differences, ratios = [v["difference"] for v in of], [ratio for v in of for ratio in v["ratios"]]
         conditions = [v["eigenvalues"][0] / v["eigenvalues"][1] for v in of]
         left = [v["loss"][-1] / v["loss"][0] for v in of]
-        rises = sum(later >= earlier for v in of for earlier, later in zip(v["loss"], v["loss"][1:], strict=False))
+        rises = sum(v["rises"] for v in of)
         return {
             "kernel": decide(max(differences) <= SAME, f"relative difference at most {max(differences):.2g} in {len(of)} runs"),
             "features": decide(max(ratios) <= 1, f"ratio at most {max(ratios):.3g} in {len(of)} runs", greatest=max(ratios)),
@@ -117,6 +123,8 @@ class Chapter3(AbstractExperiment):
     def panels(self, config: Chapter3Config, results: Sequence[Result]) -> list[dict[str, Any]]:
         curves = []
         for width in sorted(set(config.widths)):
-            y = [result.values["loss"] for result in results if result.task["width"] == width]
-            curves.append({"label": f"width {width}", "x": list(range(len(y[0]))), "y": y})
+            of = [result.values for result in results if result.task["width"] == width]
+            x = max((values["step"] for values in of), key=len)  # a run that diverges is shorter
+            y = [[*values["loss"], *[None] * (len(x) - len(values["loss"]))] for values in of]
+            curves.append({"label": f"width {width}", "x": x, "y": y})
         return [{"title": "gradient descent", "x_label": "step", "y_label": "loss", "y_scale": "log", "curves": curves}]

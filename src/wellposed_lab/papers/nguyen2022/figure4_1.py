@@ -21,6 +21,8 @@ __all__ = ["Figure41", "Figure41Config"]
 
 #: Standard deviations of N(0, 1), and of N(0, 0.01) in its two readings.
 LARGE, VARIANCE, DEVIATION = DEVIATIONS = (1.0, 0.1, 0.01)
+#: Their names in figures.
+NAMES = {LARGE: "N(0, 1)", VARIANCE: "N(0, 0.01), a variance", DEVIATION: "N(0, 0.01), a deviation"}
 #: "stay quite steady after the first step": the relative residual after this many evaluations is below that.
 AFTER, STEADY = 5, 0.05
 #: "more chaos": residuals are greater by this factor.
@@ -116,7 +118,7 @@ class Figure41(AbstractExperiment):
             rows = values_of(results, "residuals", deviation=deviation)
             length = max(map(len, rows))
             y = [[*row, *[row[-1]] * (length - len(row))] for row in rows]
-            curves.append({"label": f"deviation {deviation:g}", "x": list(range(1, length + 1)), "y": y})
+            curves.append({"label": NAMES[deviation], "x": list(range(1, length + 1)), "y": y})
         labels = {"x_label": "evaluation", "y_label": "relative residual", "y_scale": "log"}
         return [{"title": config.data, **labels, "curves": curves}]
 

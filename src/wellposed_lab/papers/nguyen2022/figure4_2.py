@@ -15,7 +15,7 @@ from wellposed.solve import Anderson
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, spread
 from wellposed_lab.papers.datasets import images, ten_classes
 from wellposed_lab.papers.experiment import AbstractExperiment, Result, Task
-from wellposed_lab.papers.nguyen2022.figure4_1 import DEVIATIONS, Figure41Config
+from wellposed_lab.papers.nguyen2022.figure4_1 import DEVIATIONS, NAMES, Figure41Config
 
 __all__ = ["Figure42", "residual", "wander"]
 
@@ -100,10 +100,7 @@ class Figure42(AbstractExperiment):
     def panels(self, config: Figure41Config, results: Sequence[Result]) -> list[dict[str, Any]]:
         labels = {"kind": "ways", "x_label": "first component", "y_label": "second component"}
         shown = results[0].values
-        return [
-            {"title": f"deviation {d:g}", **labels, "ways": shown["ways"][f"{d:g}"], "classes": shown["classes"]}
-            for d in DEVIATIONS
-        ]
+        return [{"title": NAMES[d], **labels, "ways": shown["ways"][f"{d:g}"], "classes": shown["classes"]} for d in DEVIATIONS]
 
 
 def residual(in_channels: int, channels: int, seed: int, **options: Any) -> ResidualDEQ:

@@ -78,6 +78,7 @@ class Figure43(AbstractExperiment):
     departures = (
         "The thesis trains 40 epochs with step 0.001 on all of MNIST and does not print channels, groups or kernel sizes; here "
         "10 epochs on 20,000 images with 16 channels (--full), 3 x 3 kernels, and a head that averages over 7 x 7 regions.",
+        "Adam with a step that falls along a cosine to 0; the norm of the gradient is cut at 1; batches of 100 (--full).",
         "The text has the tolerance 1e-2 and 50 evaluations, the caption of the figure 1e-3 and 100: both are trained.",
     )
     varied = {"rtol": "rtols"}

@@ -20,7 +20,7 @@ from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig
 from wellposed_lab.papers.image_training import accuracy, fit
 from wellposed_lab.papers.nguyen2022.figure4_2 import residual
 
-__all__ = ["FULL", "AbstractLandscape", "Figure44", "LandscapeConfig", "contours", "landscape"]
+__all__ = ["FULL", "LANDSCAPE_RECIPE", "AbstractLandscape", "Figure44", "LandscapeConfig", "contours", "landscape"]
 
 #: "small loss": at most so much above that of the minimizer.
 ABOVE = 0.5
@@ -44,6 +44,11 @@ class LandscapeConfig(ExperimentConfig):
     radius: float = 1.0
 
 
+#: A departure of all landscapes.
+LANDSCAPE_RECIPE = (
+    "Adam with a step that falls along a cosine to 0, and the norm of the gradient cut at 1. Equilibria are solved by "
+    "Anderson's method to a relative residual of 1e-3 with at most 100 evaluations; directions are normalized filter by filter."
+)
 #: The sizes of --full.
 FULL = LandscapeConfig(
     data="cifar10", n=10000, n_test=2000, n_seen=100, size=16, channels=12, epochs=10, batch=100, lr=1e-3, points=51, slow=3.0
@@ -131,6 +136,7 @@ class Figure44(AbstractLandscape):
         "images of CIFAR-10 at 16 x 16, 12 channels and 10 epochs, the surface on 100 images. One recipe for all networks, "
         "without a penalty: cells take smaller steps than encoders and heads (key slow), because otherwise few points of the "
         "surface of the equilibrium network have an equilibrium. Points without one are never counted as low or as high.",
+        LANDSCAPE_RECIPE,
     )
     varied = {"repeats": "repeats"}
     quick = RepeatConfig()

@@ -13,7 +13,14 @@ from wellposed.solve import Anderson
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, spread
 from wellposed_lab.papers.datasets import channels_of
 from wellposed_lab.papers.experiment import Result, Task
-from wellposed_lab.papers.nguyen2022.figure4_4 import FULL, AbstractLandscape, LandscapeConfig, contours, landscape
+from wellposed_lab.papers.nguyen2022.figure4_4 import (
+    FULL,
+    LANDSCAPE_RECIPE,
+    AbstractLandscape,
+    LandscapeConfig,
+    contours,
+    landscape,
+)
 
 __all__ = ["Figure45"]
 
@@ -45,6 +52,7 @@ class Figure45(AbstractLandscape):
         "The thesis looks at a network trained on ImageNet, and at 1024 of its images; this is a small one with two "
         "resolutions, trained here (with --full 10 epochs on 10,000 images of CIFAR-10 at 16 x 16, the surface on 100 of "
         "them). Its cell takes smaller steps than encoder and head (key slow), with a Jacobian penalty.",
+        LANDSCAPE_RECIPE,
     )
     quick = LandscapeConfig(epochs=4, n=100, n_seen=40, points=7, radius=0.5)
     full = FULL
