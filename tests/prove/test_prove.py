@@ -170,6 +170,14 @@ def duplicated(X: torch.Tensor) -> torch.Tensor:
     return torch.stack([X[0], X[1], X[0]])
 
 
+def multiple(factor: float) -> Any:
+    return lambda X: torch.stack([X[0], X[1], factor * X[0]])
+
+
+def activated(activation: Any) -> Any:
+    return lambda model: wp.GaussianDEQ(4, 8, activation=activation, weight_variance=0.01, dtype=torch.float64)
+
+
 def frozen(model: Any) -> Any:
     model.U.requires_grad_(False)
     return model
@@ -188,6 +196,8 @@ def infinite(model: Any) -> Any:
         ({"X": lambda X: X.float()}, "X is torch.float32"),
         ({"X": duplicated}, "rows 0 and 2 of X are equal"),
         ({"X": lambda X: X * torch.tensor([[1.0], [0.0], [1.0]])}, "row 1 of X is 0"),
+        ({"X": multiple(4.0)}, "rows 0 and 2 of X are multiples of each other"),
+        ({"X": multiple(-1.0), "model": activated(wp.nn.Tanh())}, "rows 0 and 2 of X are opposite"),
         (
             {"X": lambda X: X.repeat(3, 1) * torch.arange(1, 10.0).double()[:, None], "y": lambda y: y.repeat(3)},
             "9 samples and 8 units",
@@ -205,6 +215,23 @@ def infinite(model: Any) -> Any:
 def test_bad_input_ends_in_one_sentence_before_the_first_step(changes: Any, message: str) -> None:
     with pytest.raises(wp.InvalidArgument, match=message):
         wp.prove(*bad(**changes))
+
+
+@pytest.mark.parametrize(
+    ("factor", "activation"),
+    [(-1.0, None), (4.0 + 1e-9, wp.nn.Tanh()), (4.0, wp.nn.Tanh()), (-1.0, wp.nn.Softplus()), (0.0, wp.nn.Softplus())],
+    ids=str,
+)
+def test_rows_on_one_line_are_followed_where_their_predictions_are_independent(factor: float, activation: Any) -> None:
+    model, X, y = bad(X=multiple(factor), model=activated(activation))
+    assert wp.prove(model, X, y, max_steps=1).num_steps == 1
+
+
+def test_a_multiple_is_compared_without_rounding() -> None:
+    model, X, y = bad(X=multiple(1.0))
+    X[2] = 4 * X[0]
+    X[2, 3] *= 1 + 2**-52
+    assert wp.prove(model, X, y, max_steps=1).num_steps == 1
 
 
 def test_other_objects_are_refused() -> None:

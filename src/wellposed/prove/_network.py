@@ -21,6 +21,7 @@ from wellposed.nn.families import (
 )
 from wellposed.prove._problem import Exact, Parameters, Problem
 from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
+from wellposed.prove.error_free import two_product
 
 #: The networks that `format` defines, and the one whose number that fails is known. Not `FAMILIES`: what a user adds to it is
 #: only known by its `Theory`, which does not say which orthogonal matrices stand beside A.
@@ -68,6 +69,7 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | Non
             f"prove: {type(model).__name__} injects relu(U x), which has kinks, and the proofs for {slopes.name} need a smooth "
             "network; take its activation ReLU, or GaussianDEQ with this activation."
         )
+    _check_rows(X, slopes)
     recurrent = getattr(model, theory.recurrent)
     R = Exact.product(recurrent.T if theory.transposed else recurrent, theory.recurrent_scale)
     U = Exact.product(model.input_matrix(), theory.injection_scale)
@@ -146,9 +148,6 @@ def _check_data(model: AbstractNetwork, X: Any, y: Any) -> tuple[Tensor, Tensor]
             "take a wider network or fewer samples."
         )
     X, y = X.detach().cpu().contiguous(), y.detach().cpu().contiguous()
-    zero = (X == 0).all(dim=1).nonzero()
-    if len(zero):
-        raise InvalidArgument(f"prove: row {int(zero[0])} of X is 0, so its prediction cannot change; remove it.")
     _, inverse, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
     if bool((counts > 1).any()):
         first, second = (inverse == int(counts.argmax())).nonzero().flatten().tolist()[:2]
@@ -157,3 +156,29 @@ def _check_data(model: AbstractNetwork, X: Any, y: Any) -> tuple[Tensor, Tensor]
             "remove one of them."
         )
     return X, y
+
+
+def _check_rows(X: Tensor, slopes: AbstractSlopes) -> None:
+    """Refuses rows whose predictions depend on each other at all parameters.
+
+    These networks have no biases: f(0) = 0 if s(0) = 0, f(c x) = c f(x) for c > 0 if s is ReLU, and
+    f(-x) = -f(x) if s is odd.
+    """
+    zero = (X == 0).all(dim=1).nonzero()
+    if len(zero) and float(slopes.value(torch.zeros(1, dtype=torch.float64))) == 0:
+        raise InvalidArgument(f"prove: row {int(zero[0])} of X is 0, so its prediction cannot change; remove it.")
+    if slopes.smooth and not isinstance(slopes, TanhSlopes):
+        return
+    unit = X / torch.linalg.vector_norm(X, dim=1, keepdim=True)
+    cosine = (unit @ unit.T) * (-1 if slopes.smooth else 1)
+    for i, j in (cosine > 1 - 1e-12).triu(1).nonzero().tolist():
+        k = int(X[i].abs().argmax())
+        # x_i x_jk = x_j x_ik, compared without rounding
+        pairs = zip(two_product(X[i], X[j, k]), two_product(X[j], X[i, k]), strict=True)
+        dependent = bool((X[i] == -X[j]).all()) if slopes.smooth else all(torch.equal(a, b) for a, b in pairs)
+        if dependent:
+            how = "opposite, and tanh is odd" if slopes.smooth else "multiples of each other, and ReLU is homogeneous"
+            raise InvalidArgument(
+                f"prove: rows {i} and {j} of X are {how}, so the tangent kernel is singular and nothing can be proved; "
+                "remove one of them."
+            )
