@@ -30,7 +30,6 @@ ENOUGH_FREE = 2
 FIRST = 3
 #: Points before the present one that are kept for the next solver.
 TRAIL = 3
-KEPT_AT = frozenset(step - before for step in JUDGED_AT for before in range(TRAIL))
 
 
 def iterate(
@@ -97,7 +96,8 @@ class _Stage:
         judged = rule is not None and rule.judges_all(f.cost)
         first = 1 if self.plain else FIRST if solver.skips else 0
         stride = rule.stride if self.plain and rule is not None and f.strides else 1
-        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged, stride=stride)
+        at = JUDGED_AT if rule is None else rule.judged_at
+        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged, stride=stride, at=at)
 
     @property
     def most(self) -> int:
@@ -179,10 +179,9 @@ class _Stage:
 
     def _plain_steps(self, count: int, steps: int) -> None:
         """Takes plain steps without a measurement; keeps the points before a judgement."""
-        samples, uses_trail = self.samples, self.rule is not None and self.rule.uses_trail
-        f, reuses = self.f, self.reuses
+        samples, rule, f, reuses = self.samples, self.rule, self.f, self.reuses
         for taken in range(count + 1, count + steps + 1):  # the count alone decides: none switches because another is slow
-            keep = uses_trail and taken in KEPT_AT
+            keep = rule is not None and rule.keeps(taken)
             old = samples.z
             fz = f(samples.fz, out=self._spare() if reuses and not keep else None)  # what is kept cannot be written over
             samples.z, samples.fz = samples.fz, fz
