@@ -21,7 +21,7 @@ from wellposed.solve._graph_data import take_nodes
 from wellposed.solve._samples import differs
 
 T = TypeVar("T")
-OPERATIONS, PASSES = 60, 24  #: Operations, and passes over the state, that take rows out of the batch of a layer.
+OPERATIONS, PASSES = 20, 24  #: Operations, and passes over the state, that take rows out of the batch of a layer.
 
 
 class AbstractMap(abc.ABC):
