@@ -22,8 +22,6 @@ __all__ = [
     "BatchNorm",
     "DispatchMode",
     "Edge",
-    "PER_NUMBER",
-    "PER_OPERATION",
     "apart",
     "concrete",
     "counted",
@@ -33,6 +31,7 @@ __all__ = [
     "pytree",
     "pulled_back",
     "random_state",
+    "relative_cost",
     "sequence_number",
     "transforms_active",
     "uncompiled",
@@ -227,6 +226,12 @@ def counted(f: Callable[[Tensor], Tensor], z: Tensor, inputs: tuple[Tensor, ...]
         value = uncompiled(lambda: f(z))
     numbers, flops = (a / SHARED_BY + b / max(batch, 1) for a, b in zip(cost.shared, cost.of_samples, strict=True))
     return value, PER_OPERATION * cost.operations + PER_NUMBER * numbers + PER_FLOP * flops
+
+
+def relative_cost(operations: int, numbers: int, cost: float, batch: int = SHARED_BY) -> float:
+    """What operations on so many numbers of a row cost, over `cost`, which was `counted`."""
+    shared = PER_OPERATION * operations * SHARED_BY / max(batch, 1)
+    return (shared + PER_NUMBER * numbers) / max(cost, PER_OPERATION)
 
 
 class _Cost(DispatchMode):

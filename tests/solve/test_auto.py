@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import wellposed as wp
 from conformance import CountingMap, check_honest, check_right, solve
@@ -191,3 +192,43 @@ def test_a_sample_switches_by_itself() -> None:
             part = slice(i, i + 1)
             alone = wp.fixed_point(f, torch.zeros(1, 5, dtype=torch.float64), args=(x[part], q[part]), **options)
             assert alone.status[0] == pair.status[i] and alone.num_steps[0] == pair.num_steps[i]
+
+
+@pytest.mark.parametrize("weight", [1.0, 1.5])
+def test_along_a_directed_chain_plain_steps_continue_to_their_end(weight: float) -> None:
+    """The residual does not fall before the last node is exact, and acceleration does not help."""
+    nodes = 40
+    A = torch.diag(torch.full((nodes - 1,), weight, dtype=torch.float64), -1)
+    steps = []
+    for solver in (wp.Auto(), wp.Picard()):
+        layer = wp.EquilibriumLayer(lambda z, x: z @ A.T + x, solver, wp.ImplicitGradient(solver), on_failure="raise")
+        x = gaussian(2, nodes, seed=0).requires_grad_()
+        layer(x).square().sum().backward()
+        steps.append((int(layer.last_solution.num_steps.max()), int(layer.last_adjoint.num_steps.max())))
+    (auto, auto_back), (plain, plain_back) = steps
+    assert auto <= plain + 5 and auto_back <= plain_back + 5
+
+
+class SlowingConv(torch.nn.Module):
+    """Two convolutions around a sum: residuals fall by 0.5 in the first steps, by 0.77 in the last."""
+
+    def __init__(self, channels: int = 32) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(0)
+        weights = 0.01 * torch.randn(2, channels, channels, 3, 3, generator=draws)
+        self.first, self.second = (torch.nn.Parameter(weight) for weight in weights)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        inner = F.group_norm(F.relu(F.conv2d(z, self.first, padding=1)), 8)
+        return F.group_norm(F.relu(z + F.group_norm(x + F.conv2d(inner, self.second, padding=1), 8)), 8)
+
+
+def test_where_residuals_slow_down_acceleration_begins_at_once() -> None:
+    x = torch.randn(2, 32, 16, 16, generator=torch.Generator().manual_seed(1))
+    steps = []
+    for solver in (wp.Auto(), wp.Anderson(), wp.Picard()):
+        layer = wp.EquilibriumLayer(SlowingConv(), solver, rtol=1e-4, on_failure="raise")
+        layer(x)
+        steps.append(float(layer.last_solution.num_steps.double().mean()))
+    auto, accelerated, plain = steps
+    assert plain >= accelerated + 6 and auto <= accelerated + 1

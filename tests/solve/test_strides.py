@@ -127,3 +127,22 @@ def test_a_map_that_changes_by_itself_is_not_called_coupled() -> None:
     assert layer.last_solution is not None
     residual = (cell(z, x) - z).norm(dim=1) / z.norm(dim=1)
     assert (residual[layer.last_solution.converged] <= 2e-3).all()
+
+
+@pytest.mark.parametrize(("width", "leaves"), [(6, False), (1200, True)])
+def test_finished_samples_leave_where_that_saves_more_than_it_costs(width: int, leaves: bool) -> None:
+    sizes: list[int] = []
+    W = 0.4 * torch.eye(width).roll(1, 0)  # all eigenvalues on a circle: acceleration gains nothing
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        sizes.append(z.shape[0])
+        return torch.tanh(z @ W) + x
+
+    x = 0.1 * gaussian(64, width, seed=5).float()
+    x[:48] = 20.0  # where tanh is flat, the equilibrium is found in a few steps
+    layer = wp.EquilibriumLayer(cell, rtol=1e-4, max_steps=400, on_failure="raise")
+    z = layer(x).detach()
+    steps = layer.last_solution.num_steps
+    assert int(steps[:48].max()) < int(steps[48:].min())
+    assert (min(sizes) < 64) is leaves
+    assert ((torch.tanh(z @ W) + x - z).norm(dim=1) <= 1e-4 * z.norm(dim=1) * 1.01).all()

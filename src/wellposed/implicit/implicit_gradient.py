@@ -219,14 +219,12 @@ class _Root(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(fz: Tensor, z_star: Tensor, adjoint: _Adjoint, *extras: Tensor) -> Tensor:
-        return z_star.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        fz, _, ctx.adjoint, *extras = inputs
-        ctx.save_for_backward(output, fz, *extras)
+    def forward(ctx: Any, fz: Tensor, z_star: Tensor, adjoint: _Adjoint, *extras: Tensor) -> Tensor:
+        ctx.adjoint = adjoint  # no `setup_context`: torch would read the signature at every call, some per cent of a solve
+        z = z_star.clone()
+        ctx.save_for_backward(z, fz, *extras)
         ctx.set_materialize_grads(False)
+        return z
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> tuple[Any, ...]:

@@ -204,8 +204,12 @@ class _BoundModule:
         return {path: _lifted(tensor) for path, tensor in once.values()}  # tied ones under one name
 
     def __call__(self, z: Any, x: Any) -> Any:
-        if self._unchanged and all(place.get(name) is tensor for place, name, _, tensor in self._places):
-            return self._cell(z, x)
+        if self._unchanged:
+            for place, name, _, tensor in self._places:  # at every evaluation: twice as fast as `all` of a generator
+                if place.get(name) is not tensor:
+                    break
+            else:
+                return self._cell(z, x)
         self._tensors = self._tensors or self._by_name()
         return torch.func.functional_call(self._cell, self._tensors, (z, x))
 

@@ -20,7 +20,7 @@ from wellposed._tree import Array, differs, host_dtype, measure, relative, scale
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 #: The part of the predicted steps before the next measurement; the factor of the first step errs most.
 PART, FIRST_PART = 0.95, 0.5
-#: What is added to the predicted steps where steps are cheap, in strides: residuals fall more slowly than at first.
+#: What is added to the predicted steps for each step of a stride beyond one: residuals fall more slowly than at first.
 MARGIN = 0.2
 #: The next measurement is at most this many steps ahead, or a quarter of the steps taken: factors change.
 FURTHEST = 16
@@ -198,11 +198,11 @@ class ResidualSchedule:
         rows: How many samples.
         first: The step of the first measurement after the start; 0 if all are due at every step.
         judged: Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
-        stride: If above 1, samples are measured at `JUDGED_AT` and at multiples of it only.
+        stride: If above 1, samples are measured at `JUDGED_AT` and at multiples of it only. at: In the place of `JUDGED_AT`.
     """
 
-    def __init__(self, rows: int, *, first: int, judged: bool, stride: int = 1) -> None:
-        self._first, self._judged, self._stride = GRID if stride > 1 else first, judged, stride
+    def __init__(self, rows: int, *, first: int, judged: bool, stride: int = 1, at: frozenset[int] = JUDGED_AT) -> None:
+        self._first, self._judged, self._stride, self._at = GRID if stride > 1 else first, judged, stride, at
         self._due = np.zeros(rows, dtype=np.int64)
         self._slow = np.zeros(rows, dtype=bool)
         self._before: tuple[Array, Array] | None = None  # (rows,) step and residual of the last measurement
@@ -213,7 +213,7 @@ class ResidualSchedule:
         if not self._first:
             return None
         due = self._due <= count
-        due = due | self._slow | self._judged if count in JUDGED_AT else due
+        due = due | self._slow | self._judged if count in self._at else due
         return None if due.all() else due
 
     @property
@@ -223,7 +223,7 @@ class ResidualSchedule:
 
     def judges(self, count: int) -> bool:
         """Whether a switching rule judges a sample now."""
-        return count in JUDGED_AT and (self._judged or bool(self._slow.any()))
+        return count in self._at and (self._judged or bool(self._slow.any()))
 
     @np.errstate(all="ignore")
     def update(self, count: int, r: Array, target: Array, due: Array | None) -> None:
@@ -238,7 +238,7 @@ class ResidualSchedule:
         # log of what is missing / log of the factor: NaN or negative for a factor of 1 or more
         wanted = np.log(target / r) / np.log(r / before) * (count - then)
         # a residual that is still above the first one may end suddenly: a nilpotent W makes it rise, then 0
-        ahead = (PART if count > 1 else FIRST_PART) * wanted if self._stride == 1 else wanted + MARGIN * self._stride
+        ahead = (PART if count > 1 else FIRST_PART) * wanted if self._stride == 1 else wanted + MARGIN * (self._stride - 1)
         ahead = np.where((ahead >= 1) & (r < self._start), np.minimum(ahead, max(FURTHEST, count // 4)), 1.0)
         next_one = count + ahead.astype(np.int64)
         if self._stride > 1:  # the first multiple at which the sample should be done: a step too many costs little
@@ -258,7 +258,7 @@ class ResidualSchedule:
             return count
         due, slow = (self._due, self._slow) if idle is None else (self._due[~idle], self._slow[~idle])
         last = max(count, int(due.min())) if due.shape[0] else count
-        return next((step for step in range(count, last) if step in JUDGED_AT), last) if slow.any() or self._judged else last
+        return next((step for step in range(count, last) if step in self._at), last) if slow.any() or self._judged else last
 
     def ahead(self, count: int, idle: Array) -> int:
         """How many steps are planned for samples that are not `idle`; 0 if none are."""

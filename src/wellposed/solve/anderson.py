@@ -78,9 +78,10 @@ class Anderson(AbstractSolver):
         for j, (old, new) in enumerate(pairwise(g)):
             torch.sub(new, old, out=state["dG"][:, j])
             state["dF"][:, j] = new
-        state["count"] = len(g) - 1
-        state["gram"] = torch.bmm(state["dG"], state["dG"].transpose(1, 2))
-        state["projection"] = torch.bmm(state["dG"], point.g.unsqueeze(2)).squeeze(2)
+        state["count"] = used = len(g) - 1
+        dG = state["dG"][:, :used]
+        state["gram"][:, :used, :used] = torch.bmm(dG, dG.transpose(1, 2))
+        state["projection"] = torch.bmm(dG, point.g.unsqueeze(2)).squeeze(2)
         return state
 
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
@@ -105,7 +106,8 @@ class Anderson(AbstractSolver):
         """Adds the newest differences; (batch,) the samples that must go back, or None."""
         j = state["count"] % self.memory
         state["count"] += 1
-        dG, gram = state["dG"], state["gram"]
+        used = min(state["count"], self.memory)  # the other places are still empty
+        dG, gram = state["dG"][:, :used], state["gram"][:, :used, :used]
         pair = state["pair"]
         torch.sub(point.g, pair[:, 1], out=dG[:, j])
         torch.sub(point.fz, state["f_last"], out=state["dF"][:, j])
@@ -129,9 +131,10 @@ class Anderson(AbstractSolver):
 
     def _candidate(self, state: dict[str, Any], point: Point, rejected: Tensor | None) -> Tensor:
         gamma, state["plain"] = self._coefficients(state, point.g)
-        z = torch.baddbmm(point.fz.unsqueeze(1), gamma.unsqueeze(1), state["dF"], alpha=-1).squeeze(1)
+        used = gamma.shape[1]
+        z = torch.baddbmm(point.fz.unsqueeze(1), gamma.unsqueeze(1), state["dF"][:, :used], alpha=-1).squeeze(1)
         if self.damping < 1.0:
-            g = torch.baddbmm(point.g.unsqueeze(1), gamma.unsqueeze(1), state["dG"], alpha=-1).squeeze(1)
+            g = torch.baddbmm(point.g.unsqueeze(1), gamma.unsqueeze(1), state["dG"][:, :used], alpha=-1).squeeze(1)
             z = z - (1.0 - self.damping) * g
         if rejected is not None:
             self._send_back(state, rejected)
@@ -149,10 +152,11 @@ class Anderson(AbstractSolver):
         state["f_last"] = torch.where(keep, state["f"], state["f_last"])
 
     def _coefficients(self, state: dict[str, Any], g: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, memory) gamma of (1), and (batch,) where it is 0: no regular system."""
-        gram = state["gram"]
-        if state["count"] == 0:
-            return gram[:, 0], torch.ones_like(state["plain"])
+        """(batch, differences) gamma of (1), and (batch,) where it is 0: no regular system."""
+        used = min(state["count"], self.memory)
+        gram = state["gram"][:, :used, :used]
+        if used == 0:
+            return state["gram"][:, 0, :0], torch.ones_like(state["plain"])
         # An empty place in the memory has square 0: its row and column stay 0, and so does its gamma.
         scale = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(torch.finfo(g.dtype).tiny).rsqrt()
         scaled = gram * scale.unsqueeze(1) * scale.unsqueeze(2)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed._torch import PER_NUMBER, PER_OPERATION
+from wellposed._torch import relative_cost
+from wellposed._tree import host_dtype
 from wellposed.errors import InvalidType
-from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, Array, to_host
+from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, Array, to_device, to_host
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import NewtonKrylov
@@ -26,9 +27,11 @@ OPERATIONS = 20
 USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done.
 LOW_PRICE, VERY_FEW_STEPS = 1.6, 4.0
+#: Up to this price samples are judged after 3 steps too, the first for which three residuals and a factor are known.
+VERY_LOW_PRICE, EARLY = 1.3, JUDGED_AT | {3}
 #: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
 #: come to an end, and leave the batch, costs as much as several cheap steps.
-STRIDES = ((4.0, 5), (256.0, 2))
+STRIDES = ((3.5, 5), (256.0, 2))
 #: Anderson gives up if it is predicted to need more than this many further steps.
 MANY_STEPS = 50.0
 
@@ -37,16 +40,19 @@ MANY_STEPS = 50.0
 class Auto(AbstractSolver):
     r"""Plain iteration as long as that is cheapest, then Anderson acceleration, then Newton-Krylov.
 
-    Every sample is judged by its own residuals alone, after 5, 10, 20, ... steps of a stage, so its
-    answer does not depend on its neighbours. From the last residuals g_k the factor q of plain
-    iteration is measured, and with it the number N of plain steps to the tolerance is predicted. A
-    sample switches
+    Every sample is judged by its own residuals alone, after 5, 10, 20, ... steps of a stage (after 3
+    too where f is expensive), so its answer does not depend on its neighbours. From the last
+    residuals g_k the factor q of plain iteration is measured, and with it the number N of plain
+    steps to the tolerance is predicted. A sample switches
 
     - from `Picard` to `Anderson` if it does not contract (q >= 1), if N exceeds its budget, or if
       acceleration is predicted to cost less: with c the factor by which the least-squares
       combination of the last three residuals is below |g_k|, its predicted factor is q c^(1/3) per
       step. (For a map whose spectrum fills a disk, e.g. a random or orthogonal W, c is near 1 and
-      plain steps are as good as any; for a smoothing map they are not.)
+      plain steps are as good as any; for a smoothing map they are not.) Where q rises from step to
+      step, plain steps are predicted to be slower still by the last rise. A sample whose residual
+      becomes exactly 0 entry by entry, as along a directed chain, keeps to plain steps if they end
+      within its budget;
     - from `Anderson` back to `Picard` if its residuals stall or its own predicted N is large: at a
       kink acceleration can be stuck where plain steps are not;
     - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget.
@@ -101,13 +107,15 @@ class _LeavePlain(AbstractSwitchingRule):
 
     def __init__(self, accelerated: Anderson) -> None:
         self._accelerated, self._price, self._few = accelerated, USUAL_PRICE, FEW_STEPS
-        self._before: tuple[Array, Array] | None = None  # (rows,) the last step at which a sample was judged, and its norm
+        # (rows,) the last step at which a sample was judged, its norm, and the factor that was predicted from there
+        self._before: tuple[Array, Array, Array] | None = None
 
     def judges_all(self, cost: tuple[float, int] | None) -> bool:
         if cost is not None:
             numbers = (4 + 2 * self._accelerated.memory) * cost[1]  # that a step reads or writes
-            self._price = 1.0 + (OPERATIONS * PER_OPERATION + PER_NUMBER * numbers) / max(cost[0], PER_OPERATION)
+            self._price = 1.0 + relative_cost(OPERATIONS, numbers, cost[0])
             self.stride = next((stride for limit, stride in STRIDES if cost[0] < limit), 1)
+            self.judged_at = EARLY if self._price <= VERY_LOW_PRICE else JUDGED_AT
         expensive = cost is not None and self._price <= LOW_PRICE
         self._few = VERY_FEW_STEPS if expensive else FEW_STEPS
         return expensive  # a measurement and the points kept cost little beside f
@@ -116,27 +124,30 @@ class _LeavePlain(AbstractSwitchingRule):
     def decide(self, count: int, point: Point) -> Array | None:
         r, target = to_host(point.r), to_host(point.target)
         if self._before is None:
-            self._before = np.zeros(r.shape[0]), r
+            self._before = np.zeros(r.shape[0]), r, np.zeros_like(r)
             return None
-        then, before = self._before
+        then, before, predicted = self._before
         due = True if point.due is None else point.due
         q = (r / before) ** (1.0 / (count - then))
         remaining, budget = _steps_to_target(r, target, q), to_host(point.budget)
-        self._before = np.where(due, count, then), np.where(due, r, before)
-        due = ~(remaining < np.minimum(0.7 * self._few, budget)) & due
+        self._before = np.where(due, count, then), np.where(due, r, before), predicted
+        due = ~((remaining < np.minimum(0.7 * self._few, budget)) | ((q <= predicted) & (remaining <= budget))) & due
         if not due.any():
             return None  # the usual case
-        if len(point.trail) >= 2:  # the last two steps, where residuals fall more slowly than at first
-            older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
-            q = np.maximum(q, (r / to_host(torch.linalg.vector_norm(older, dim=1))) ** 0.5)
-            remaining = _steps_to_target(r, target, q)
-        leave: Array = (~(q < 1) | (remaining > budget)) & due
+        if len(point.trail) < 2:
+            leave: Array = (~(q < 1) | (remaining > budget)) & due
+            return leave
+        before_last, last, cut = _last_factors(point, due)
+        q = np.maximum(q, (before_last * last) ** 0.5)  # of the last two steps: residuals fall more slowly than at first
+        remaining = _steps_to_target(r, target, q)
+        leave = (~(q < 1) | (remaining > budget)) & due
         slow = ~(remaining <= self._few) & due
-        if len(point.trail) >= 2 and (slow & ~leave).any():
-            cut = to_host(_extrapolated(older, old, point.g)) / r
+        if (slow & ~leave).any():
+            later = np.minimum(np.maximum(q, last + np.maximum(last - before_last, 0.0)), 0.5 + 0.5 * q)
+            self._before = *self._before[:2], np.where(slow & ~leave, later, predicted)
             accelerated = 1.0 + _steps_to_target(np.maximum(cut * r, target), target, q * cut ** (1 / 3))
-            leave |= slow & (self._price * accelerated + WARM_UP < remaining)
-        return leave
+            leave |= slow & (self._price * accelerated + WARM_UP < _steps_to_target(r, target, later))
+        return leave & ~(_steps_to_zero(point) <= budget) if leave.any() else leave
 
     def take(self, rows: Tensor) -> None:
         self._before = None if self._before is None else _taken(self._before, rows)
@@ -201,16 +212,39 @@ def _steps_to_target(r: Array, target: Array, q: Array) -> Array:
     return steps
 
 
-def _extrapolated(older: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """(batch,) the least norm of an affine combination of three residuals."""
-    basis = torch.stack((new - old, old - older, new), dim=1)
-    gram = torch.bmm(basis, basis.transpose(1, 2)).double()
+def _last_factors(point: Point, due: Array) -> Array:
+    """(3, batch) of due samples, 1 elsewhere: the factors of |g| in the last two steps, and the least norm of an affine
+    combination of the last three residuals, over |g|."""
+    points = (*point.trail[-2:], point.z, point.g)
+    if not due.all():
+        rows = to_device(np.flatnonzero(due), point.z.device)
+        points = tuple(part.index_select(0, rows) for part in points)
+    first, second, z, g = points
+    old = z - second
+    basis = torch.stack((g - old, old - (second - first), g), dim=1)
+    gram = to_host(torch.bmm(basis, basis.transpose(1, 2))).astype(np.float64)
     a, b, c = gram[:, 0, 0], gram[:, 0, 1], gram[:, 1, 1]
     p, q, square = gram[:, 0, 2], gram[:, 1, 2], gram[:, 2, 2]
-    # project `new` off d1, then off what d2 adds to d1
-    a = a.clamp_min(torch.finfo(torch.float64).tiny)
-    c_rest = c - b * b / a
-    q_rest = q - b * p / a
+    old_square = square - 2 * p + a
+    older_square = old_square - 2 * (q - b) + c
+    # project g off d1, then off what d2 adds to d1
+    a = np.maximum(a, np.finfo(np.float64).tiny)
+    c_rest, q_rest = c - b * b / a, q - b * p / a
     usable = c_rest > 1e-6 * c
-    gain = p * p / a + torch.where(usable, q_rest * q_rest / torch.where(usable, c_rest, torch.ones_like(c_rest)), 0.0)
-    return torch.sqrt((square - gain).clamp_min(0.0)).to(new.dtype)
+    gain = p * p / a + np.where(usable, q_rest * q_rest / np.where(usable, c_rest, 1.0), 0.0)
+    factors = np.ones((3, due.shape[0]), dtype=host_dtype(point.z.dtype))
+    factors[:, due] = np.sqrt([old_square / older_square, square / old_square, np.maximum(square - gain, 0.0) / square])
+    return factors
+
+
+def _steps_to_zero(point: Point) -> Array:
+    """(batch,) plain steps to g = 0 if as many entries of g become 0 as in the last two; infinite if none do.
+
+    Along a directed chain, or in another map with a nilpotent Jacobian, the entries become exact one
+    after the other, and |g| may not fall before the end.
+    """
+    older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
+    before, between, left = (to_host(torch.count_nonzero(g, dim=1)) for g in (older, old, point.g))
+    fallen = np.minimum(before - between, between - left)
+    steps: Array = np.where(fallen > 0, left / np.maximum(fallen, 1), np.inf)
+    return steps

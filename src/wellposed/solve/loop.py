@@ -24,13 +24,10 @@ from wellposed.status import Status
 
 #: A residual this many times the least one seen is divergence: in float32 no digit of the start is left.
 GROWTH_LIMIT = 1e8
-#: Buffers kept for f to write to; a step needs one.
-ENOUGH_FREE = 2
-#: The first measurement of a solver that `skips`: its first steps may lead away.
-FIRST = 3
-#: Points before the present one that are kept for the next solver.
-TRAIL = 3
-KEPT_AT = frozenset(step - before for step in JUDGED_AT for before in range(TRAIL))
+ENOUGH_FREE = 2  #: Buffers kept for f to write to; a step needs one.
+FIRST = 3  #: The first measurement of a solver that `skips`: its first steps may lead away.
+TRAIL = 3  #: Points before the present one that are kept for the next solver.
+LONG = 8  #: After so many steps with finished rows in the batch it is asked at every measurement whether to take them out.
 
 
 def iterate(
@@ -87,6 +84,7 @@ class _Stage:
         self.f, self.samples, self.solver, self.rule = f, samples, solver, rule
         self.tolerance, self.max_steps, self.outcome, self.record = tolerance, max_steps, outcome, record
         self.idle: Array | None = None  # (rows,) left already, not yet compacted away
+        self.waited = 0  # steps taken with those in the batch
         self.foreign = (samples.z, samples.fz)  # may belong to the caller: their memory must not be reused
         self.passed_on: list[ActiveSamples] = []
         self.state: Any = None
@@ -97,7 +95,8 @@ class _Stage:
         judged = rule is not None and rule.judges_all(f.cost)
         first = 1 if self.plain else FIRST if solver.skips else 0
         stride = rule.stride if self.plain and rule is not None and f.strides else 1
-        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged, stride=stride)
+        at = JUDGED_AT if rule is None else rule.judged_at
+        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, judged=judged, stride=stride, at=at)
 
     @property
     def most(self) -> int:
@@ -145,7 +144,7 @@ class _Stage:
                 return
             self.schedule.update(count, r, target, due)
             above = r > target if self.idle is None else (r > target) | self.idle
-            calm = ordinary and switch is None and self.most < self.max_steps
+            calm = ordinary and switch is None and self.most < self.max_steps and self.waited < LONG
             if calm and above.all() and r.max() < GROWTH_LIMIT * samples.best_r.min():
                 self._continue(r, s, due)  # the usual case: no sample has come to an end
                 kept = None
@@ -172,6 +171,7 @@ class _Stage:
                 check_step(self.solver, step, point, counted=isinstance(self.f, CountedMap))
                 samples.z, samples.fz, more = step.z, step.fz, step.evaluations
                 self._release(point.z)
+            self.waited += 0 if self.idle is None else ahead
             if isinstance(self.f, CountedMap):
                 samples.evaluations = to_host(self.f.after_step())
             else:
@@ -179,10 +179,9 @@ class _Stage:
 
     def _plain_steps(self, count: int, steps: int) -> None:
         """Takes plain steps without a measurement; keeps the points before a judgement."""
-        samples, uses_trail = self.samples, self.rule is not None and self.rule.uses_trail
-        f, reuses = self.f, self.reuses
+        samples, rule, f, reuses = self.samples, self.rule, self.f, self.reuses
         for taken in range(count + 1, count + steps + 1):  # the count alone decides: none switches because another is slow
-            keep = uses_trail and taken in KEPT_AT
+            keep = rule is not None and rule.keeps(taken)
             old = samples.z
             fz = f(samples.fz, out=self._spare() if reuses and not keep else None)  # what is kept cannot be written over
             samples.z, samples.fz = samples.fz, fz
@@ -228,12 +227,13 @@ class _Stage:
         # before a solve that has converged no point can be better
         self._keep_best(r, s, better & judged & ~(leave & done))
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
-        if switch is not None and (gone & ~leave).any():
-            self.passed_on.append(samples.take(np.flatnonzero(gone & ~leave)))
+        if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
+            self.passed_on.append(samples if on.all() and not self.reuses else samples.take(np.flatnonzero(on)))
         self.idle = gone if self.idle is None else self.idle | gone
         idle = int(self.idle.sum())
         # Rows with NaN, or that diverge, leave at once: f should not be evaluated there again.
-        pays = self.solver.takes_out(self.f, idle / r.shape[0], self.schedule.ahead(count, self.idle))
+        ahead = self.schedule.ahead(count, self.idle)
+        pays = self.solver.takes_out(self.f, idle / r.shape[0], ahead and ahead + self.waited)
         if idle and (pays or idle == r.shape[0] or (leave & (lost | grown)).any()):
             return np.flatnonzero(~self.idle)
         self.idle = self.idle if idle else None
@@ -293,7 +293,7 @@ class _Stage:
         if self.rule is not None:
             self.rule.take(rows)
         self.schedule.take(kept)
-        self.idle = None
+        self.idle, self.waited = None, 0
         self.free = list(self.lent)  # the remaining rows were copied, so all buffers are free
         if self.plain:
             return point  # a plain step needs nothing of it

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from wellposed._torch import counted
+from wellposed._torch import counted, relative_cost
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
@@ -21,6 +21,7 @@ from wellposed.solve._graph_data import take_nodes
 from wellposed.solve._samples import differs
 
 T = TypeVar("T")
+OPERATIONS, PASSES = 20, 24  #: Operations, and passes over the state, that take rows out of the batch of a layer.
 
 
 class AbstractMap(abc.ABC):
@@ -34,7 +35,7 @@ class AbstractMap(abc.ABC):
     repeats: bool = False  #: Whether it is known to give the same value at the same point unless it draws random numbers.
     regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.
     cost: tuple[float, int] | None = None  #: Of an evaluation per row (`wellposed._torch.counted`), and its features.
-    idle_part: float = 0.0  #: The least part of the rows whose removal pays for `take`, where that costs more than copies.
+    idle_part: float = 0.0  #: What `take` costs beyond copies, in evaluations: as large a part of the rows must be idle.
 
     @property
     def built_in(self) -> bool:
@@ -94,20 +95,20 @@ class StandingRows(AbstractMap):
     """
 
     def __init__(self, whole: AbstractMap, standing: Tensor, image: Tensor, rows: Tensor) -> None:
-        self._whole = whole
-        self._standing = torch.where(standing.isfinite(), standing, torch.zeros_like(standing))
-        # a row with NaN stands at another point now, and its image is not known
-        self._image = torch.where(standing.isfinite().all(dim=1, keepdim=True), image, torch.nan)
-        self._rows = rows
-        self._idle = torch.ones(standing.shape[0], dtype=torch.bool, device=rows.device)
-        self._idle[rows] = False
+        self._whole, self._standing, self._image, self._rows = whole, standing, image, rows
+        if not bool(standing.sum().isfinite()):  # a row with NaN stands at another point now, and its image is not known
+            self._standing = torch.where(standing.isfinite(), standing, 0.0)
+            self._image = torch.where(standing.isfinite().all(dim=1, keepdim=True), image, torch.nan)
+        idle = torch.ones(standing.shape[0], dtype=torch.bool, device=rows.device)
+        idle[rows] = False
+        self._idle = idle.nonzero().squeeze(1)
 
     def _among(self, z: Tensor) -> Tensor:
         return self._standing.index_copy(0, self._rows, z)
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         value = self._whole(self._among(z))
-        if bool((differs(value, self._image) & self._idle).any()):
+        if bool(differs(value.index_select(0, self._idle), self._image.index_select(0, self._idle)).any()):
             raise RowsCoupled
         return value[self._rows]
 
@@ -123,13 +124,8 @@ class StandingRows(AbstractMap):
         def among_zeros(u: Tensor) -> Tensor:
             return u.new_zeros(whole.shape).index_copy_(0, rows, u)
 
-        return ProductJacobian(
-            z,
-            lambda u: whole.mv(among_zeros(u))[rows],
-            lambda u: whole.rmv(among_zeros(u))[rows],
-            value=None if whole.value is None else whole.value[rows],
-            setup=whole.setup,
-        )
+        mv, rmv = (lambda u: whole.mv(among_zeros(u))[rows]), (lambda u: whole.rmv(among_zeros(u))[rows])
+        return ProductJacobian(z, mv, rmv, value=None if whole.value is None else whole.value[rows], setup=whole.setup)
 
 
 class FunctionMap(AbstractMap):
@@ -170,12 +166,17 @@ class FunctionMap(AbstractMap):
     def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
         return None if (cost := self._costs.get(self._key)) is None else (cost, sum(self._layout.sizes))
 
+    @property
+    def idle_part(self) -> float:  # type: ignore[override]  # read only here
+        cost, batch = self.cost if self.strides else None, self._layout.batch
+        return 0.0 if cost is None else relative_cost(OPERATIONS, PASSES * cost[1], cost[0], batch)
+
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         version = None if z.is_inference() else z._version
-        if self.cost is None:
-            value, self._costs[self._key] = counted(self.tracked, z, self.inputs())
-        else:
+        if self._key in self._costs:
             value = self.tracked(z)
+        else:
+            value, self._costs[self._key] = counted(self.tracked, z, self.inputs())
         if version is not None and z._version != version:
             raise InvalidArgument("f changed its argument in place; it must return a new value and leave z unchanged.")
         self._seen = (z, value)
@@ -184,9 +185,9 @@ class FunctionMap(AbstractMap):
     def tracked(self, z: Tensor) -> Tensor:
         first_low = not self._checked and self._layout.dtype in LOW_PRECISION
         value = self._first_low_precision(z) if first_low else self._call(z)
-        usual = self._checked and self._layout.is_matrix and isinstance(value, Tensor)
-        if usual and value.shape == z.shape and value.dtype == z.dtype:
-            return value
+        if self._checked and self._layout.is_matrix and isinstance(value, Tensor):
+            if value.shape == z.shape and value.dtype == z.dtype:
+                return value  # the usual case
         problem = self._layout.check(value, z.shape[0])
         if problem is not None:
             raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}.")
@@ -264,8 +265,7 @@ class _Part(AbstractMap):
     """Some rows of a function: f evaluated for them alone, or among the others."""
 
     def __init__(self, whole: FunctionMap, rows: Tensor, seen: tuple[Tensor, Tensor]) -> None:
-        self._whole, self._rows, self._seen = whole, rows, seen
-        self._alone = whole.alone(rows)
+        self._whole, self._rows, self._seen, self._alone = whole, rows, seen, whole.alone(rows)
 
     @cached_property
     def standing(self) -> StandingRows:  # with the others at the point where they were evaluated last

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wellposed._checks import check_interval
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve._samples import ActiveSamples, Array, to_device
+from wellposed.solve._samples import JUDGED_AT, ActiveSamples, Array, to_device
 from wellposed.status import Status
 
 if TYPE_CHECKING:
@@ -167,10 +167,14 @@ class AbstractSolver(abc.ABC):
         return {key: value[rows] if isinstance(value, Tensor) else value for key, value in state.items()}
 
     def takes_out(self, f: AbstractMap, part: float, ahead: int) -> bool:
-        """Whether a part of the samples, idle, is taken out with `ahead` steps planned (or 0)."""
-        if f.leaves_at_once and not f.built_in:
+        """Whether a part of the samples, idle, is taken out with `ahead` steps planned (or 0).
+
+        Steps already taken with them count as planned: what was wasted is at most what leaving costs.
+        """
+        if f.leaves_at_once and not (f.built_in or (ahead and f.idle_part)):
             return True
-        return part >= max(self.idle_part, f.idle_part) and (not ahead or part * ahead >= SAVED * f.idle_part)
+        least = max(self.idle_part, min(f.idle_part, 0.5))
+        return part >= least and (not ahead or part * ahead >= SAVED * f.idle_part)
 
     def stages(self) -> list[tuple[AbstractSolver, AbstractSwitchingRule | None]]:
         """The solvers to run in turn, each with the rule that passes a sample to the next."""
@@ -194,6 +198,13 @@ class AbstractSwitchingRule(abc.ABC):
     uses_trail: ClassVar[bool] = False
     #: Plain steps after which samples are measured: more where a step costs little. Read after `judges_all`.
     stride: int = 1
+    #: Read after `judges_all` too.
+    judged_at: frozenset[int] = JUDGED_AT
+
+    def keeps(self, step: int) -> bool:
+        """Whether the point before a step is one of the three before a judgement."""
+        at = self.judged_at
+        return self.uses_trail and (step in at or step + 1 in at or step + 2 in at)
 
     def judges_all(self, cost: tuple[float, int] | None) -> bool:
         """Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
