@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from wellposed.data import Dataset
-from wellposed.descent import State, Stop, descend
+from wellposed.descent import State, Stop
 from wellposed.errors import DivergedWarning
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import AbstractContraction
 from wellposed.nn.families import NormBound, may_be_ill_posed
+from wellposed_lab.papers.whole_descent import whole_descent
 
 __all__ = ["TrainingRecorder", "largest_eigenvalue", "train"]
 
@@ -109,7 +110,7 @@ def train(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergedWarning)  # it is in the record as `stop`
         before = _gram(model, data.X)
-        history = descend(model, data.X, data.y + start, step_size=size, steps=steps, callbacks=[recorder])
+        history = whole_descent(model, data.X, data.y + start, step_size=size, steps=steps, callbacks=[recorder])
     return {
         **recorder.columns,
         "norm_throughout": recorder.norm_throughout if history.stop is Stop.STEPS else None,

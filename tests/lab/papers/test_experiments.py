@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from wellposed.descent.recorder import Recorder
 from wellposed.nn import GaussianDEQ
 from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, Record, reproduce
@@ -121,6 +122,22 @@ def test_sizes(name: str) -> None:
     for config in (experiment.quick, experiment.full):
         tasks = experiment.tasks(config)
         assert len({repr(task) for task in tasks}) == len(tasks) >= len(config.seeds) >= 3
+
+
+@pytest.mark.parametrize("name", ["gao2023/figure1", "gao2023/kernel", "nguyen2022/chapter3"])
+def test_an_interrupted_descent_is_not_a_result(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descent returns what it has when it is interrupted; stored, that would be taken for a whole training."""
+    seen = []
+
+    def interrupt(self: Recorder, now: object) -> None:
+        seen.append(now)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recorder, "count", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(name, changes=TINY[name], out=tmp_path, records=tmp_path, figure=False)
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_known_verdicts() -> None:

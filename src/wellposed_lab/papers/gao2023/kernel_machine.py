@@ -15,13 +15,14 @@ from torch import Tensor
 
 from wellposed.certify import generalization_bound
 from wellposed.data import Dataset
-from wellposed.descent import State, descend
+from wellposed.descent import State
 from wellposed.kernel import tangent_kernel
 from wellposed.nn import ImplicitOnlyDEQ
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, slope, spread
 from wellposed_lab.papers.datasets import samples, two_classes
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task, values_of
 from wellposed_lab.papers.gao2023.figure1 import GAMMA0
+from wellposed_lab.papers.whole_descent import whole_descent
 
 __all__ = ["KernelMachine", "KernelMachineConfig", "machine"]
 
@@ -100,7 +101,9 @@ class KernelMachine(AbstractExperiment):
         looks = sorted({round(task["steps"] ** (i / 10)) for i in range(11)})
         expected = machine(model, data, y, H, size, looks)
         watch = _Looks(data.X_test, looks)
-        history = descend(model, data.X, y, step_size=size, steps=task["steps"], callbacks=[watch], record_every=task["steps"])
+        history = whole_descent(
+            model, data.X, y, step_size=size, steps=task["steps"], callbacks=[watch], record_every=task["steps"]
+        )
         gaps = [
             float((found - predicted).square().mean().sqrt()) for found, predicted in zip(watch.seen, expected, strict=True)
         ]

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from wellposed.descent import descend
 from wellposed.kernel import tangent_kernel
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.nguyen2022.splitting import network
+from wellposed_lab.papers.whole_descent import whole_descent
 
 __all__ = ["Chapter3", "Chapter3Config"]
 
@@ -87,7 +87,7 @@ class Chapter3(AbstractExperiment):
             return float(torch.linalg.norm(Z) * task["margin"] / (torch.linalg.norm(X) * U))
 
         ratios = [ratio()]
-        history = descend(model, X, y, step_size=1 / float(eigenvalues[-1]), steps=task["steps"])
+        history = whole_descent(model, X, y, step_size=1 / float(eigenvalues[-1]), steps=task["steps"])
         loss = history.loss.tolist()
         looks = sorted({*range(0, len(loss), max(1, task["steps"] // LOOKS)), len(loss) - 1})
         return {
