@@ -28,7 +28,7 @@ USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done.
 LOW_PRICE, VERY_FEW_STEPS = 1.6, 4.0
 #: Up to this price samples are judged after 3 steps too, the first for which three residuals and a factor are known.
-VERY_LOW_PRICE, EARLY = 1.3, JUDGED_AT | {3}
+VERY_LOW_PRICE, EARLY = 1.2, JUDGED_AT | {3}
 #: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
 #: come to an end, and leave the batch, costs as much as several cheap steps.
 STRIDES = ((3.5, 5), (256.0, 2))
