@@ -13,7 +13,7 @@ import wellposed as wp
 import wellposed.gpytorch
 from wellposed.errors import InvalidArgument, MissingPackage, NotConverged
 from wellposed.gpytorch import KernelOperator, NetworkKernel, WideKernel, solve
-from wellposed.kernel import deq_ntk, tangent_kernel
+from wellposed.kernel import WideLayer, deq_ntk, tangent_kernel
 
 F64 = torch.float64
 
@@ -160,6 +160,7 @@ def test_marginal_likelihood_and_its_gradients() -> None:
     torch.testing.assert_close(raw.grad[0], noise.grad * torch.sigmoid(raw.detach())[0], rtol=1e-5, atol=0.0)
 
 
+@pytest.mark.slow
 def test_hyper_parameters_are_learnt_by_gradient() -> None:
     """Data drawn from the process itself: what is learnt is at least as likely as the truth."""
     X, generator = samples(150, 3), torch.Generator().manual_seed(3)
@@ -197,6 +198,37 @@ def test_solves_reach_what_the_conjugate_gradients_of_the_package_do_not(name: s
         solve(operator, y, rtol=1e-12, max_steps=2, rank=1)
 
 
+def test_solves_at_the_edges() -> None:
+    kernel, X = KERNELS["wide"](), samples(6)
+    y = torch.sin(X[:, 0])
+    for n in (1, 6):  # without noise the preconditioner of the package divides by 0
+        operator = kernel.operator(X[:n]).detach().add_diagonal(torch.tensor(0.0, dtype=F64))
+        a = solve(operator, y[:n])
+        torch.testing.assert_close(dense("wide", kernel, X[:n]) @ a, y[:n], rtol=0.0, atol=1e-9)
+    assert torch.equal(solve(operator, 0 * y), 0 * y)
+    with pytest.raises(InvalidArgument, match=r"solve: y must be finite, .6, .... and torch.float64; got .*NaN"):
+        solve(operator, y.log())
+    for wrong in (y[:4], y.float()):
+        with pytest.raises(InvalidArgument, match=r"solve: y must be finite, .6, .... and torch.float64; got "):
+            solve(operator, wrong)
+
+
+def test_a_weight_variance_is_set_in_the_precision_of_the_kernel() -> None:
+    kernel = WideKernel(0.1).double()
+    kernel.weight_variance = 0.3
+    assert float(kernel.weight_variance.detach()) == pytest.approx(0.3, rel=1e-14)
+    with pytest.raises(InvalidArgument, match=r"must be a number in .0, 1."):
+        kernel.weight_variance = 1.5
+
+
+def test_layers_around_the_equilibrium() -> None:
+    X, options = samples(6), {"before": [WideLayer(torch.tanh, 0.5)], "after": [WideLayer()]}
+    kernel = WideKernel(0.2, **options).double()
+    assert not any(parameter.requires_grad for parameter in kernel.parameters())
+    expected = deq_ntk(X, weight_variance=float(kernel.weight_variance), **options)
+    torch.testing.assert_close(kernel(X).to_dense(), expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wide", "network"])
 def test_two_thousand_samples_agree_with_cholesky(name: str) -> None:
@@ -229,6 +261,8 @@ def test_features_are_solved_once_and_again_after_a_step() -> None:
         next(model.parameters()).mul_(1.1)
     after = kernel(X).to_dense()
     assert calls == [6, 3, 6] and not torch.allclose(before, after)
+    next(model.parameters()).data.mul_(1.1)  # leaves no trace but the values
+    torch.testing.assert_close(kernel(X).to_dense(), tangent_kernel(model, X), rtol=1e-12, atol=1e-12)
     assert not list(kernel.parameters())  # the network is not trained by the Gaussian process
     assert kernel.dtype == F64
 
@@ -245,6 +279,10 @@ def test_bad_arguments_are_named() -> None:
         WideKernel(1.5)
     with pytest.raises(InvalidArgument, match="above 0 where training starts, got 0"):
         WideKernel(0.0)
+    with pytest.raises(InvalidArgument, match=r"must be a number in .0, 1., got tensor.1."):
+        WideKernel(1 - 1e-12)  # is 1 in single precision, that of the parameter
+    with pytest.raises(InvalidArgument, match=r"X must be .n, d., one set of samples as rows; got shape .2, 6, 5."):
+        WideKernel(0.1).double()(samples(6).expand(2, 6, 5)).to_dense()
     with pytest.raises(InvalidArgument, match="by_parameter cannot be given"):
         WideKernel(0.1, by_parameter=True)
     with pytest.raises(TypeError, match="widht"):

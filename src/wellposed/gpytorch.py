@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import InvalidArgument, MissingPackage, NotConverged, how_to_install
+from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.kernel._closed_form import is_view_of
+from wellposed.kernel._conjugate import conjugate_gradients
 from wellposed.kernel._method import slices
 from wellposed.kernel._rows import FeatureKernel, RowKernel, WideFunction, network_rows
 from wellposed.kernel.deq_limit import deq_ntk
@@ -166,7 +167,7 @@ class NetworkKernel(Kernel):
         _check_installed("NetworkKernel")
         super().__init__()
         self._network = (network,)  # in a tuple, so that it is not a sub-module
-        self._kept: list[tuple[Tensor, tuple[int, ...], Tensor, FeatureKernel]] = []
+        self._kept: list[tuple[Tensor, list[Tensor], Tensor, FeatureKernel]] = []
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,32 +184,34 @@ class NetworkKernel(Kernel):
         return KernelOperator(features, features2, function=function)
 
     def _features(self, X: Tensor) -> tuple[Tensor, FeatureKernel]:
-        version = tuple(number for p in self._network[0].parameters() for number in (p.data_ptr(), p._version))
-        for seen, of, features, function in self._kept:
-            if of == version and seen.shape == X.shape and torch.equal(seen, X):
+        network = self._network[0]
+        tensors = [*network.parameters(), *network.buffers()]  # their values: a change through .data has no other trace
+        for seen, before, features, function in self._kept:
+            if all(map(_equal, [seen, *before], [X, *tensors])):
                 return features, function
-        features, function = network_rows(self._network[0], X, "NetworkKernel")
-        self._kept = [*self._kept[-1:], (X.detach().clone(), version, features, function)]
+        features, function = network_rows(network, X, "NetworkKernel")
+        self._kept = [*self._kept[-1:], (X.detach().clone(), [t.detach().clone() for t in tensors], features, function)]
         return features, function
 
 
 class WideKernel(Kernel):
     """The kernel of an infinitely wide equilibrium network, for gpytorch.
 
-    `weight_variance` is a parameter, learnt by gradient with the noise; for activations other than
-    ReLU it stays as it is. `readout_variance=0` gives the Gram kernel of the equilibria
-    (`population_gram`), the covariance of an untrained network.
+    `weight_variance` is a parameter, learnt by gradient with the noise. For activations other than
+    ReLU, and with layers around the equilibrium, it stays as it is. `readout_variance=0` gives the
+    Gram kernel of the equilibria (`population_gram`), the covariance of an untrained network.
 
     Args:
         weight_variance: s in [0, 1), where training starts; above 0 if it is trained.
-        options: `input_variance`, `bias_variance`, `readout_variance`, `activation`, `width` and
-            `ntk_parametrization` of `deq_ntk`.
+        options: `input_variance`, `bias_variance`, `readout_variance`, `activation`, `width`,
+            `ntk_parametrization`, `before` and `after` of `deq_ntk`.
     """
 
     def __init__(self, weight_variance: float = 0.08, **options: Any) -> None:
         _check_installed("WideKernel")
         super().__init__()
-        self._trained = isinstance(options.get("activation", ReLU()), ReLU)
+        stack = options.get("before") or options.get("after")
+        self._trained = isinstance(options.get("activation", ReLU()), ReLU) and not stack
         check_fraction(weight_variance, "WideKernel", "weight_variance")
         if weight_variance == 0 and self._trained:
             raise InvalidArgument("WideKernel: 'weight_variance' must be above 0 where training starts, got 0.")
@@ -227,7 +230,8 @@ class WideKernel(Kernel):
 
     @weight_variance.setter
     def weight_variance(self, value: float | Tensor) -> None:
-        value = torch.as_tensor(value).to(self.raw_weight_variance)
+        value = torch.as_tensor(value, dtype=self.raw_weight_variance.dtype, device=self.raw_weight_variance.device)
+        check_fraction(value.detach(), "WideKernel", "weight_variance")  # as it was rounded
         self.initialize(raw_weight_variance=self.raw_weight_variance_constraint.inverse_transform(value))
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
@@ -236,6 +240,8 @@ class WideKernel(Kernel):
 
     def operator(self, X: Tensor, X2: Tensor | None = None) -> KernelOperator:
         """The kernel of X (n, d) with X2 as an operator of linear_operator."""
+        if X.dim() != 2:
+            raise InvalidArgument(f"WideKernel: X must be (n, d), one set of samples as rows; got shape {tuple(X.shape)}.")
         s = self.weight_variance.to(X) if self._trained else self.weight_variance.detach().to(X)
         return KernelOperator(X, X if X2 is None else X2, s, function=self._function)
 
@@ -259,33 +265,18 @@ def solve(operator: Any, y: Tensor, *, rtol: float = 1e-10, max_steps: int = 100
     settings = importlib.import_module("linear_operator").settings
     with settings.max_preconditioner_size(rank), settings.min_preconditioning_size(1):
         precondition = operator._preconditioner()[0] or (lambda r: r)
+    if y.shape[:1] != operator.shape[:1] or y.dtype != operator.dtype or not bool(torch.isfinite(y).all()):
+        seen = f"{tuple(y.shape)}, {y.dtype}" + ("" if bool(torch.isfinite(y).all()) else ", with NaN or infinity")
+        raise InvalidArgument(f"solve: y must be finite, ({operator.shape[0]}, ...) and {operator.dtype}; got {seen}.")
     b = y.reshape(len(y), -1)
-    target = rtol * torch.linalg.vector_norm(b, dim=0)
-    a, r, p, rho = torch.zeros_like(b), b, torch.zeros_like(b), torch.ones_like(target)
-    for _ in range(max_steps):
-        z = precondition(r)
-        rho, before = (r * z).sum(0), rho
-        p = z + _ratio(rho, before) * p
-        q = operator._matmul(p)  # the operator itself: blocks that it keeps serve all steps
-        alpha = _ratio(rho, (p * q).sum(0))
-        a, r = a + alpha * p, r - alpha * q
-        if (torch.linalg.vector_norm(r, dim=0) <= target).all():
-            r, p = (
-                b - operator._matmul(a),
-                torch.zeros_like(p),
-            )  # what the recurrence says is rounded: measured, and begun again
-            if (torch.linalg.vector_norm(r, dim=0) <= target).all():
-                return a.reshape(y.shape)
-    error = float((torch.linalg.vector_norm(b - operator @ a, dim=0) / torch.linalg.vector_norm(b, dim=0)).max())
-    raise NotConverged(
-        f"solve: the residual is {error:.1e} of |y| after max_steps={max_steps}, above rtol={rtol:g}. Raise the noise, rank or"
-        " max_steps."
-    )
+    if not bool(torch.isfinite(precondition(b)).all()):  # without noise it divides by 0
+        precondition = torch.clone
+    # the operator itself: blocks that it keeps serve all steps
+    return conjugate_gradients(operator._matmul, b, precondition, rtol=rtol, max_steps=max_steps).reshape(y.shape)
 
 
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and 0 where b is 0: nothing is left to do in that column."""
-    return torch.where(b != 0, a / torch.where(b != 0, b, 1.0), 0.0)
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _columns(v: Tensor) -> Tensor:

@@ -49,6 +49,18 @@ def test_without_noise_frozen_directions_take_no_part():
     torch.testing.assert_close(variance, expected_variance, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("noise", [1e-15, 1e-20, 1e-30])
+def test_noise_below_rounding_is_no_noise(noise):
+    """Equal inputs with other targets: 1/noise would multiply the rounding errors of their directions."""
+    H, k, d, y, *_ = problem()
+    twice = torch.arange(8).repeat(2)
+    machine = KernelMachine(H[twice][:, twice], torch.cat([y, y + 1]), on_failure="ignore")
+    mean, variance = machine.posterior(k[:, twice], d, noise=noise)
+    expected, expected_variance = KernelMachine(H, y + 0.5).posterior(k, d, noise=0.0)
+    torch.testing.assert_close(mean, expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(variance, expected_variance, rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("outputs", [(), (3,)], ids=str)
 def test_log_likelihood_and_its_gradient(outputs):
     H, _, _, y, f0, _ = problem(outputs=outputs)
@@ -136,6 +148,8 @@ def test_bad_arguments_are_named():
         machine.posterior(k, d, noise=-1.0)
     with pytest.raises(InvalidArgument, match="'noise' must be a finite number above 0, got 0"):
         machine.log_likelihood(0.0)
+    with pytest.raises(InvalidArgument, match="diagonal must be at least 0, .*; got -"):
+        machine.posterior(k, -d, noise=1.0)
     with pytest.raises(InvalidArgument, match="both cross .* and diagonal"):
         machine.posterior(k, noise=1.0)
     with pytest.raises(InvalidArgument, match=r"diagonal \(p,\); got \(4, 8\) and \(3,\)"):

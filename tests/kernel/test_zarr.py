@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType, MissingPackage
-from wellposed.kernel import _closed_form, _cluster
+from wellposed.kernel import _closed_form, _cluster, _zarr
 
 
 def network(width: int = 8) -> nn.Module:
@@ -105,7 +106,7 @@ def test_an_interrupted_computation_continues(tmp_path: Path, monkeypatch: pytes
     assert names(tmp_path) == ["k.zarr"] and "100 %" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["model", "X", "block_size", "X2"])
+@pytest.mark.parametrize("change", ["model", "activation", "X", "block_size", "X2"])
 def test_a_part_of_another_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     model, X, options = network(), draw(20, 3), {"block_size": 6}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -115,6 +116,8 @@ def test_a_part_of_another_kernel_is_refused(tmp_path: Path, monkeypatch: pytest
     if change == "model":
         with torch.no_grad():
             next(model.parameters()).mul_(1.01)
+    elif change == "activation":  # in no tensor, and not printed
+        model.activation = wp.nn.Tanh()
     elif change == "X":
         X = X.clone()
         X[-1, -1] += 1e-12
@@ -123,6 +126,69 @@ def test_a_part_of_another_kernel_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InvalidArgument, match="'.*k.zarr.part' holds a part of another kernel: .* Remove it"):
         wp.tangent_kernel(model, X, X2, out=tmp_path / "k.zarr", **options)
     assert names(tmp_path) == ["k.zarr.part"]
+
+
+def test_the_names_of_parameters_and_inputs_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, X = network(), draw(20, 3)
+    model.X = nn.Parameter(torch.zeros(2, dtype=torch.float64))  # takes no part in the kernel, but it might
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=3)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    with torch.no_grad():
+        model.X.add_(1.0)
+    with pytest.raises(InvalidArgument, match="holds a part of another kernel"):
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+
+
+def test_a_chunk_that_is_not_whole_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, X = network(), draw(20, 3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=5)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    chunk = tmp_path / "k.zarr.part" / "c" / "1" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-8])
+    chunk.with_suffix(".abc.partial").write_bytes(b"half")  # what a killed process leaves
+    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    check_same(K, wp.tangent_kernel(model, X))
+    assert not list((tmp_path / "k.zarr").rglob("*.partial"))
+
+
+def test_a_store_is_replaced_only_by_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted while the old store is removed: there is no half of it under its name."""
+    model, X, rmtree = network(), draw(9, 3), shutil.rmtree
+    wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
+
+    def interrupted(path: Path, **options: Any) -> None:
+        if (path / "c").is_dir():
+            (path / "c" / "0" / "0").unlink()
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", interrupted)
+        wp.tangent_kernel(model, 2 * X, out=tmp_path / "k.zarr", block_size=4)
+    check_same(zarr.open_array(tmp_path / "k.zarr", mode="r"), wp.tangent_kernel(model, 2 * X))
+    wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
+    assert names(tmp_path) == ["k.zarr"] and names(tmp_path / "k.zarr") == ["c", "zarr.json"]
+
+
+def test_two_writers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused while the first writes, and when the first ends between its two looks."""
+    model, X, lock = network(), draw(9, 3), _zarr.try_lock
+    options: Any = {"block_size": 4, "key": "", "norms": ()}
+    with _zarr.ZarrStorage(tmp_path / "l.zarr", (1, 9, 9), (9, 9), torch.float64, **options):
+        handles = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+        with pytest.raises(InvalidArgument, match="another process is writing"):
+            _zarr.ZarrStorage(tmp_path / "l.zarr", (1, 9, 9), (9, 9), torch.float64, **options).__enter__()
+        assert not handles or len(os.listdir("/proc/self/fd")) == handles  # and nothing is left open
+
+    def ended(handle: int) -> bool:
+        (tmp_path / "k.zarr.part").rename(tmp_path / "k.zarr")  # by the first, which is done
+        return lock(handle)
+
+    monkeypatch.setattr(_zarr, "try_lock", ended)
+    with pytest.raises(InvalidArgument, match="another process is writing"):
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
 
 
 def test_bad_targets(tmp_path: Path) -> None:
@@ -188,7 +254,7 @@ def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: An
         patch.setattr(_cluster, "block_task", fails_on_the_last_row)
         with pytest.raises(KeyError, match="out of order"):
             wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
-    assert names(tmp_path) == ["k.zarr.part", "k.zarr.part.features"]
+    assert names(tmp_path) == ["k.zarr.part"]
     while any(client.processing().values()):  # what was running then ends
         time.sleep(0.01)
     assert solved and len(solved) <= 4
@@ -196,6 +262,37 @@ def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: An
     assert sorted(solved) == [2, 6, 6, 6]  # no feature is computed twice
     check_same(K, wp.tangent_kernel(model, X))
     assert names(tmp_path) == ["k.zarr"]
+
+
+def test_features_of_another_network_are_not_taken_over(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster stops; the rest is done without it, or the part is removed; then comes another network."""
+    X, block_task = draw(20, 3), _cluster.block_task
+
+    def fails(left: Any, right: Any, terms: Any, rows: slice, *args: Any, **options: Any) -> None:
+        if rows.start == 18:
+            raise KeyError("out of order")
+        block_task(left, right, terms, rows, *args, **options)
+
+    for end in ("without a cluster", "removed"):
+        out, model = tmp_path / f"{end}.zarr", network()
+        with monkeypatch.context() as patch, pytest.raises(KeyError, match="out of order"):
+            patch.setattr(_cluster, "block_task", fails)
+            wp.tangent_kernel(model, X, out=out, block_size=6, client=client)
+        while any(client.processing().values()):
+            time.sleep(0.01)
+        if end == "removed":
+            shutil.rmtree(tmp_path / f"{end}.zarr.part")
+        else:
+            check_same(wp.tangent_kernel(model, X, out=out, block_size=6), wp.tangent_kernel(model, X))
+        with torch.no_grad():
+            next(model.parameters()).mul_(0.5)
+        check_same(wp.tangent_kernel(model, X, out=out, block_size=6, client=client), wp.tangent_kernel(model, X))
+
+
+def test_a_late_task_does_not_write_into_another_kernel(tmp_path: Path) -> None:
+    wp.tangent_kernel(network(), draw(9, 3), out=tmp_path / "k.zarr")
+    with pytest.raises(InvalidArgument, match="belongs to another kernel by now"):
+        _zarr.open_part(str(tmp_path / "k.zarr"), "another")
 
 
 @pytest.mark.slow

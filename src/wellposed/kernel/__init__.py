@@ -1,6 +1,7 @@
 """Tangent kernels and Gram matrices of equilibrium networks: at finite width, at infinite width,
 and what they predict."""
 
+from wellposed.kernel._stack import WideLayer
 from wellposed.kernel.deq_limit import deq_ntk
 from wellposed.kernel.eigenvalue import least_eigenvalue
 from wellposed.kernel.empirical import kernel_memory, tangent_kernel
@@ -11,6 +12,7 @@ from wellposed.kernel.wide_limits import diagonal_limit, population_gram, popula
 __all__ = [
     "KernelMachine",
     "TangentKernel",
+    "WideLayer",
     "deq_ntk",
     "diagonal_limit",
     "kernel_memory",

@@ -1,7 +1,7 @@
 """The kernel on a Dask cluster: features of blocks of rows are tasks, and so are blocks of the
 kernel.
 
-A task that computes features writes them into a folder beside the store, and reads them there if it
+A task that computes features writes them into a folder of the store, and reads them there if it
 runs again: whatever happens to workers or to the client, no feature is computed twice. A task that
 computes a block writes its chunk. Both are whole or absent, so a lost worker costs what it was at,
 and an interrupted computation continues where it was.
@@ -10,7 +10,6 @@ and an interrupted computation continues where it was.
 from __future__ import annotations
 
 import pickle
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from wellposed.errors import InvalidArgument, InvalidType, required
 from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks, Terms, features_of
 from wellposed.kernel._method import Done, KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage
-from wellposed.kernel._zarr import ZarrStorage, write_chunks
+from wellposed.kernel._zarr import FEATURES, ZarrStorage, open_part, write_chunks
 
 Features = Mapping[str, np.ndarray]
 
@@ -59,9 +58,9 @@ def compute_on_cluster(
 ) -> None:
     """Computes the blocks that are not done; returns when all of them are in the stores."""
     distributed = required("distributed", "client= needs dask.distributed", extra="kernels")
-    parts = {name: str(storage.part.resolve()) for name, storage in storages.items() if isinstance(storage, ZarrStorage)}
-    first = Path(next(iter(parts.values())))
-    folder = first.with_name(f"{first.name}.features")
+    stores = {name: storage for name, storage in storages.items() if isinstance(storage, ZarrStorage)}
+    parts = {name: (str(storage.part.resolve()), storage.key) for name, storage in stores.items()}
+    folder = Path(next(iter(parts.values()))[0]) / FEATURES
     weight = chosen.shape(layout)[0] * len(storages)
     missing = [place for place in chosen.places() if not done(*place)]
     display.advance(sum(chosen.entries(*place) for place in chosen.places() if done(*place)) * weight)
@@ -94,13 +93,12 @@ def compute_on_cluster(
             place = waiting.pop(future)
             if not done(*place):
                 raise InvalidArgument(
-                    f"tangent_kernel: a worker wrote a block into {parts}, which is not seen from here. Choose a folder on a"
-                    " file system that the client and all workers share."
+                    f"tangent_kernel: a worker wrote a block into {str(folder.parent)!r}, which is not seen from here. Choose a"
+                    " folder on a file system that the client and all workers share."
                 )
             display.advance(chosen.entries(*place) * weight)
     finally:
         client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def features_task(model: bytes, X: np.ndarray, file: str, *, dtype: torch.dtype, names: tuple[str, ...]) -> Features:
@@ -128,17 +126,16 @@ def block_task(
     terms: Terms,
     rows: slice,
     columns: slice,
-    parts: Mapping[str, str],
+    parts: Mapping[str, tuple[str, str]],
     *,
     symmetric: bool,
 ) -> None:
-    """Computes one block and writes it into its store, or its parts into theirs."""
-    import zarr
-
+    """Computes one block and writes it into its store, or its parts into theirs; `parts` has folder
+    and key of each."""
     both = (left, left if right is None else right)
     sides = [{name: torch.from_numpy(value) for name, value in side.items()} for side in both]
     size = max(rows.stop - rows.start, columns.stop - columns.start)
     whole = (slice(0, rows.stop - rows.start), slice(0, columns.stop - columns.start))
     grams = GramBlocks(sides[0], sides[1], terms, block_size=size, symmetric=right is None)
     for name, part in grams.block(*whole, by_parameter=len(parts) > 1).items():
-        write_chunks(zarr.open_array(parts[name], mode="r+"), part, rows, columns, symmetric=symmetric)
+        write_chunks(open_part(*parts[name]), part, rows, columns, symmetric=symmetric)

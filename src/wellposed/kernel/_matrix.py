@@ -51,4 +51,9 @@ def kernels_of_new(cross: Tensor | None, diagonal: Tensor | None, eigenvalues: T
             f"KernelMachine: cross must be (p, {len(V)}) and diagonal (p,); got {tuple(cross.shape)} and"
             f" {tuple(diagonal.shape)}."
         )
+    if bool((diagonal < 0).any()):
+        least = float(diagonal.detach().min())
+        raise InvalidArgument(
+            f"KernelMachine: diagonal must be at least 0, the kernel of an input with itself; got {least:.1e}."
+        )
     return cross, diagonal

@@ -58,6 +58,7 @@ class KernelMethod(ABC):
         parameters: Names of the parameters that have a part in the kernel.
         dtype, device: Of the kernel.
         advice: What to do if the memory does not suffice.
+        norms: Of what was computed to know the sizes: another model has others.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class KernelMethod(ABC):
     dtype: torch.dtype
     device: torch.device
     advice: str
+    norms: tuple[float, ...] = ()
 
     def shape(self, layout: KernelLayout) -> tuple[int, int, int]:
         """(s, N, M) of one part of the kernel."""

@@ -52,10 +52,13 @@ _ENOUGH = 1e-13
 
 
 class Population(NamedTuple):
-    """E[f(u_i) f(u_j)] and E[f'(u_i) f'(u_j)], both (n, n2)."""
+    """E[f(u_i) f(u_j)] and E[f'(u_i) f'(u_j)], both (n, n2); E[f(u_i)^2] of rows (n,) and columns
+    (n2,), one tensor if they are the same."""
 
     gram: Tensor
     slope_gram: Tensor
+    of_rows: Tensor
+    of_columns: Tensor
 
 
 class _Side(NamedTuple):
@@ -92,7 +95,7 @@ def population(activation: Function, s: float, T: Tensor, diagonals: tuple[Tenso
         for part, diagonal in ((c, torch.ones_like(rows.variance)), (gram, rows.f[1]), (slope_gram, rows.slope[1])):
             part.diagonal().copy_(diagonal)
     _report_truncation(rows, columns, c, same)
-    return Population(gram, slope_gram)
+    return Population(gram, slope_gram, rows.f[1], columns.f[1])
 
 
 def _block(rows: _Side, columns: _Side, s: float, T: Tensor) -> tuple[Tensor, Tensor, Tensor]:

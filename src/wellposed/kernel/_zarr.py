@@ -2,14 +2,15 @@
 
 The chunks are written into `kernel.zarr.part`, each whole or not at all, and the store gets its
 name when it is complete. A fingerprint of the computation (parameters, inputs, blocks) is stored
-with
-them: chunks of another kernel are never taken over.
+with them, and so are the norms of the first features: chunks of another kernel are never taken
+over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 from pathlib import Path
@@ -19,12 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._io import try_lock
+from wellposed._io import is_at, try_lock
 from wellposed.errors import InvalidArgument, required
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage, symmetrized
 
-_KEY = "wellposed"
+_KEY, _NORMS = "wellposed", "norms"
+#: Folders inside that of the chunks: features while a cluster computes, and a store that is being replaced.
+FEATURES, _BEFORE = "features", "before"
 
 
 class ZarrStorage(AbstractStorage):
@@ -37,14 +40,24 @@ class ZarrStorage(AbstractStorage):
         dtype: Of the array.
         block_size: Rows and columns of a chunk.
         key: The fingerprint of the computation.
+        norms: Of the first features: what the fingerprint cannot see of a network, for example its
+            activation, changes them.
     """
 
     def __init__(
-        self, path: Path, shape: tuple[int, int, int], public: tuple[int, ...], dtype: torch.dtype, *, block_size: int, key: str
+        self,
+        path: Path,
+        shape: tuple[int, int, int],
+        public: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        block_size: int,
+        key: str,
+        norms: tuple[float, ...] = (),
     ) -> None:
         self._zarr = required("zarr", "A kernel in a .zarr store needs zarr", extra="kernels")
         self._path, self._part, self._lock = path, path.with_name(f"{path.name}.part"), -1
-        self._shape, self._public, self._block_size, self._key = shape, public, block_size, key
+        self._shape, self._public, self._block_size, self._key, self._norms = shape, public, block_size, key, norms
         self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
         self._array: Any = None
 
@@ -53,62 +66,107 @@ class ZarrStorage(AbstractStorage):
         """The folder of the chunks until the store is complete."""
         return self._part
 
+    @property
+    def key(self) -> str:
+        """The fingerprint of the computation."""
+        return self._key
+
     def __enter__(self) -> ZarrStorage:
         try:
             if not self._part.exists():
-                chunks = tuple(min(self._block_size, size) for size in self._shape[1:])
-                self._zarr.create_array(
-                    self._part,
-                    shape=self._public,
-                    chunks=(1,) * (len(self._public) - 2) + chunks,
-                    dtype=self._dtype,
-                    fill_value=float("nan"),
-                    compressors=None,  # the digits of a kernel are noise to a compressor
-                    attributes={_KEY: self._key},
-                )
+                self._create()
             self._array = self._zarr.open_array(self._part, mode="r+")
             self._lock = os.open(self._part, os.O_RDONLY) if os.name != "nt" else -1
         except (OSError, ValueError) as error:
             raise InvalidArgument(
                 f"tangent_kernel: cannot write {str(self._part)!r} ({error}). Remove it, or choose another place."
             ) from error
-        if self._array.attrs.get(_KEY) != self._key:
+        try:
+            self._check()
+        except BaseException:
+            self._unlock()
+            raise
+        return self
+
+    def _create(self) -> None:
+        chunks = tuple(min(self._block_size, size) for size in self._shape[1:])
+        self._zarr.create_array(
+            self._part,
+            shape=self._public,
+            chunks=(1,) * (len(self._public) - 2) + chunks,
+            dtype=self._dtype,
+            fill_value=float("nan"),
+            compressors=None,  # the digits of a kernel are noise to a compressor
+            attributes={_KEY: self._key, _NORMS: list(self._norms)},
+        )
+
+    def _check(self) -> None:
+        """Raises unless the part is of the same kernel and this process alone writes it."""
+        attributes, rtol = self._array.attrs, 1e-3 if self._dtype.itemsize < 8 else 1e-6
+        norms = attributes.get(_NORMS, ())
+        same = len(norms) == len(self._norms) and all(map(lambda a, b: math.isclose(a, b, rel_tol=rtol), norms, self._norms))
+        if attributes.get(_KEY) != self._key or not same:
             raise InvalidArgument(
                 f"tangent_kernel: {str(self._part)!r} holds a part of another kernel: the model, X, X2, block_size or dtype was"
                 " another. Remove it, or choose another out."
             )
         with contextlib.suppress(OSError):  # a file system without locks
-            if self._lock >= 0 and not try_lock(self._lock):
+            if self._lock >= 0 and not (try_lock(self._lock) and is_at(self._lock, self._part)):
                 raise InvalidArgument(f"tangent_kernel: another process is writing {str(self._part)!r}. Wait for it to end.")
-        return self
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         try:
             if kind is None:
-                if self._path.exists():
-                    shutil.rmtree(self._path)
-                self._part.rename(self._path)
+                self._finish()
         finally:
-            if self._lock >= 0:
-                os.close(self._lock)
+            self._unlock()
+
+    def _finish(self) -> None:
+        """Gives the store its name; the one before is removed last, from inside the new one."""
+        for left in self._part.rglob("*.partial"):  # a process was killed while it wrote this chunk
+            left.unlink()
+        for name in (FEATURES, _BEFORE):
+            shutil.rmtree(self._part / name, ignore_errors=True)
+        if self._path.exists():
+            self._path.rename(self._part / _BEFORE)
+        self._part.rename(self._path)
+        shutil.rmtree(self._path / _BEFORE, ignore_errors=True)
 
     @property
     def result(self) -> Any:
         return self._zarr.open_array(self._path, mode="r+")
 
     def done(self, rows: slice, columns: slice, *, symmetric: bool) -> bool:
-        """Whether the chunks of a block are there."""
+        """Whether the chunks of a block are there, as long as they must be."""
         i, j = rows.start // self._block_size, columns.start // self._block_size
         places = {(i, j), (j, i)} if symmetric else {(i, j)}
-        return all(self._chunk(k, *place).is_file() for place in places for k in range(self._shape[0]))
+        return all(self._is_whole(k, *place) for place in places for k in range(self._shape[0]))
 
-    def _chunk(self, k: int, i: int, j: int) -> Path:
+    def _is_whole(self, k: int, i: int, j: int) -> bool:
         place = (i, j) if len(self._public) == 2 else (k, i, j)
-        return self._part / self._array.metadata.encode_chunk_key(place)
+        chunk = self._part / self._array.metadata.encode_chunk_key(place)
+        try:
+            return chunk.stat().st_size == math.prod(self._array.chunks) * self._dtype.itemsize
+        except OSError:
+            return False
 
     def write(self, block: Tensor, rows: slice, columns: slice, *, symmetric: bool) -> int:
-        written = write_chunks(self._array, block, rows, columns, symmetric=symmetric)
-        return written
+        return write_chunks(self._array, block, rows, columns, symmetric=symmetric)
+
+
+def open_part(part: str, key: str) -> Any:
+    """The store of another process, to write blocks of the kernel of this key."""
+    import zarr
+
+    array = zarr.open_array(part, mode="r+")
+    if array.attrs.get(_KEY) != key:
+        raise InvalidArgument(f"tangent_kernel: {part!r} belongs to another kernel by now. Compute this one into another out.")
+    return array
 
 
 def write_chunks(array: Any, block: Tensor, rows: slice, columns: slice, *, symmetric: bool) -> int:
@@ -124,12 +182,13 @@ def write_chunks(array: Any, block: Tensor, rows: slice, columns: slice, *, symm
 
 
 def fingerprint(chosen: KernelMethod, layout: KernelLayout, X: Tensor, X2: Tensor | None, block_size: int) -> str:
-    """A hash of everything that the numbers of a kernel depend on, besides the processor."""
+    """A hash of everything that the numbers of a kernel depend on, besides the processor and what
+    is in no tensor of the model."""
     model: Any = chosen.model
     settings = (type(chosen).__name__, type(model).__name__, repr(model), chosen.parameters, chosen.shape(layout), chosen.dtype)
     found = hashlib.sha256(repr((*settings, layout, block_size, X2 is None)).encode())
-    tensors = {**model.state_dict(), "X": X} | ({} if X2 is None else {"X2": X2})
-    for name, value in sorted(tensors.items()):
+    named = sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0])
+    for name, value in [("inputs", X), *([] if X2 is None else [("inputs 2", X2)]), *named]:
         found.update(repr((name, tuple(value.shape), value.dtype)).encode())
         found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

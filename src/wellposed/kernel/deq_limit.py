@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._angle import angles, equilibrium_angles, sine_defect
-from wellposed.kernel._population import Function, Population, population
+from wellposed.kernel._population import Function, population
+from wellposed.kernel._stack import WideLayer, layers_of, stack_parts
 from wellposed.kernel.wide_limits import check_fraction, check_positive, check_samples, symmetric
 from wellposed.nn.activations import ReLU
 
@@ -27,6 +29,8 @@ def deq_ntk(
     width: int | None = None,
     ntk_parametrization: bool = False,
     by_parameter: bool = False,
+    before: Sequence[WideLayer] = (),
+    after: Sequence[WideLayer] = (),
 ) -> Any:
     r"""The limit of `tangent_kernel(GaussianDEQ(d, m, weight_variance=s), X)/m` as the width m
     grows.
@@ -66,7 +70,10 @@ def deq_ntk(
             multiplied by the roots of (1), as in [feng2023]: readout_variance K + Pi o (2 s K + 2
             input_variance X X^T/d + 2 bias_variance), not divided by m.
         by_parameter: Return the parts of (3) as a dict with the keys "W", "U", "a" (and "b", if
-            there is one).
+            there is one), and "before.0.V", "before.0.b" and so on for dense layers.
+        before, after: Dense layers between x and the equilibrium, and between it and the read-out,
+            of the same width m. The kernel then has no gradient, and angles below 1e-8 between
+            samples count as 0.
 
     Returns:
         (n, n2), or a dict of matrices.
@@ -83,6 +90,12 @@ def deq_ntk(
         raise InvalidArgument(
             f"deq_ntk: with ntk_parametrization=True no term depends on the width, got width={width}. Leave it out."
         )
+    if before or after:
+        _check_no_gradient("only the kernel of an equilibrium alone is differentiable", X, X2, weight_variance)
+        equilibrium = WideLayer(activation, input_variance, bias_variance)
+        layers = layers_of(before, equilibrium, float(weight_variance), after)
+        parts = stack_parts(X, X2, layers, readout_variance, width=width, ntk=ntk_parametrization)
+        return parts if by_parameter else sum(parts.values(), torch.zeros_like(parts["a"]))
     if isinstance(activation, ReLU):
         K, k = _relu_population(X, X2, weight_variance, input_variance=input_variance, bias_variance=bias_variance)
     else:
@@ -100,14 +113,16 @@ def deq_ntk(
     return parts if by_parameter else sum(parts.values(), torch.zeros_like(K))
 
 
-def _relu_population(X: Tensor, X2: Tensor, s: float | Tensor, *, input_variance: float, bias_variance: float) -> Population:
+def _relu_population(
+    X: Tensor, X2: Tensor, s: float | Tensor, *, input_variance: float, bias_variance: float
+) -> tuple[Tensor, Tensor]:
     """E[f f] and E[f' f'] for ReLU, closed but for one scalar equation per pair."""
     s = check_fraction(s, "deq_ntk", "weight_variance")
     d = X.shape[1]
     rows = _with_bias(X, input_variance, bias_variance)
     columns = rows if X2 is X else _with_bias(X2, input_variance, bias_variance)
     norm, norm2, _, phi = equilibrium_angles(angles(rows, columns), s)
-    return Population(norm * norm2 * (sine_defect(phi) / (math.pi * d * (1 - s))), phi / (2 * math.pi))
+    return norm * norm2 * (sine_defect(phi) / (math.pi * d * (1 - s))), phi / (2 * math.pi)
 
 
 def _with_bias(X: Tensor, input_variance: float, bias_variance: float) -> Tensor:
@@ -121,17 +136,19 @@ def _with_bias(X: Tensor, input_variance: float, bias_variance: float) -> Tensor
 
 def _population(
     activation: Function, X: Tensor, X2: Tensor, *, s: float | Tensor, input_variance: float, bias_variance: float
-) -> Population:
+) -> tuple[Tensor, Tensor]:
     """The same for any activation, in float64, without a graph."""
-    for name, value in (("X", X), ("X", X2), ("weight_variance", s)):
-        if torch.is_grad_enabled() and isinstance(value, Tensor) and value.requires_grad:
-            raise InvalidArgument(
-                f"deq_ntk: only ReLU's kernel is differentiable, and {name} requires a gradient. Pass {name}.detach()."
-            )
+    _check_no_gradient("only ReLU's kernel is differentiable", X, X2, s)
     rows, columns = X.double(), X2.double()
     factor = 2 * input_variance / X.shape[1]
     T = factor * (rows @ columns.T) + 2 * bias_variance
     of_rows = factor * (rows * rows).sum(dim=1) + 2 * bias_variance
     of_columns = of_rows if X2 is X else factor * (columns * columns).sum(dim=1) + 2 * bias_variance
-    gram, slope_gram = population(activation, float(s), T, (of_rows, of_columns))
-    return Population(gram.to(X.dtype), slope_gram.to(X.dtype))
+    found = population(activation, float(s), T, (of_rows, of_columns))
+    return found.gram.to(X.dtype), found.slope_gram.to(X.dtype)
+
+
+def _check_no_gradient(reason: str, X: Tensor, X2: Tensor, s: float | Tensor) -> None:
+    for name, value in (("X", X), ("X", X2), ("weight_variance", s)):
+        if torch.is_grad_enabled() and isinstance(value, Tensor) and value.requires_grad:
+            raise InvalidArgument(f"deq_ntk: {reason}, and {name} requires a gradient. Pass {name}.detach().")

@@ -99,7 +99,7 @@ def tangent_kernel(
         if path is not None:
             estimate.check_disk(path.parent)
         stored = path is not None and path.suffix == ".zarr"
-        key = fingerprint(chosen, layout, X, X2, block_size or 0) if stored else ""
+        key = fingerprint(chosen, layout, X, X2, block_size or BLOCK_SIZE) if stored else ""
         return _compute(chosen, layout, path, key=key, client=client, show=progress)
 
 
@@ -161,7 +161,8 @@ def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, k
             if target is None:
                 storage: AbstractStorage = MemoryStorage(shape, public, chosen.dtype, chosen.device)
             elif target.suffix == ".zarr":
-                storage = ZarrStorage(target, shape, public, chosen.dtype, block_size=block_size, key=f"{name} {key}")
+                options: Any = {"block_size": block_size, "key": f"{name} {key}", "norms": chosen.norms}
+                storage = ZarrStorage(target, shape, public, chosen.dtype, **options)
             else:
                 storage = FileStorage(target, shape, public, chosen.dtype)
             storages[name] = stack.enter_context(storage)

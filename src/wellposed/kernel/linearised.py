@@ -78,7 +78,9 @@ class KernelMachine:
                 f"KernelMachine: 'on_failure' must be one of {known}, got {on_failure!r}.{did_you_mean(str(on_failure), known)}"
             )
         eigenvalues, self._V = torch.linalg.eigh((H + H.T) / 2)
-        threshold = (n * torch.finfo(H.dtype).eps if rtol is None else rtol) * eigenvalues.detach().abs().max()
+        threshold = self._threshold = (
+            n * torch.finfo(H.dtype).eps if rtol is None else rtol
+        ) * eigenvalues.detach().abs().max()
         # Rounding in H itself may make eigenvalues negative by more than eigh's own error.
         least, largest = float(eigenvalues[0].detach()), float(eigenvalues[-1].detach())
         if least < -max(10 * threshold, math.sqrt(torch.finfo(H.dtype).eps) * eigenvalues.detach().abs().max()):
@@ -161,13 +163,14 @@ class KernelMachine:
             cross: As in `predict`.
             diagonal: (p,) kernel of each new input with itself; with `cross` only.
             noise: The variance of the noise of y, at least 0; a tensor of one number for its
-                gradient. With 0, the frozen directions take no part.
+                gradient. With 0, or with less than what freezes a direction, the frozen ones take
+                no part.
             f0: (p,) or (p, outputs) the prior mean of the new inputs; 0 if None.
 
         Returns:
             The mean, shaped as one of `predict`, and the variance (p,) without the noise.
         """
-        gain = self._regularized(noise)
+        gain = self._regularized(noise, least=float(self._threshold))
         mean = self._predict(torch.where(gain > 0, noise * gain, 1.0), gain, cross, f0)
         return mean, self._explained(gain, cross, diagonal)
 
@@ -218,9 +221,10 @@ class KernelMachine:
         gain = self._regularized(noise)
         return -(gain[:, None] * self._residual**2).sum() / 2 + outputs * (gain.log().sum() - n * math.log(2 * math.pi)) / 2
 
-    def _regularized(self, noise: float | Tensor) -> Tensor:
-        """1/(lambda + noise); 0 for frozen directions without noise."""
-        alone = check_positive(noise, "KernelMachine", "noise", or_zero=True) == 0
+    def _regularized(self, noise: float | Tensor, least: float = 0.0) -> Tensor:
+        """1/(lambda + noise); 0 for frozen directions if the noise is at most `least`: it would
+        multiply their rounding errors."""
+        alone = check_positive(noise, "KernelMachine", "noise", or_zero=True) <= least
         gain = 1 / torch.where(self._active, self.eigenvalues + noise, 1.0 if alone else noise)
         return torch.where(self._active, gain, 0.0) if alone else gain
 

@@ -14,7 +14,7 @@ from wellposed._progress import progress_display
 from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, print_message, print_plain, print_table
-from wellposed_lab.report import spread_text, sweep_page
+from wellposed_lab.report import certified_text, spread_text, sweep_page
 from wellposed_lab.runs.config import read, resolve
 from wellposed_lab.runs.sweep import Sweep, absolute, parse_grid, read_sweep, run_sweep, spreads
 
@@ -76,17 +76,19 @@ def sweep(
             raise typer.Exit(ExitCode.INTERRUPTED) from None
     runs = chosen.runs()
     points, places = spreads(runs, results), [folder / "runs" / run.name for run in runs]
-    page = sweep_page(points, places, folder / "comparison.html") if with_report else None
+    failed = {
+        run.name: str(result.get("error", "the loss became NaN or infinite: lower optimizer.lr."))
+        for run, result in zip(runs, results, strict=True)
+        if result.get("stop") in (None, "not_finite")
+    }
+    page = sweep_page(points, places, folder / "comparison.html", failed=failed) if with_report else None
     if as_json:
         typer.echo(json.dumps({"sweep": str(folder), "points": points}, indent=2))
     else:
         _show(points)
         print_plain(str(page or folder))
-    failed = [
-        (run.name, result) for run, result in zip(runs, results, strict=True) if result.get("stop") in (None, "not_finite")
-    ]
-    for name, result in failed:
-        print_message(f"{name}: {result.get('error', 'the loss became NaN or infinite: lower optimizer.lr.')}")
+    for name, reason in failed.items():
+        print_message(f"{name}: {reason}")
     if failed:
         raise typer.Exit(ExitCode.NEGATIVE)
 
@@ -100,7 +102,5 @@ def _show(points: list[dict[str, Any]]) -> None:
     for point in points:
         values = [json.dumps(point["point"][key]).strip('"') for key in keys]
         measured = [spread_text(point["measures"].get(name)) for name in names]
-        table.add_row(
-            *values, f"{point['averaged']} of {point['runs']}", *measured, f"{point['certified']} of {point['averaged']}"
-        )
+        table.add_row(*values, f"{point['averaged']} of {point['runs']}", *measured, certified_text(point))
     print_table(table)

@@ -136,8 +136,10 @@ def _in_processes(devices: int, folder: Path, more: list[str]) -> int:
     from wellposed_lab.runs.launch import launch
 
     code, what = launch(devices, [*sys.argv[1:], *more])
-    if what:
+    if what and (folder / "config.yaml").is_file():
         print_message(f"{what} Nothing is lost up to the last checkpoint. Continue with: wellposed train --resume {folder}")
+    elif what:
+        print_message(f"{what} {folder} was not a run yet: start it again with the same words.")
     return code
 
 

@@ -14,14 +14,18 @@ from wellposed_lab.report._page import Part, Section, number, page, table
 from wellposed_lab.report._read import read_run
 from wellposed_lab.report._write import _named, _overview, _save
 
-__all__ = ["spread_text", "sweep_page"]
+__all__ = ["certified_text", "spread_text", "sweep_page"]
 
 #: Runs whose curves are drawn.
 DRAWN = 24
 
 
 def sweep_page(
-    points: Sequence[Mapping[str, Any]], run_dirs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
+    points: Sequence[Mapping[str, Any]],
+    run_dirs: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    failed: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes one page about the runs of a sweep.
 
@@ -29,11 +33,12 @@ def sweep_page(
         points: From `wellposed_lab.runs.sweep.spreads`.
         run_dirs: The run directories; those that hold nothing yet are named.
         out: The file.
+        failed: Names of runs that were not averaged, and why.
 
     Returns:
         The path of the file.
     """
-    found, remarks = [], []
+    found, remarks = [], [f"{name} is not averaged: {reason}" for name, reason in (failed or {}).items()]
     for folder in map(Path, run_dirs):
         try:
             found.append(read_run(folder))
@@ -56,7 +61,12 @@ def spread_text(measured: Mapping[str, float | None] | None) -> str:
     if measured is None:
         return "–"
     spread = measured["spread"]
-    return number(measured["mean"]) + ("" if spread is None else f" ± {number(spread)}")
+    return number(measured["mean"]) + ("" if spread is None else f"\xa0±\xa0{number(spread)}")  # on one line
+
+
+def certified_text(point: Mapping[str, Any]) -> str:
+    """`2 of 3` runs that were averaged; a dash if none made a certificate."""
+    return "–" if point["certified"] is None else f"{point['certified']} of {point['averaged']}"
 
 
 def _results(points: Sequence[Mapping[str, Any]]) -> Part:
@@ -67,7 +77,7 @@ def _results(points: Sequence[Mapping[str, Any]]) -> Part:
             *(json.dumps(point["point"][key]).strip('"') for key in keys),
             f"{point['averaged']} of {point['runs']}",
             *(spread_text(point["measures"].get(name)) for name in names),
-            f"{point['certified']} of {point['averaged']}",
+            certified_text(point),
         )
         for point in points
     ]

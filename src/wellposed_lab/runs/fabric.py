@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from wellposed.descent._minibatch import TOTALS, has_finite_gradients, solves
 from wellposed.errors import InvalidArgument, RunError, required
-from wellposed_lab.runs.processes import START, Step, World
+from wellposed_lab.runs.processes import NEEDED, START, Step, World
 
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import RunSection
@@ -175,8 +175,7 @@ class FabricStep:
 
 def _fabric(options: RunSection | None, size: int) -> Any:
     """A launched Fabric: gloo on the CPU and NCCL on GPUs; LOCAL_RANK chooses the device."""
-    why = "Training in several processes, run.precision and run.accumulate need Lightning Fabric"
-    lightning = required("lightning_fabric", why, extra="lightning")
+    lightning = required("lightning_fabric", NEEDED, extra="lightning")
     from lightning_fabric.plugins import MixedPrecision
     from lightning_fabric.plugins.environments import TorchElasticEnvironment
     from lightning_fabric.plugins.precision import Precision

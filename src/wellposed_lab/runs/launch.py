@@ -8,11 +8,12 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, required
+from wellposed_lab.runs.processes import NEEDED
 
 __all__ = ["launch"]
 
@@ -34,6 +35,7 @@ def launch(devices: int, words: Sequence[str]) -> tuple[int, str]:
     """
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         raise InvalidArgument("This torch has no distributed training with gloo; use run.devices=1.")
+    required("lightning_fabric", NEEDED, extra="lightning")  # before every process says so
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -59,14 +61,24 @@ def launch(devices: int, words: Sequence[str]) -> tuple[int, str]:
         try:
             elastic_launch(config, sys.executable)("-m", "wellposed", *words)
         except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            for rank, code in codes.items():
-                if code < 0:
-                    name = signal.Signals(-code).name
-                    return 3, f"Process {rank} of {devices} was ended by {name}, so the others were ended too."
-            return codes.get(0, next(iter(codes.values()))), ""  # the first process knows best
+            return _explained({rank: failure.exitcode for rank, failure in error.failures.items()}, devices)
         except SignalException:
             return 130, ""
         finally:
             logging.disable(logging.NOTSET)
     return 0, ""
+
+
+def _explained(codes: Mapping[int, int], devices: int) -> tuple[int, str]:
+    """The exit code of a run, and what happened, given the exit codes of processes that failed.
+
+    The launcher itself ends the others by SIGTERM when one fails, and SIGALRM ends those that do
+    not stop in time: neither is the cause if there is another one.
+    """
+    own = {rank: code for rank, code in codes.items() if code > 0}
+    later = (-signal.SIGTERM, -signal.SIGALRM) if hasattr(signal, "SIGALRM") else (-signal.SIGTERM,)
+    for rank, code in sorted(codes.items(), key=lambda pair: pair[1] in later):
+        if code < 0 and (code not in later or not own):
+            name = signal.Signals(-code).name
+            return 3, f"Process {rank} of {devices} was ended by {name}, so the others were ended too."
+    return own.get(0, next(iter(own.values()))), ""  # the first process knows best

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from wellposed.errors import InvalidArgument, required
+from wellposed.errors import InvalidArgument, RunError, required
 
 __all__ = ["unordered"]
 
@@ -40,7 +41,26 @@ def unordered(
             stack.enter_context(_client(dask))
             stack.enter_context(joblib.parallel_config(backend="dask"))
         workers = joblib.Parallel(n_jobs=-1 if dask is not None else jobs, return_as="generator_unordered", batch_size=1)
-        yield from workers(joblib.delayed(function)(task) for task in tasks)
+        with _explained(dask):
+            yield from workers(joblib.delayed(function)(task) for task in tasks)
+
+
+@contextmanager
+def _explained(dask: str | None) -> Iterator[None]:
+    """Turns what happens to workers into a sentence."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise RunError(
+            "A process that was at work was ended from outside, possibly for want of memory. What is finished is kept; "
+            "continue, if need be with fewer processes (--jobs)."
+        ) from error
+    except TimeoutError as error:
+        if dask is None:
+            raise
+        raise InvalidArgument(
+            f"The Dask scheduler at {dask!r} has no workers. Start some with: dask worker {dask} --nthreads 1"
+        ) from error
 
 
 def _client(address: str) -> Any:

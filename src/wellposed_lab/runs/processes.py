@@ -33,6 +33,7 @@ __all__ = ["Interruption", "Step", "World", "environment", "git_head", "joined",
 
 #: A step of an optimizer on (X, y, rows, *further).
 Step = Callable[..., Tensor | None]
+NEEDED = "Training in several processes, run.precision and run.accumulate need Lightning Fabric"
 START = "Start by torchrun, which sets these variables, or unset WORLD_SIZE for one process."
 #: Products of fewer floating point operations run on one thread. A product of 1e8 takes 1 to 4 ms on one thread, so a second
 #: thread saves at most 2 ms. Where other processes use the same cores, threads wait for each other in every product, 24 ms and

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -16,17 +17,17 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellposed._io import write_whole, writing
+from wellposed._io import try_lock, write_whole, writing
 from wellposed._reading import parse_json, read_text
 from wellposed.certify import Verdict
 from wellposed.data._load import is_path
 from wellposed.data.own import own_path
-from wellposed.errors import InvalidArgument, RunError, WellposedError
+from wellposed.errors import InvalidArgument, RunError, RunLocked, WellposedError
 from wellposed_lab.runs.config import parse_yaml, resolve
 from wellposed_lab.runs.config_sections import RunConfig
 from wellposed_lab.runs.own_class import code_allowed
@@ -94,6 +95,7 @@ class Sweep:
                 words = [f"{key}={_short(value)}" for key, value in point.items()] + [f"seed={seed}"] * (self.seeds > 1)
                 name = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join([f"{len(found):03d}", *words]))[:120]
                 found.append(SweepRun(name, point, config.model_copy(update={"run": config.run.model_copy(update=changes)})))
+        _check_different(found)
         return found
 
     def points(self) -> list[dict[str, Any]]:
@@ -142,24 +144,41 @@ def run_sweep(
     with code_allowed(allow_code):
         runs = sweep.runs()
     _begin(sweep, folder)
-    folders = [(folder / "runs" / run.name).absolute() for run in runs]
-    found: dict[int, dict[str, Any]] = {}
-    for index, (run, place) in enumerate(zip(runs, folders, strict=True)):
-        if (summary := _finished(run.config, place)) is not None:
-            found[index] = summary
-    missing = [(index, runs[index].config, folders[index]) for index in range(len(runs)) if index not in found]
-    if listener is not None:
-        listener(len(found), len(runs))
-    for index, summary in unordered(functools.partial(_train_one, allow_code), missing, jobs=jobs, dask=dask):
-        if summary.get("stop") == "interrupted":
-            raise KeyboardInterrupt
-        found[index] = summary
+    with _alone(folder):
+        folders = [(folder / "runs" / run.name).absolute() for run in runs]
+        found: dict[int, dict[str, Any]] = {}
+        for index, (run, place) in enumerate(zip(runs, folders, strict=True)):
+            if (summary := _finished(run.config, place)) is not None:
+                found[index] = summary
+        missing = [(index, runs[index].config, folders[index]) for index in range(len(runs)) if index not in found]
         if listener is not None:
             listener(len(found), len(runs))
-    results = [found[index] for index in range(len(runs))]
-    content = {"points": spreads(runs, results), "runs": {run.name: found[index] for index, run in enumerate(runs)}}
-    write_whole(folder / "results.json", json.dumps(content, indent=1).encode())
+        for index, summary in unordered(functools.partial(_train_one, allow_code), missing, jobs=jobs, dask=dask):
+            if summary.get("stop") == "interrupted":
+                raise KeyboardInterrupt
+            found[index] = summary
+            if listener is not None:
+                listener(len(found), len(runs))
+        results = [found[index] for index in range(len(runs))]
+        content = {"points": spreads(runs, results), "runs": {run.name: found[index] for index, run in enumerate(runs)}}
+        write_whole(folder / "results.json", json.dumps(content, indent=1).encode())
     return results
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of the sweep: the runs of the first would count as failed there."""
+    if os.name == "nt":  # a folder cannot be opened, and so not locked
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            if not try_lock(handle):
+                raise RunLocked(f"{folder} is in use by another process, which runs this sweep. Wait for it to end.")
+        yield
+    finally:
+        os.close(handle)
 
 
 def read_sweep(folder: Path) -> Sweep:
@@ -178,7 +197,8 @@ def read_sweep(folder: Path) -> Sweep:
 def spreads(runs: Sequence[SweepRun], results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For every point of the grid: mean and standard deviation over its seeds, by measure.
 
-    Runs that failed or became infinite are counted and not averaged. The standard deviation is that
+    Runs that failed or became infinite are counted and not averaged; `certified` counts those whose
+    last certificate holds, and is None if there is none. The standard deviation is that
     of a sample (divided by the number less 1), and None for one run.
     """
     found = []
@@ -192,13 +212,14 @@ def spreads(runs: Sequence[SweepRun], results: Sequence[Mapping[str, Any]]) -> l
                 if all(isinstance(value, (int, float)) for value in values):
                     spread = statistics.stdev(values) if len(values) > 1 else None
                     measures[name] = {"mean": statistics.fmean(values), "spread": spread}
-        certified = [(result.get("certificate") or {}).get("verdict") == Verdict.CERTIFIED.value for result in sound]
+        verdicts = [(result.get("certificate") or {}).get("verdict") for result in sound]
+        certified = None if all(verdict is None for verdict in verdicts) else verdicts.count(Verdict.CERTIFIED.value)
         found.append(
             {
                 "point": members[0][0].point,
                 "runs": len(members),
                 "averaged": len(sound),
-                "certified": sum(certified),
+                "certified": certified,
                 "measures": measures,
             }
         )
@@ -227,6 +248,15 @@ def _begin(sweep: Sweep, folder: Path) -> None:
     write_whole(folder / "sweep.json", json.dumps(content, indent=1).encode())
 
 
+def _check_different(runs: Sequence[SweepRun]) -> None:
+    """Raises if two points are the same configuration, written as 1e-3 and as 0.001."""
+    seen: dict[str, SweepRun] = {}
+    for run in runs:
+        other = seen.setdefault(run.config.fingerprint(), run)
+        if other is not run:
+            raise InvalidArgument(f"--grid has a configuration twice: {_key(other.point)} and {_key(run.point)}. Omit one.")
+
+
 def _finished(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     """The summary of a run that has ended; None if it is to be trained."""
     if not os.path.lexists(folder / "summary.json") or not (folder / "config.yaml").exists():
@@ -244,7 +274,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
 
 
 def _train_one(allow_code: bool, task: tuple[int, RunConfig, Path]) -> tuple[int, dict[str, Any]]:
-    """Trains one run, or resumes it; a mistake in one does not end the others."""
+    """Trains one run, or resumes it; a mistake in one, whatever it is, does not end the others."""
     index, config, folder = task
     try:
         resume = (folder / "config.yaml").exists()
@@ -254,6 +284,8 @@ def _train_one(allow_code: bool, task: tuple[int, RunConfig, Path]) -> tuple[int
             return index, train(config, folder, resume=resume).summary
     except WellposedError as error:
         return index, {"error": str(error)}
+    except Exception as error:  # of a class of the user's own, or of memory
+        return index, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def _key(point: Mapping[str, Any]) -> str:

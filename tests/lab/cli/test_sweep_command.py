@@ -23,7 +23,7 @@ def words(folder: Path, *more: str) -> list[str]:
 def test_a_sweep_prints_mean_and_spread_and_makes_a_page(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     assert cli.run(*words(folder)) == 0, cli.output
-    assert "±" in cli.output and "2 of 2" in cli.output
+    assert "±" in cli.output and "2 of 2" in cli.output and "0 of 2" not in cli.output  # no certificate was made
     page = Path(cli.output.splitlines()[-1])
     assert page == folder / "comparison.html" and "Sweep of 4 runs" in page.read_text()
     points = json.loads((folder / "results.json").read_text())["points"]
@@ -49,3 +49,5 @@ def test_failed_runs_are_named(cli: Any, tmp_path: Path) -> None:
     assert "optimizer.momentum" in cli.output and not (tmp_path / "sweep").exists()
     assert cli.run(*words(tmp_path / "sweep", "model.on_failure=raise", "model.max_steps=1")) == 1
     assert "000-optimizer.lr=1e-3-seed=0: " in cli.output and "0 of 2" in cli.output and "Traceback" not in cli.output
+    page = (tmp_path / "sweep" / "comparison.html").read_text()
+    assert "000-optimizer.lr=1e-3-seed=0 is not averaged: " in page

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from wellposed.errors import InvalidArgument, RunError
+from wellposed.errors import InvalidArgument, RunError, RunLocked
 from wellposed_lab.runs import sweep as module
 from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.sweep import Sweep, parse_grid, read_sweep, run_sweep, spreads
 from wellposed_lab.runs.training import train
 
@@ -29,6 +34,11 @@ def small(grid: list[str] = GRID, seeds: int = 2, more: tuple[str, ...] = ()) ->
 def files(folder: Path) -> dict[str, bytes]:
     kept = ("*/metrics.jsonl", "*/config.yaml", "*/checkpoints/*", "*/certificates/*")
     return {str(p.relative_to(folder)): p.read_bytes() for name in kept for p in sorted((folder / "runs").glob(name))}
+
+
+def numbers(folder: Path) -> dict[str, bytes]:
+    """The same without the descriptions of checkpoints, which have the state of Python's generator: Dask draws from it too."""
+    return {name: content for name, content in files(folder).items() if not ("checkpoints" in name and name.endswith(".json"))}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +115,7 @@ def test_a_run_that_fails_is_counted_and_not_averaged(tmp_path: Path) -> None:
         (["lr=1,2"], 1, "needs section.key=value"),
         (["optimizer.lr="], 1, "needs section.key=value"),
         (["optimizer.lr=1,1"], 1, "has a value twice"),
+        (["optimizer.lr=1e-3,0.001"], 2, "has a configuration twice: .*1e-3.* and .*0.001"),
         (["optimizer.lr=1", "optimizer.lr=2"], 1, "optimizer.lr twice"),
         (["optimizer.lr=1,[2"], 1, "is not a YAML file"),
         (["optimizer.lr=-1,1"], 1, "optimizer.lr of the configuration is -1"),
@@ -148,15 +159,82 @@ def test_a_run_of_another_configuration_is_refused(tmp_path: Path) -> None:
         run_sweep(sweep, tmp_path / "sweep")
 
 
+def test_an_error_of_any_kind_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(config: Any, place: Path, **options: Any) -> Any:
+        if "1e-3" in place.name:
+            raise ZeroDivisionError("in a class\nof the user")
+        return train(config, place, **options)
+
+    monkeypatch.setattr(module, "train", fails)
+    results = run_sweep(small(seeds=1, more=("run.certify_every=0",)), tmp_path / "sweep")
+    assert results[0] == {"error": "ZeroDivisionError: in a class of the user"} and results[1]["stop"] == "epochs"
+
+
+def test_a_second_process_is_kept_out(whole: Path) -> None:
+    before = (whole / "results.json").read_bytes()
+    with module._alone(whole), pytest.raises(RunLocked, match="is in use by another process"):
+        run_sweep(small(), whole)
+    run_sweep(small(), whole)
+    assert (whole / "results.json").read_bytes() == before
+
+
+def _dies(task: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_a_sentence() -> None:
+    pytest.importorskip("joblib", reason="joblib is not installed")
+    with pytest.raises(RunError, match="was ended from outside.* continue, if need be with fewer processes"):
+        list(unordered(_dies, [1, 2], jobs=2))
+
+
+@pytest.mark.slow
+def test_a_scheduler_without_workers_is_a_sentence() -> None:
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 50}
+    with distributed.LocalCluster(n_workers=0, **options) as cluster:
+        with pytest.raises(InvalidArgument, match="has no workers. Start some with: dask worker tcp://"):
+            list(unordered(abs, [1, 2], dask=cluster.scheduler_address))
+
+
+@pytest.mark.slow
+def test_a_lost_worker_of_a_cluster(tmp_path: Path) -> None:
+    """Its run continues on the other one, with the same bits."""
+    pytest.importorskip("joblib", reason="joblib is not installed")
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    sweep = small(["optimizer.lr=1e-4,1e-3"], 1, ("run.epochs=40", "run.certify_every=0"))
+    run_sweep(sweep, tmp_path / "whole")
+    options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 50}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **options) as cluster:
+        killed: list[int] = []
+
+        def kill_the_first() -> None:
+            lock = tmp_path / "sweep" / "runs" / sweep.runs()[0].name / "lock"
+            while not list(lock.parent.glob("checkpoints/*.json")):
+                time.sleep(0.01)
+            killed.append(json.loads(lock.read_text())["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_the_first, daemon=True)
+        killer.start()
+        results = run_sweep(sweep, tmp_path / "sweep", dask=cluster.scheduler_address)
+        killer.join(timeout=5)
+    assert killed and [result["stop"] for result in results] == ["epochs", "epochs"]
+    assert numbers(tmp_path / "sweep") == numbers(tmp_path / "whole")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["joblib", "dask"])
 def test_other_processes_give_the_same_bits(where: str, whole: Path, tmp_path: Path) -> None:
     pytest.importorskip("joblib", reason="joblib is not installed")
     if where == "joblib":
         run_sweep(small(), tmp_path / "sweep", jobs=2)
+        assert files(tmp_path / "sweep") == files(whole)
     else:
         distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
         options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 40}
         with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **options) as cluster:
             run_sweep(small(), tmp_path / "sweep", dask=cluster.scheduler_address)
-    assert files(tmp_path / "sweep") == files(whole)
+    assert numbers(tmp_path / "sweep") == numbers(whole)

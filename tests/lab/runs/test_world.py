@@ -11,6 +11,7 @@ import pytest
 
 from wellposed.errors import InvalidArgument, MissingPackage
 from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.launch import _explained, launch
 from wellposed_lab.runs.processes import Interruption, joined
 
 THERE = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -81,6 +82,29 @@ def test_what_fabric_cannot_do_is_one_sentence(
     with pytest.raises(InvalidArgument, match=says) as caught, joined(resolve({}, changes).run):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_the_launcher_names_the_missing_package_before_it_starts_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    with pytest.raises(MissingPackage, match=r"need Lightning Fabric; install it with: pip install .*\[lightning\]"):
+        launch(2, ["train"])
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "says"),
+    [
+        ({0: 2, 1: -signal.SIGTERM}, 2, ""),  # the launcher ended the second because the first failed
+        ({1: -signal.SIGTERM, 0: 2}, 2, ""),
+        ({1: 1}, 1, ""),
+        ({0: 3, 1: -signal.SIGKILL}, 3, "Process 1 of 2 was ended by SIGKILL"),
+        ({0: -signal.SIGTERM, 1: -signal.SIGKILL}, 3, "Process 1 of 2 was ended by SIGKILL"),
+        ({0: -signal.SIGALRM, 1: -signal.SIGKILL}, 3, "Process 1 of 2 was ended by SIGKILL"),
+        ({1: -signal.SIGTERM}, 3, "Process 1 of 2 was ended by SIGTERM"),
+    ],
+)
+def test_who_ended_a_run(codes: dict[int, int], code: int, says: str) -> None:
+    found, text = _explained(codes, 2)
+    assert found == code and text.startswith(says) and bool(text) == bool(says)
 
 
 def test_processes_are_not_started_from_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""Preconditioned conjugate gradients for products that are given, with a residual that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wellposed.errors import NotConverged
+
+Product = Callable[[Tensor], Tensor]
+
+
+def conjugate_gradients(product: Product, b: Tensor, precondition: Product, *, rtol: float, max_steps: int) -> Tensor:
+    """a with |A a - b| <= rtol |b|, column by column.
+
+    Args:
+        product: v (n, q) -> A v, A positive definite.
+        b: (n, q) finite.
+        precondition: Approximately A^(-1), positive definite.
+        rtol: Of the residual that is measured at the end.
+        max_steps: Products; `NotConverged` is raised after them.
+    """
+    target = rtol * torch.linalg.vector_norm(b, dim=0)
+    a, r, p, rho = torch.zeros_like(b), b, torch.zeros_like(b), torch.ones_like(target)
+    for _ in range(max_steps):
+        z = precondition(r)
+        rho, before = (r * z).sum(0), rho
+        p = z + _ratio(rho, before) * p
+        q = product(p)
+        alpha = _ratio(rho, (p * q).sum(0))
+        a, r = a + alpha * p, r - alpha * q
+        if (torch.linalg.vector_norm(r, dim=0) <= target).all():
+            # what the recurrence says is rounded: measured, and begun again
+            r, p = b - product(a), torch.zeros_like(p)
+            if (torch.linalg.vector_norm(r, dim=0) <= target).all():
+                return a
+    norm = torch.linalg.vector_norm(b, dim=0)
+    error = float(_ratio(torch.linalg.vector_norm(b - product(a), dim=0), norm).max())
+    raise NotConverged(
+        f"solve: the residual is {error:.1e} of |y| after max_steps={max_steps}, above rtol={rtol:g}. Raise the noise, rank or"
+        " max_steps."
+    )
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a/b, and 0 where b is 0: nothing is left to do in that column."""
+    return torch.where(b != 0, a / torch.where(b != 0, b, 1.0), 0.0)
