@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -216,12 +218,24 @@ class Drawing(nn.Module):
         return (self.factor + self.draw()) * z + x
 
 
+OWN = random.Random(0)
+
+
+def seldom(draw: Callable[[], float]) -> float:
+    return float(draw() < 1e-9)
+
+
 DRAWS: dict[str, tuple[Callable[[], float], str]] = {
     "python": (lambda: 1e-5 * random.random(), "random numbers .Python's random"),
     "seldom": (lambda: float(random.random() < 1e-9), "random numbers .Python's random"),
     "numpy": (lambda: 1e-5 * float(np.random.rand()), "random numbers .numpy.random"),  # noqa: NPY002  # on purpose
     "gauss": (lambda: 1e-5 * float(np.random.standard_normal()), "random numbers .numpy.random"),  # noqa: NPY002
     "own": (functools.partial(random.Random(0).uniform, 0.0, 1e-5), "two values for the same z and x, so it is random"),
+    "own, seldom": (lambda: float(OWN.random() < 1e-9), "names a generator of random numbers .Random"),
+    "own of numpy": (functools.partial(seldom, np.random.default_rng(0).random), "generator of random numbers .Generator"),
+    "system": (lambda: float(os.urandom(8) == bytes(8)), "names urandom"),
+    "clock": (lambda: float(time.time() < 0), "names time"),
+    "autograd": (lambda: float(torch.is_grad_enabled() and False), "names is_grad_enabled"),
     "turns": (functools.partial(next, itertools.cycle((0.0, 1e-5))), "keeps a state outside of its module"),
 }
 

@@ -15,6 +15,7 @@ from wellposed._torch import uncompiled
 from wellposed._tree import leaves, map_tensors
 from wellposed.certify._balls import Boxes
 from wellposed.certify._gate import DECLARED, changed, not_finite
+from wellposed.certify._outside import check_code
 from wellposed.certify._recording import record
 from wellposed.certify._repeated import check_repeats
 from wellposed.certify._rows import DEPENDENT, is_other, rows_touch, values
@@ -205,6 +206,7 @@ def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tap
         z = torch.zeros((1, start.numel()), dtype=start.dtype)
         tape = uncompiled(lambda: record(call, z, (x, z0), owner))  # of z0 only the shape is used
         uncompiled(lambda: check_repeats(call, z))
+        check_code(cell)
         return tape
     except Refused:
         raise
