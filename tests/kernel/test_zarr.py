@@ -201,6 +201,22 @@ def test_bad_targets(tmp_path: Path) -> None:
         wp.tangent_kernel(model, X, out=tmp_path / "l.zarr")
 
 
+def test_only_what_a_kernel_wrote_is_replaced(tmp_path: Path) -> None:
+    model, X, place = network(), draw(5, 3), tmp_path / "k.zarr"
+    zarr.open_group(place, mode="w").create_array("mine", shape=(3,), dtype="f8")
+    with pytest.raises(InvalidArgument, match="a zarr store that no kernel wrote, and is not replaced"):
+        wp.tangent_kernel(model, X, out=place)
+    assert names(place) == ["mine", "zarr.json"]
+    wp.tangent_kernel(model, X, out=tmp_path / "l.zarr")
+    (tmp_path / "l.zarr" / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidArgument, match="l.zarr' holds 'notes.txt', which no kernel wrote"):
+        wp.tangent_kernel(model, X, out=tmp_path / "l.zarr")
+    (tmp_path / "m.zarr").symlink_to(tmp_path / "l.zarr")
+    with pytest.raises(InvalidArgument, match="m.zarr' is a link"):
+        wp.tangent_kernel(model, X, out=tmp_path / "m.zarr")
+    assert names(tmp_path) == ["k.zarr", "l.zarr", "m.zarr"]  # before any work: no part is left
+
+
 distributed: Any = pytest.importorskip("distributed", reason="the extra 'kernels' is not installed")
 
 

@@ -24,10 +24,11 @@ from wellposed._io import is_at, try_lock
 from wellposed.errors import InvalidArgument, required
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage, symmetrized
+from wellposed.kernel._zarr_checks import BEFORE, check_replaceable
 
 _KEY, _NORMS = "wellposed", "norms"
-#: Folders inside that of the chunks: features while a cluster computes, and a store that is being replaced.
-FEATURES, _BEFORE = "features", "before"
+#: A folder inside that of the chunks: features while a cluster computes.
+FEATURES = "features"
 
 
 class ZarrStorage(AbstractStorage):
@@ -72,6 +73,7 @@ class ZarrStorage(AbstractStorage):
         return self._key
 
     def __enter__(self) -> ZarrStorage:
+        check_replaceable(self._path)
         try:
             if not self._part.exists():
                 self._create()
@@ -130,12 +132,12 @@ class ZarrStorage(AbstractStorage):
         """Gives the store its name; the one before is removed last, from inside the new one."""
         for left in self._part.rglob("*.partial"):  # a process was killed while it wrote this chunk
             left.unlink()
-        for name in (FEATURES, _BEFORE):
+        for name in (FEATURES, BEFORE):
             shutil.rmtree(self._part / name, ignore_errors=True)
         if self._path.exists():
-            self._path.rename(self._part / _BEFORE)
+            self._path.rename(self._part / BEFORE)
         self._part.rename(self._path)
-        shutil.rmtree(self._path / _BEFORE, ignore_errors=True)
+        shutil.rmtree(self._path / BEFORE, ignore_errors=True)
 
     @property
     def result(self) -> Any:
