@@ -1,19 +1,23 @@
-"""What lies where a zarr store is to be written: only what a kernel wrote is replaced."""
+"""What lies where a zarr store is to be written: only what a kernel wrote is replaced or continued.
+
+Nothing is opened by zarr before it passed: its metadata decide which bytes are read, as what.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from wellposed._reading import read_object
 from wellposed.errors import InvalidArgument
 
-#: The attribute with the fingerprint of the computation.
-KEY = "wellposed"
-#: A folder inside that of the chunks: a store that is being replaced.
-BEFORE = "before"
+#: Attributes of the array: the fingerprint of the computation, and norms of the first features.
+KEY, NORMS = "wellposed", "norms"
+#: Folders inside that of the chunks: features while a cluster computes, and a store that is being replaced.
+FEATURES, BEFORE = "features", "before"
 #: What describes the array, and its largest size in bytes: norms are the longest part of it.
 METADATA, _LARGEST = "zarr.json", 2**22
 _CHUNKS, _PARTIAL = "c", ".partial"
@@ -39,6 +43,42 @@ def check_replaceable(path: Path) -> None:
         raise InvalidArgument(
             f"tangent_kernel: out={str(path)!r} holds {foreign}, which no kernel wrote. It is not replaced; choose another."
         )
+
+
+def check_part(part: Path, expected: Mapping[str, Any], rtol: float) -> None:
+    """Raises `InvalidArgument` unless a folder is a part of the kernel in question.
+
+    Args:
+        part: The folder.
+        expected: What its metadata must be, to the letter but for the norms.
+        rtol: Of the norms.
+    """
+    if part.is_symlink() or not part.is_dir():
+        raise InvalidArgument(
+            f"tangent_kernel: cannot write {str(part)!r} (it is not a folder). Remove it, or choose another out."
+        )
+    if foreign := next(_foreign(part, {METADATA, _CHUNKS, FEATURES, BEFORE}), ""):
+        raise InvalidArgument(f"tangent_kernel: {str(part)!r} holds {foreign}, which no kernel wrote. Remove it.")
+    found = _metadata(part)
+    attributes, wanted = found.get("attributes"), expected["attributes"]
+    same = isinstance(attributes, dict) and attributes.get(KEY) == wanted[KEY]
+    if not (same and isinstance(attributes, dict) and _are_close(attributes.get(NORMS), wanted[NORMS], rtol)):
+        raise InvalidArgument(
+            f"tangent_kernel: {str(part)!r} holds a part of another kernel: the model, X, X2, block_size or dtype was"
+            " another. Remove it, or choose another out."
+        )
+    found["attributes"] = {**attributes, NORMS: wanted[NORMS]}
+    wrong = [name for name in sorted({*found, *expected}) if name not in found or found[name] != expected.get(name)]
+    if wrong:
+        raise InvalidArgument(
+            f"tangent_kernel: {METADATA} of {str(part)!r} is not as a kernel writes it ({', '.join(wrong)[:100]}). Remove it."
+        )
+
+
+def _are_close(found: Any, wanted: list[float], rtol: float) -> bool:
+    if not isinstance(found, list) or len(found) != len(wanted):
+        return False
+    return all(isinstance(a, float) and math.isclose(a, b, rel_tol=rtol) for a, b in zip(found, wanted, strict=True))
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
