@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 import wellposed as wp
 from wellposed.certify._followed import Followed
+from wellposed.certify._rows import rows_touch
 from wellposed.certify.local_certificate import LocalCertificate
 
 CERTIFIED, UNDECIDED = wp.Verdict.CERTIFIED, wp.Verdict.UNDECIDED
@@ -36,6 +39,60 @@ def test_rows_that_depend_on_each_other_are_found_also_where_they_are_equal() ->
     found = local(wp.EquilibriumLayer(cell), x)
     assert found.verdicts == (UNDECIDED, UNDECIDED) and "depend on each other" in found.note
     assert local(wp.EquilibriumLayer(cell), x[:1]).certified  # alone it is 0.5 z + x
+
+
+_W = 0.4 * torch.eye(2, dtype=DOUBLE)
+#: Cells that contract as long as there is one row, or two.
+_COUPLED = {
+    "all with the first": lambda s, z, x: torch.tanh(z @ s.W) + x + 1.5 * torch.tanh(3 * (z - z[:1])),
+    "each with the one above": lambda s, z, x: torch.tanh(z @ s.W) + x + 0.9 * torch.cat([torch.zeros_like(z[:1]), z[:-1]]),
+    "batches of three rows": lambda s, z, x: torch.tanh(z @ s.W) * (1 if z.shape[0] < 3 else 9) + x,
+    "the last of three rows": lambda s, z, x: torch.tanh(z @ s.W) + x + (torch.arange(len(z)) > 1).to(z)[:, None] * z,
+}
+
+
+class _Cell(nn.Module):
+    def __init__(self, f: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.W = nn.Parameter(_W.clone())
+        self._f = f
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return self._f(self, z, x)
+
+
+@pytest.mark.parametrize("f", _COUPLED.values(), ids=_COUPLED)
+def test_what_contracts_in_small_batches_alone_is_not_certified_for_every_input(f: Callable[..., Tensor]) -> None:
+    found = wp.certify(wp.EquilibriumLayer(_Cell(f)))
+    assert found.verdict is UNDECIDED
+    assert "depend on each other" in found.note or "a row otherwise in a batch of 3 rows" in found.note
+
+
+def test_a_map_that_is_another_in_the_batch_of_x_is_not_certified_row_by_row() -> None:
+    x = 0.1 * torch.arange(6, dtype=DOUBLE).view(3, 2)
+    layer = wp.EquilibriumLayer(_Cell(_COUPLED["batches of three rows"]))
+    followed = Followed(layer, layer, x)
+    assert "in a batch of 3 rows" in followed.objection_to_rows(3) and not followed.objection_to_rows(2)
+
+
+@pytest.mark.parametrize("size", [1e-10, 1e-14])
+def test_rows_that_depend_on_other_rows_of_x_are_not_certified_one_by_one(size: float) -> None:
+    cell = _Cell(lambda s, z, x: torch.tanh(z @ s.W) + x + size * x.mean(0))
+    found = local(wp.EquilibriumLayer(cell), torch.tensor([[0.1, 0.2], [0.3, 0.5]], dtype=DOUBLE))
+    assert not found.certified or found.licenses[0].startswith("The batch of 2 coupled rows")
+
+
+def test_what_couples_rows_is_read_from_the_tape_as_from_the_jacobian() -> None:
+    torch.manual_seed(0)
+    inner = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0, dtype=DOUBLE).eval()
+    x = torch.randn(3, 2, 4, dtype=DOUBLE)
+    for mixed in (False, True):
+        layer = wp.EquilibriumLayer(_Cell(lambda s, z, x, mixed=mixed: s.inner(z.transpose(0, 1) if mixed else z).view_as(x)))
+        layer.cell.inner = inner
+        jacobian = torch.autograd.functional.jacobian(lambda z, cell=layer.cell: cell(z, x), x).reshape(3, 8, 3, 8)
+        coupled = any(bool(jacobian[i, :, j].any()) for i in range(3) for j in range(3) if i != j)
+        assert coupled is mixed
+        assert rows_touch(Followed(layer, layer, x)._batch_tape(3), 3) is mixed
 
 
 def test_a_cell_without_a_second_derivative_is_certified() -> None:
@@ -161,12 +218,24 @@ class Drawing(nn.Module):
         return (self.factor + self.draw()) * z + x
 
 
+OWN = random.Random(0)
+
+
+def seldom(draw: Callable[[], float]) -> float:
+    return float(draw() < 1e-9)
+
+
 DRAWS: dict[str, tuple[Callable[[], float], str]] = {
     "python": (lambda: 1e-5 * random.random(), "random numbers .Python's random"),
     "seldom": (lambda: float(random.random() < 1e-9), "random numbers .Python's random"),
     "numpy": (lambda: 1e-5 * float(np.random.rand()), "random numbers .numpy.random"),  # noqa: NPY002  # on purpose
     "gauss": (lambda: 1e-5 * float(np.random.standard_normal()), "random numbers .numpy.random"),  # noqa: NPY002
     "own": (functools.partial(random.Random(0).uniform, 0.0, 1e-5), "two values for the same z and x, so it is random"),
+    "own, seldom": (lambda: float(OWN.random() < 1e-9), "names a generator of random numbers .Random"),
+    "own of numpy": (functools.partial(seldom, np.random.default_rng(0).random), "generator of random numbers .Generator"),
+    "system": (lambda: float(os.urandom(8) == bytes(8)), "names urandom"),
+    "clock": (lambda: float(time.time() < 0), "names time"),
+    "autograd": (lambda: float(torch.is_grad_enabled() and False), "names is_grad_enabled"),
     "turns": (functools.partial(next, itertools.cycle((0.0, 1e-5))), "keeps a state outside of its module"),
 }
 
@@ -183,4 +252,8 @@ def test_what_draws_outside_of_torch_is_undecided(name: str) -> None:
 
 def test_a_number_that_stays_is_certified() -> None:
     layer = wp.EquilibriumLayer(Drawing(lambda: 0.1), state_shape=(3,))
-    assert wp.certify(layer).certified and local(layer, torch.ones(2, 3)).certified
+    everywhere, found = wp.certify(layer), local(layer, torch.ones(2, 3))
+    assert everywhere.certified and found.certified
+    for certificate in (everywhere, found):
+        assert "Assumed: the cell is a function of z and x" in certificate.note
+    assert "batches of more than 3 rows" in everywhere.note

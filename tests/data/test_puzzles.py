@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from wellposed.data.puzzles import sudoku_classes, sudoku_grids
+from wellposed.errors import InvalidArgument
 
 
 def answers(givens: np.ndarray) -> list[list[int]]:
@@ -112,3 +114,16 @@ def test_only_the_first_node_of_a_chain_has_its_class() -> None:
 def test_wrong_options_get_one_sentence(name: str, options: dict[str, object], says: str) -> None:
     with pytest.raises(wp.InvalidArgument, match=says):
         wp.data.load(name, **{"n": 2, **options})
+
+
+@pytest.mark.parametrize("noise", [float("nan"), float("inf"), -0.1, "0.1", True])
+def test_noise_that_is_not_a_standard_deviation_is_refused(noise: Any) -> None:
+    with pytest.raises(InvalidArgument, match="noise is a standard deviation"):
+        wp.data.load("chains", n=4, noise=noise)
+
+
+@pytest.mark.parametrize("name", ["chains", "mazes", "moons"])
+@pytest.mark.parametrize("n", [10**12, 10**30])
+def test_more_samples_than_memory_are_refused(name: str, n: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"The memory does not hold n={n} "):
+        wp.data.load(name, n=n)

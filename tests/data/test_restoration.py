@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import wellposed as wp
+from wellposed.data import restoration
 from wellposed.data.restoration import BLUR, NOISE, SIDE, blur
+from wellposed.errors import InvalidArgument
 
 
 @pytest.fixture
@@ -79,3 +81,8 @@ def test_wrong_files_get_one_sentence(files: Path) -> None:
     (files / "cbsd68.npz").unlink()
     with pytest.raises(wp.InvalidArgument, match=r"cbsd68 is not available: .* does not exist"):
         wp.data.load("deblurring")
+
+
+def test_a_file_without_images_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="holds none"):
+        restoration._some(0, None, np.random.default_rng(0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,64 @@ def test_bad_targets(tmp_path: Path) -> None:
     (tmp_path / "l.zarr.part").write_text("x")
     with pytest.raises(InvalidArgument, match="cannot write .*l.zarr.part"):
         wp.tangent_kernel(model, X, out=tmp_path / "l.zarr")
+
+
+def test_only_what_a_kernel_wrote_is_replaced(tmp_path: Path) -> None:
+    model, X, place = network(), draw(5, 3), tmp_path / "k.zarr"
+    zarr.open_group(place, mode="w").create_array("mine", shape=(3,), dtype="f8")
+    with pytest.raises(InvalidArgument, match="a zarr store that no kernel wrote, and is not replaced"):
+        wp.tangent_kernel(model, X, out=place)
+    assert names(place) == ["mine", "zarr.json"]
+    wp.tangent_kernel(model, X, out=tmp_path / "l.zarr")
+    (tmp_path / "l.zarr" / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidArgument, match="l.zarr' holds 'notes.txt', which no kernel wrote"):
+        wp.tangent_kernel(model, X, out=tmp_path / "l.zarr")
+    (tmp_path / "m.zarr").symlink_to(tmp_path / "l.zarr")
+    with pytest.raises(InvalidArgument, match="m.zarr' is a link"):
+        wp.tangent_kernel(model, X, out=tmp_path / "m.zarr")
+    assert names(tmp_path) == ["k.zarr", "l.zarr", "m.zarr"]  # before any work: no part is left
+
+
+_HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "shape": lambda found: {**found, "shape": [2, 2]},
+    "codecs": lambda found: {**found, "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]},
+    "data_type": lambda found: {**found, "data_type": "float32"},
+    "chunk_grid": lambda found: {**found, "chunk_grid": None},
+    "storage_transformers": lambda found: {**found, "storage_transformers": [{"name": "x"}]},
+    "extra": lambda found: {**found, "extra": 1},
+    "another kernel": lambda found: {**found, "attributes": [1]},
+    "must hold a JSON object": lambda found: [],
+}
+
+
+@pytest.mark.parametrize("wrong", _HOSTILE)
+def test_a_part_with_other_metadata_is_refused(tmp_path: Path, wrong: str) -> None:
+    options: Any = {"block_size": 4, "key": "k", "norms": (1.0, 0.5)}
+    storage = _zarr.ZarrStorage(tmp_path / "k.zarr", (1, 9, 9), (9, 9), torch.float64, **options)
+    storage._create(storage.part)
+    description = storage.part / "zarr.json"
+    description.write_text(json.dumps(_HOSTILE[wrong](json.loads(description.read_text()))))
+    with pytest.raises(InvalidArgument, match=wrong) as refusal:
+        storage.__enter__()
+    assert str(refusal.value).count("zarr.part") == 1  # one sentence, not one inside another
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("name", ["zarr.json", "c/0/0", "c"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_part_with_links_or_pipes_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    options: Any = {"block_size": 4, "key": "k", "norms": ()}
+    storage = _zarr.ZarrStorage(tmp_path / "k.zarr", (1, 9, 9), (9, 9), torch.float64, **options)
+    storage._create(storage.part)
+    place = storage.part / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    if kind == "link":
+        place.symlink_to(tmp_path)
+    else:
+        os.mkfifo(place)
+    with pytest.raises(InvalidArgument, match="which no kernel wrote"):
+        storage.__enter__()
 
 
 distributed: Any = pytest.importorskip("distributed", reason="the extra 'kernels' is not installed")

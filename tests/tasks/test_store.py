@@ -174,3 +174,17 @@ def test_another_network_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(wp.InvalidArgument, match="model card has"):
         wp.tasks.save(ARCHITECTURES["chains"].build(), "chains", tmp_path, card={"text": "x" * 10**5})
     assert not list(tmp_path.iterdir())
+
+
+def test_names_folders_and_cards_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(wp.errors.InvalidType, match="name of a task is a text.*got list"):
+        wp.tasks.load(["chains"])  # type: ignore[arg-type]
+    with pytest.raises(wp.errors.InvalidType, match="must be a path; got int"):
+        wp.tasks.load("sudoku", 5)  # type: ignore[arg-type]
+    model = saved(tmp_path)
+    for value in (float("nan"), object(), {(1, 2): 3}):
+        with pytest.raises(wp.errors.InvalidArgument, match="card must hold finite numbers"):
+            wp.tasks.save(model, "sudoku", tmp_path, card={"value": value})
+    change_card(tmp_path, version=True)
+    with pytest.raises(wp.CheckpointRefused, match="version 1: it is .*version True"):
+        wp.tasks.load("sudoku", tmp_path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +13,12 @@ from torch import Tensor, nn
 
 from wellposed._torch import uncompiled
 from wellposed._tree import leaves, map_tensors
+from wellposed.certify._balls import Boxes
 from wellposed.certify._gate import DECLARED, changed, not_finite
+from wellposed.certify._outside import check_code
 from wellposed.certify._recording import record
 from wellposed.certify._repeated import check_repeats
+from wellposed.certify._rows import DEPENDENT, is_other, rows_touch, values
 from wellposed.certify._tape import Refused, Tape
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
@@ -65,6 +66,7 @@ class Followed:
         self.coupled = bool(layer.coupled)
         self.computed: list[str] = []
         self._tapes: dict[int | None, Tape] = {}
+        self._objections: dict[int, str] = {}
 
     def objection(self) -> str:
         """Why nothing can be proved about this object; empty if there is no reason yet."""
@@ -124,34 +126,58 @@ class Followed:
         """
         index = None if self.coupled else index
         if index in self._tapes:
-            return self._tapes.pop(index)  # each is asked for twice at most
+            return self._tapes[index]
         given = (self.x, self.z0)
         if index is not None:
             given = map_tensors(lambda t: t[index : index + 1] if self._per_sample(t) else t, given)
-        x, z0 = map_tensors(lambda t: t.detach().cpu(), given)
-        with self._apart(), torch.no_grad():
-            tape = _recorded(self.layer, self.owner, x, z0)
-        self.computed += [name for name in tape.computed if name not in self.computed]
+        tape = self._tape_of(given)
         if index == 0:
             self._tapes[index] = tape
         return tape
 
-    @functools.cached_property
-    def rows_depend(self) -> bool:
-        """Whether the first row of f changes if another row is put below it."""
+    def _tape_of(self, given: Any) -> Tape:
+        x, z0 = map_tensors(lambda t: t.detach().cpu(), given)
+        with self._apart(), torch.no_grad():
+            tape = _recorded(self.layer, self.owner, x, z0)
+        self.computed += [name for name in tape.computed if name not in self.computed]
+        return tape
+
+    def objection_to_rows(self, *sizes: int) -> str:
+        """Why what is proved of one row may be false in batches of this size, or of these sizes;
+        empty if each row has the same map there, which depends on no other row."""
         if self.coupled:
-            return False
-        given = (self.x, self.z0)
-        once = map_tensors(lambda t: t[:1] if self._per_sample(t) else t, given)
-        twice = map_tensors(lambda t: t[:1].repeat(2, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t, given)
-        with self._apart(), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            start = self.layer._bind(*twice)[1]
-            z = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
-            alone = self.layer._bind(*once)[0](z[:1].clone())[0].clone()
-            below = self.layer._bind(*twice)[0](z.clone())[0]
-        size = float(alone.abs().max()) if alone.numel() else 0.0
-        return bool((alone - below).abs().max() > math.sqrt(torch.finfo(z.dtype).eps) * (1 + size)) if alone.numel() else False
+            return ""
+        for size in sizes:
+            if size not in self._objections:
+                self._objections[size] = self._objection_to(size) if size > 1 else ""
+        return next((self._objections[size] for size in sizes if self._objections[size]), "")
+
+    def _objection_to(self, rows: int) -> str:
+        try:
+            batch = self._batch_tape(rows)
+        except Refused as refused:
+            return f"For {rows} rows: {refused}"
+        if rows_touch(batch, rows):
+            return DEPENDENT
+        if is_other(self.tape(0), batch, rows, 1 if rows == self.batch else rows):
+            return f"It computes a row otherwise in a batch of {rows} rows than alone; what is proved is about one row alone."
+        return ""
+
+    def values_in_batch(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, n) each: f at z as the steps of the whole batch give it, and a bound of its
+        rounding."""
+        return values(Boxes(self._batch_tape(self.batch)), z.double().cpu())
+
+    def _batch_tape(self, rows: int) -> Tape:
+        if rows == self.batch:
+            if None not in self._tapes:
+                self._tapes[None] = self._tape_of((self.x, self.z0))
+            return self._tapes[None]
+
+        def repeated(t: Tensor) -> Tensor:
+            return t[:1].repeat(rows, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t
+
+        return self._tape_of(map_tensors(repeated, (self.x, self.z0)))
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
@@ -180,6 +206,7 @@ def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tap
         z = torch.zeros((1, start.numel()), dtype=start.dtype)
         tape = uncompiled(lambda: record(call, z, (x, z0), owner))  # of z0 only the shape is used
         uncompiled(lambda: check_repeats(call, z))
+        check_code(cell)
         return tape
     except Refused:
         raise

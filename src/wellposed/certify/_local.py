@@ -13,6 +13,7 @@ from wellposed.certify._balls import Boxes
 from wellposed.certify._evidence import linearised, starts
 from wellposed.certify._followed import Followed
 from wellposed.certify._krawczyk import Enclosure, enclose, gradient_errors
+from wellposed.certify._rows import DEPENDENT, agree
 from wellposed.certify._tape import Refused
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
@@ -22,7 +23,8 @@ from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 LARGEST_STATE = 2048
 #: Points further apart than this, of their size, may be different equilibria; residuals are smaller.
 _APART = 1e-3
-DEPENDENT = "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer."
+#: What no evaluation shows; mistakes in it are searched for, see `_repeated` and `_outside`.
+ASSUMED = "Assumed: the cell is a function of z and x."
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,21 @@ def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCerti
         everywhere: What is proved for every input.
     """
     z, image = followed.solve()
-    objection = followed.objection()
+    objection = followed.objection() or followed.objection_to_rows(followed.batch)
+    if followed.coupled and not followed.layer.coupled:  # found by the solve: no statement about single rows is true
+        everywhere = replace(everywhere, verdict=Verdict.UNDECIDED, licenses=(), note=DEPENDENT)
+    in_batch = None if objection or followed.coupled or not len(z) > 1 else followed.values_in_batch(z)
     more = [] if everywhere.certified or objection or not len(z) else followed.solve_from(starts(z))
     samples = []
     for i in range(len(z)):
+        there = None if in_batch is None else (in_batch[0][i], in_batch[1][i])
         others = [(value[i], at[i]) for value, at in more if value.shape == z.shape]
-        samples.append(_sample(followed, i, z[i], image[i], others, everywhere, objection))
+        samples.append(_sample(followed, i, z[i], image[i], there, others, everywhere, objection))
+    subject = f"Each of the {len(samples)} samples"
     if followed.coupled:
         samples = samples * followed.batch
-    return _assembled(samples, everywhere, len(more) + 1, as_rounded(tuple(followed.computed)))
+        subject = f"The batch of {followed.batch} coupled rows, which is one sample,"
+    return _assembled(samples, subject, everywhere, len(more) + 1, as_rounded(tuple(followed.computed)))
 
 
 def as_rounded(operations: tuple[str, ...]) -> tuple[str, ...]:
@@ -89,6 +97,7 @@ def _sample(
     index: int,
     z: Tensor,
     image: Tensor,
+    in_batch: tuple[Tensor, Tensor] | None,
     others: list[tuple[Tensor, Tensor]],
     everywhere: Certificate,
     objection: str,
@@ -103,10 +112,10 @@ def _sample(
         boxes = Boxes(followed.tape(index))
     except Refused as refused:
         return _Sample(Verdict.UNDECIDED, str(refused))
-    if followed.batch > 1 and not followed.coupled and followed.rows_depend:
-        return _Sample(Verdict.UNDECIDED, DEPENDENT)
     value = boxes.at(z).value
     again = value.mid.reshape(-1)
+    if in_batch is not None and not agree((again, value.rad.reshape(-1)), in_batch, boxes.tape):
+        return _Sample(Verdict.UNDECIDED, DEPENDENT)  # by x: its tape excludes that they do by z
     if not float((again - image).abs().max()) <= math.sqrt(eps) * (1 + float(image.abs().max())):
         reason = (
             "The cell does not repeat what it gave for this sample: it keeps a state, or its rows depend on each other. "
@@ -179,7 +188,9 @@ def _second(boxes: Boxes, first: Enclosure, candidates: list[Tensor]) -> Enclosu
     return None
 
 
-def _assembled(samples: list[_Sample], everywhere: Certificate, runs: int, remarks: tuple[str, ...]) -> LocalCertificate:
+def _assembled(
+    samples: list[_Sample], subject: str, everywhere: Certificate, runs: int, remarks: tuple[str, ...]
+) -> LocalCertificate:
     verdicts = tuple(sample.verdict for sample in samples)
     open_ones = [i for i, verdict in enumerate(verdicts) if verdict is Verdict.UNDECIDED]
     double = [i for i, verdict in enumerate(verdicts) if verdict is Verdict.VIOLATED]
@@ -210,9 +221,11 @@ def _assembled(samples: list[_Sample], everywhere: Certificate, runs: int, remar
         alone = everywhere.certified and all(sample.radius == math.inf for sample in samples)
         where = "and no other anywhere" if alone else "in a ball around it; others far away are not excluded"
         licenses = (
-            f"Each of the {total} samples has exactly one equilibrium {where}. `error_bound` bounds |z - z*|, `gradient_error` "
+            f"{subject} has exactly one equilibrium {where}. `error_bound` bounds |z - z*|, `gradient_error` "
             "the relative error of the adjoint, in exact arithmetic for the stored weights.",
         )
+    if proved:
+        notes.append(ASSUMED)
     if not everywhere.certified:
         notes.append(f"Numbers called estimates, and equilibria seen from {runs} starts, are evidence and prove nothing.")
     return LocalCertificate(

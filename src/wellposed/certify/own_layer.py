@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
-from wellposed.certify._local import DEPENDENT, as_rounded, local_certificate, second_equilibrium
+from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
 from wellposed.certify._tape import Refused, Tape
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
@@ -27,6 +27,8 @@ from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
 from wellposed.solve.solution import SolveRecord
 
+#: Sizes of batches in which a row must have the same map as alone, besides that of x.
+_SIZES = (2, 3)
 _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are sufficient, not necessary."
 
 
@@ -115,21 +117,21 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
         tape = followed.tape(0)
     except Refused as refused:
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=str(refused))
-    if followed.rows_depend:
-        return Certificate(_title(theorem), Verdict.UNDECIDED, note=DEPENDENT)
+    if reason := followed.objection_to_rows(*_SIZES, followed.batch):
+        return Certificate(_title(theorem), Verdict.UNDECIDED, note=reason)
     if tape.reads_x:
         note = "It takes decisions by the values of x, so what holds for one input may not hold for others."
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
     vector = all(leaf.dim() <= 2 for leaf in leaves(followed.x) if isinstance(leaf, Tensor))
     found = constants(tape, multiply_out=vector or not guessed)
-    certificate = _judged(found, tape, theorem, _where(followed, found))
+    certificate = _judged(found, tape, theorem, _where(followed, found), _assumed(followed))
     if certificate.certified or not guessed:
         return certificate
     second = second_equilibrium(followed)
     return certificate if second is None else replace(second, others=(certificate,))
 
 
-def _judged(found: Constants, tape: Tape, theorem: str, where: str) -> Certificate:
+def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str) -> Certificate:
     first = f"For every input there is exactly one equilibrium{where}."
     picard = "Picard() converges to it from any start"
     tried = {
@@ -154,7 +156,7 @@ def _judged(found: Constants, tape: Tape, theorem: str, where: str) -> Certifica
             (f"{first} {picard}, in a weighted maximum norm.",),
         ),
     }  # fmt: skip
-    note, left_out = " ".join(as_rounded(tape.computed)), " ".join(found.remarks)
+    note, left_out = " ".join((assumed, *as_rounded(tape.computed))), " ".join(found.remarks)
     made = []
     for name, (hypothesis, licenses) in tried.items():
         if theorem not in ("auto", name):
@@ -169,8 +171,15 @@ def _judged(found: Constants, tape: Tape, theorem: str, where: str) -> Certifica
     return replace(strongest, others=tuple(other for other in made if other is not strongest))
 
 
+def _assumed(followed: Followed) -> str:
+    if followed.coupled:
+        return ASSUMED
+    rows = max(*_SIZES, followed.batch)
+    return f"{ASSUMED[:-1]}, and computes batches of more than {rows} rows as it does smaller ones."
+
+
 def _where(followed: Followed, found: Constants) -> str:
-    if found.every_size:
+    if found.every_size and not followed.coupled:
         return ""
     with followed._apart(), torch.no_grad():
         shapes = followed.layer._bind(followed.x, followed.z0)[2].shapes

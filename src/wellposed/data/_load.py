@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.data.files import FILES, NORMS, choose, digits, part_parallel, pixels, read
+from wellposed.data.files import FILES, NORMS, choose, digits, enough_memory, part_parallel, pixels, read
 from wellposed.data.own import SUFFIXES, read_own
 from wellposed.data.puzzles import PUZZLES, draw
 from wellposed.data.restoration import IMAGES, PAIRS, images, pairs
@@ -156,6 +156,8 @@ def load(
         dtype: Of the inputs, and of targets that are not class indices.
     """
     _check(name, n, classes, n_test, paper, norm)
+    if noise is not None and not (type(noise) in (int, float) and 0 <= noise < math.inf):
+        raise InvalidArgument(f"noise is a standard deviation: a finite number of at least 0; got {noise!r}.")
     if name in TEXTS:
         if grey or size is not None or any(option is not None for option in (norm, target, columns, classify, standardize)):
             raise InvalidArgument(f"{name} is a text: it takes n, n_test, words and length only.")
@@ -181,14 +183,17 @@ def load(
         X = [torch.from_numpy(found[f"x_{part}"]) for part in ("train", "test")]
         y = [torch.from_numpy(found[f"y_{part}"]) for part in ("train", "test")]
     elif name in ("sphere", "moons"):
-        X, y, steps = _synthetic(name, n, n_test, features, 0.1 if noise is None else noise, rng)
+        with enough_memory(n, n_test):
+            X, y, steps = _synthetic(name, n, n_test, features, 0.1 if noise is None else noise, rng)
     elif name in PUZZLES:
         train = n if n is not None else (100 if name == "chains" else 1000)
         test = train if n_test is None else n_test
-        drawn = draw(name, train, test, size=size, givens=givens, noise=0.1 if noise is None else noise, rng=rng)
+        with enough_memory(n, n_test):
+            drawn = draw(name, train, test, size=size, givens=givens, noise=0.1 if noise is None else noise, rng=rng)
         X, y, steps = [torch.from_numpy(x) for x in drawn[0]], [torch.from_numpy(t) for t in drawn[1]], drawn[2]
     elif name in PAIRS:
-        X, y, steps = pairs(name, n, n_test, size, noise, rng)
+        with enough_memory(n, n_test):
+            X, y, steps = pairs(name, n, n_test, size, noise, rng)
     elif name in IMAGES:
         X, y, steps = images(name, n, n_test, grey, size, rng)
     else:

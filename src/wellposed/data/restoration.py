@@ -97,6 +97,8 @@ def leaves(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 def _some(total: int, count: int | None, rng: np.random.Generator) -> np.ndarray:
     """Indices of images: all in order, or some in random order."""
+    if not total:
+        raise InvalidArgument("The file of the images holds none; put a good copy in its place.")
     if count is not None and count > total:
         raise InvalidArgument(f"{count} images are wanted, but there are {total}; lower n or n_test.")
     return np.arange(total) if count is None else rng.permutation(total)[:count]

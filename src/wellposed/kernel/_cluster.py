@@ -23,7 +23,8 @@ from wellposed.errors import InvalidArgument, InvalidType, required
 from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks, Terms, features_of
 from wellposed.kernel._method import Done, KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage
-from wellposed.kernel._zarr import FEATURES, ZarrStorage, open_part, write_chunks
+from wellposed.kernel._zarr import ZarrStorage, open_part, write_chunks
+from wellposed.kernel._zarr_checks import FEATURES
 
 Features = Mapping[str, np.ndarray]
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from wellposed._io import Temporary, sweep
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.kernel._zarr_checks import check_replaceable
 
 #: Of the names of files that are not complete.
 ENDING = "part"
@@ -154,8 +155,8 @@ def check_target(out: Any, dtype: torch.dtype) -> Path | None:
         raise InvalidArgument(f"tangent_kernel: the folder of out={str(out)!r} does not exist. Create it first.")
     if path.suffix == ".npy" and path.is_dir():
         raise InvalidArgument(f"tangent_kernel: out={str(out)!r} is a folder. Give the name of a file in it.")
-    if path.suffix == ".zarr" and path.exists() and not (path / "zarr.json").is_file():
-        raise InvalidArgument(f"tangent_kernel: out={str(out)!r} exists and is not a zarr store. Choose another name.")
+    if path.suffix == ".zarr":
+        check_replaceable(path)
     if dtype not in (torch.float16, torch.float32, torch.float64):
         raise InvalidArgument(f"tangent_kernel: a {path.suffix} file cannot hold {dtype}. Use a float32 or float64 model.")
     return path

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import os
 import shutil
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,10 +26,7 @@ from wellposed._io import is_at, try_lock
 from wellposed.errors import InvalidArgument, required
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage, symmetrized
-
-_KEY, _NORMS = "wellposed", "norms"
-#: Folders inside that of the chunks: features while a cluster computes, and a store that is being replaced.
-FEATURES, _BEFORE = "features", "before"
+from wellposed.kernel._zarr_checks import BEFORE, FEATURES, KEY, METADATA, NORMS, check_part, check_replaceable
 
 
 class ZarrStorage(AbstractStorage):
@@ -73,44 +71,47 @@ class ZarrStorage(AbstractStorage):
         return self._key
 
     def __enter__(self) -> ZarrStorage:
+        check_replaceable(self._path)
         try:
-            if not self._part.exists():
-                self._create()
+            if not os.path.lexists(self._part):
+                self._create(self._part)
+            check_part(self._part, self._metadata(), rtol=1e-3 if self._dtype.itemsize < 8 else 1e-6)
             self._array = self._zarr.open_array(self._part, mode="r+")
             self._lock = os.open(self._part, os.O_RDONLY) if os.name != "nt" else -1
+        except InvalidArgument:
+            raise
         except (OSError, ValueError) as error:
             raise InvalidArgument(
                 f"tangent_kernel: cannot write {str(self._part)!r} ({error}). Remove it, or choose another place."
             ) from error
         try:
-            self._check()
+            self._check_alone()
         except BaseException:
             self._unlock()
             raise
         return self
 
-    def _create(self) -> None:
+    def _metadata(self) -> dict[str, Any]:
+        """What describes the array, as zarr writes it."""
+        memory: dict[str, Any] = {}
+        self._create(memory)
+        found: dict[str, Any] = json.loads(memory[METADATA].to_bytes())
+        return found
+
+    def _create(self, where: Path | dict[str, Any]) -> None:
         chunks = tuple(min(self._block_size, size) for size in self._shape[1:])
         self._zarr.create_array(
-            self._part,
+            where,
             shape=self._public,
             chunks=(1,) * (len(self._public) - 2) + chunks,
             dtype=self._dtype,
             fill_value=float("nan"),
             compressors=None,  # the digits of a kernel are noise to a compressor
-            attributes={_KEY: self._key, _NORMS: list(self._norms)},
+            attributes={KEY: self._key, NORMS: list(self._norms)},
         )
 
-    def _check(self) -> None:
-        """Raises unless the part is of the same kernel and this process alone writes it."""
-        attributes, rtol = self._array.attrs, 1e-3 if self._dtype.itemsize < 8 else 1e-6
-        norms = attributes.get(_NORMS, ())
-        same = len(norms) == len(self._norms) and np.allclose(norms, self._norms, rtol=rtol, atol=0.0, equal_nan=True)
-        if attributes.get(_KEY) != self._key or not same:
-            raise InvalidArgument(
-                f"tangent_kernel: {str(self._part)!r} holds a part of another kernel: the model, X, X2, block_size or dtype was"
-                " another. Remove it, or choose another out."
-            )
+    def _check_alone(self) -> None:
+        """Raises unless this process alone writes the part."""
         with contextlib.suppress(OSError):  # a file system without locks
             if self._lock >= 0 and not (try_lock(self._lock) and is_at(self._lock, self._part)):
                 raise InvalidArgument(f"tangent_kernel: another process is writing {str(self._part)!r}. Wait for it to end.")
@@ -131,12 +132,12 @@ class ZarrStorage(AbstractStorage):
         """Gives the store its name; the one before is removed last, from inside the new one."""
         for left in self._part.rglob("*.partial"):  # a process was killed while it wrote this chunk
             left.unlink()
-        for name in (FEATURES, _BEFORE):
+        for name in (FEATURES, BEFORE):
             shutil.rmtree(self._part / name, ignore_errors=True)
         if self._path.exists():
-            self._path.rename(self._part / _BEFORE)
+            self._path.rename(self._part / BEFORE)
         self._part.rename(self._path)
-        shutil.rmtree(self._path / _BEFORE, ignore_errors=True)
+        shutil.rmtree(self._path / BEFORE, ignore_errors=True)
 
     @property
     def result(self) -> Any:
@@ -152,7 +153,8 @@ class ZarrStorage(AbstractStorage):
         place = (i, j) if len(self._public) == 2 else (k, i, j)
         chunk = self._part / self._array.metadata.encode_chunk_key(place)
         try:
-            return chunk.stat().st_size == math.prod(self._array.chunks) * self._dtype.itemsize
+            found = chunk.lstat()
+            return stat.S_ISREG(found.st_mode) and found.st_size == math.prod(self._array.chunks) * self._dtype.itemsize
         except OSError:
             return False
 
@@ -165,7 +167,7 @@ def open_part(part: str, key: str) -> Any:
     import zarr
 
     array = zarr.open_array(part, mode="r+")
-    if array.attrs.get(_KEY) != key:
+    if array.attrs.get(KEY) != key:
         raise InvalidArgument(f"tangent_kernel: {part!r} belongs to another kernel by now. Compute this one into another out.")
     return array
 

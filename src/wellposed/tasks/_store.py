@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def load(name: str, folder: str | Path | None = None) -> nn.Module:
         CheckpointRefused: The weights are missing or damaged, or belong to another architecture.
     """
     design = _design(name)
-    place = INCLUDED if folder is None else Path(folder)
+    place = INCLUDED if folder is None else _place(folder)
     command = design.command.format(folder=f"{folder or 'FOLDER'}")
     card = read_object(place / f"{name}.json", limit=CARD, error=CheckpointRefused)
     if card is None:
@@ -114,7 +115,7 @@ def save(network: nn.Module, name: str, folder: str | Path, *, card: Mapping[str
         name, folder: As for `load`.
         card: What else the card says: data, training, measured numbers. Simple values.
     """
-    design, place = _design(name), Path(folder)
+    design, place = _design(name), _place(folder)
     if not isinstance(network, nn.Module):
         raise InvalidType(f"tasks.save takes the network of {name!r}; got {type(network).__name__}.")
     tensors = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
@@ -129,7 +130,10 @@ def save(network: nn.Module, name: str, folder: str | Path, *, card: Mapping[str
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    text = json.dumps(record, indent=1, allow_nan=False).encode()
+    try:
+        text = json.dumps(record, indent=1, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"The model card must hold finite numbers, texts, lists and tables only ({error}).") from error
     if len(text) > CARD:
         raise InvalidArgument(f"The model card has {len(text):,} bytes; at most {CARD:,} are read back.")
     check_outputs(place, [f"{name}.json", f"{name}.safetensors"])
@@ -138,7 +142,15 @@ def save(network: nn.Module, name: str, folder: str | Path, *, card: Mapping[str
     return place / f"{name}.json"
 
 
+def _place(folder: Any) -> Path:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InvalidType(f"The folder of the weights must be a path; got {type(folder).__name__}.")
+    return Path(folder)
+
+
 def _design(name: str) -> Architecture:
+    if not isinstance(name, str):
+        raise InvalidType(f"The name of a task is a text, such as 'sudoku'; got {type(name).__name__}.")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise InvalidArgument(f"Unknown task {name!r:.60}; known are {known}.{did_you_mean(str(name)[:60], ARCHITECTURES)}")
@@ -147,8 +159,9 @@ def _design(name: str) -> Architecture:
 
 def _check_card(name: str, card: dict[str, Any], design: Architecture, wanted: dict[str, Tensor], remedy: str) -> None:
     """Raises unless the card is that of this architecture and of tensors of a possible size."""
-    if card.get("format") != FORMAT or card.get("version") != VERSION or card.get("task") != name:
-        seen = f"{card.get('format')!r:.40}, version {card.get('version')!r:.40}, of {card.get('task')!r:.40}"
+    version = card.get("version")
+    if card.get("format") != FORMAT or type(version) is not int or version != VERSION or card.get("task") != name:
+        seen = f"{card.get('format')!r:.40}, version {version!r:.40}, of {card.get('task')!r:.40}"
         raise CheckpointRefused(f"{name}.json is not a model card of {name!r}, version {VERSION}: it is {seen}.")
     if card.get("arguments") != dict(design.arguments):
         raise CheckpointRefused(

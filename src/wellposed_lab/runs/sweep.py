@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Any
 
 from wellposed._io import try_lock, write_whole, writing
 from wellposed._reading import parse_json, read_text
-from wellposed.certify import Verdict
 from wellposed.data._load import is_path
 from wellposed.data.own import own_path
 from wellposed.errors import InvalidArgument, RunError, RunLocked, WellposedError
@@ -35,6 +33,7 @@ from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.records import RECORD
 from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import resolve_auto
+from wellposed_lab.runs.sweep_results import spreads
 from wellposed_lab.runs.training import train
 
 __all__ = ["Sweep", "SweepRun", "absolute", "parse_grid", "read_sweep", "run_sweep", "spreads"]
@@ -194,38 +193,6 @@ def read_sweep(folder: Path) -> Sweep:
     return Sweep(plain["base"], plain["grid"], plain["seeds"])
 
 
-def spreads(runs: Sequence[SweepRun], results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every point of the grid: mean and standard deviation over its seeds, by measure.
-
-    Runs that failed or became infinite are counted and not averaged; `certified` counts those whose
-    last certificate holds, and is None if there is none. The standard deviation is that
-    of a sample (divided by the number less 1), and None for one run.
-    """
-    found = []
-    for _, group in itertools.groupby(zip(runs, results, strict=True), key=lambda pair: _key(pair[0].point)):
-        members = list(group)
-        sound = [result for _, result in members if result.get("stop") not in (None, "not_finite")]
-        measures: dict[str, dict[str, float | None]] = {}
-        for name in dict.fromkeys(name for result in sound for name in result["last"]):
-            if re.match("(train|validation|test)_|equilibrium_steps", name):
-                values = [result["last"].get(name) for result in sound]
-                if all(isinstance(value, (int, float)) for value in values):
-                    spread = statistics.stdev(values) if len(values) > 1 else None
-                    measures[name] = {"mean": statistics.fmean(values), "spread": spread}
-        verdicts = [(result.get("certificate") or {}).get("verdict") for result in sound]
-        certified = None if all(verdict is None for verdict in verdicts) else verdicts.count(Verdict.CERTIFIED.value)
-        found.append(
-            {
-                "point": members[0][0].point,
-                "runs": len(members),
-                "averaged": len(sound),
-                "certified": certified,
-                "measures": measures,
-            }
-        )
-    return found
-
-
 def absolute(plain: dict[str, Any]) -> dict[str, Any]:
     """The keys of a configuration, with the full path of a data file, for a resume elsewhere."""
     name = plain.get("data", {}).get("name")
@@ -265,7 +232,11 @@ def _finished(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     text = read_text(folder / "summary.json", limit=RECORD, error=RunError, within=folder)
     summary = parse_json(text or "", str(folder / "summary.json"), error=RunError)
     sound = isinstance(summary, dict) and isinstance(summary.get("stop"), str) and isinstance(summary.get("last"), dict)
-    return summary if sound else None
+    if not sound or summary["stop"] == "interrupted":
+        return None
+    if not isinstance(summary.get("certificate") or {}, dict):
+        raise RunError(f"{folder / 'summary.json'} is damaged: its certificate is not an object. Remove it to train the run.")
+    return summary
 
 
 def _check_same(config: RunConfig, folder: Path) -> None:

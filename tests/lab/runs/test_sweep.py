@@ -108,6 +108,23 @@ def test_a_run_that_fails_is_counted_and_not_averaged(tmp_path: Path) -> None:
         assert points[1]["measures"]["train_loss"] == {"mean": results[1]["last"]["train_loss"], "spread": None}  # of one run
 
 
+def test_summaries_of_unknown_origin(tmp_path: Path) -> None:
+    run = small().runs()[0]
+    (tmp_path / "config.yaml").write_text(run.config.to_yaml())
+    for value in ("Infinity", "NaN", "1" + 400 * "0", "1e308", "true"):  # not averaged
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{"train_loss": {value}, "test_loss": 1.5}}}}')
+        found = module._finished(run.config, tmp_path)
+        assert found is not None
+        (point,) = spreads([run, run], [found, found])
+        assert point["measures"] == {"test_loss": {"mean": 1.5, "spread": 0.0}}
+    (tmp_path / "summary.json").write_text('{"stop": "interrupted", "last": {}}')
+    assert module._finished(run.config, tmp_path) is None  # it is continued
+    for certificate in ("[1]", '"x"'):
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{}}, "certificate": {certificate}}}')
+        with pytest.raises(RunError, match="its certificate is not an object"):
+            module._finished(run.config, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("grid", "seeds", "says"),
     [
