@@ -27,8 +27,7 @@ FURTHEST = 16
 GRID = 5  #: A measurement that is far ahead is made at a multiple of this: the samples of a batch share it.
 #: A sample that is predicted to need more steps is slow: it is measured at `JUDGED_AT` too.
 FEW_STEPS = 15.0
-#: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
-RUNAWAY_LIMIT = 10.0
+RUNAWAY_LIMIT = 10.0  #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
 MOST_KEPT = 8  #: Buffers kept for the next solve. A solve uses four; a second solve inside a cell may use as many.
 NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")  #: What an outcome holds per sample, besides values.
 
@@ -198,7 +197,8 @@ class ResidualSchedule:
         rows: How many samples.
         first: The step of the first measurement after the start; 0 if all are due at every step.
         judged: Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
-        stride: If above 1, samples are measured at `JUDGED_AT` and at multiples of it only. at: In the place of `JUDGED_AT`.
+        stride: If above 1, samples are measured at `at` and at multiples of it only.
+        at: In the place of `JUDGED_AT`.
     """
 
     def __init__(self, rows: int, *, first: int, judged: bool, stride: int = 1, at: frozenset[int] = JUDGED_AT) -> None:

@@ -40,8 +40,8 @@ MANY_STEPS = 50.0
 class Auto(AbstractSolver):
     r"""Plain iteration as long as that is cheapest, then Anderson acceleration, then Newton-Krylov.
 
-    Every sample is judged by its own residuals alone, after 5, 10, 20, ... steps of a stage (after 3
-    too where f is expensive), so its answer does not depend on its neighbours. From the last
+    Every sample is judged by its own residuals alone, after 5, 10, 20, ... steps of a stage (after
+    3 too where f is expensive), so its answer does not depend on its neighbours. From the last
     residuals g_k the factor q of plain iteration is measured, and with it the number N of plain
     steps to the tolerance is predicted. A sample switches
 
@@ -213,8 +213,10 @@ def _steps_to_target(r: Array, target: Array, q: Array) -> Array:
 
 
 def _last_factors(point: Point, due: Array) -> Array:
-    """(3, batch) of due samples, 1 elsewhere: the factors of |g| in the last two steps, and the least norm of an affine
-    combination of the last three residuals, over |g|."""
+    """(3, batch) of due samples, 1 elsewhere: the factors of |g| in the last two steps, and c.
+
+    c is the least norm of an affine combination of the last three residuals, over |g|.
+    """
     points = (*point.trail[-2:], point.z, point.g)
     if not due.all():
         rows = to_device(np.flatnonzero(due), point.z.device)
@@ -238,10 +240,10 @@ def _last_factors(point: Point, due: Array) -> Array:
 
 
 def _steps_to_zero(point: Point) -> Array:
-    """(batch,) plain steps to g = 0 if as many entries of g become 0 as in the last two; infinite if none do.
+    """(batch,) plain steps to g = 0 if as many entries become 0 as in the last two; else infinite.
 
-    Along a directed chain, or in another map with a nilpotent Jacobian, the entries become exact one
-    after the other, and |g| may not fall before the end.
+    Along a directed chain, or in another map with a nilpotent Jacobian, the entries become exact
+    one after the other, and |g| may not fall before the end.
     """
     older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
     before, between, left = (to_host(torch.count_nonzero(g, dim=1)) for g in (older, old, point.g))

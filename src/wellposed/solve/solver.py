@@ -169,7 +169,7 @@ class AbstractSolver(abc.ABC):
     def takes_out(self, f: AbstractMap, part: float, ahead: int) -> bool:
         """Whether a part of the samples, idle, is taken out with `ahead` steps planned (or 0).
 
-        Steps already taken with them count as planned: what was wasted is at most what leaving costs.
+        Steps taken with them count as planned: what was wasted is at most what leaving costs.
         """
         if f.leaves_at_once and not (f.built_in or (ahead and f.idle_part)):
             return True
