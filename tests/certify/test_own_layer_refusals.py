@@ -73,6 +73,9 @@ def test_a_map_that_is_another_in_the_batch_of_x_is_not_certified_row_by_row() -
     layer = wp.EquilibriumLayer(_Cell(_COUPLED["batches of three rows"]))
     followed = Followed(layer, layer, x)
     assert "in a batch of 3 rows" in followed.objection_to_rows(3) and not followed.objection_to_rows(2)
+    layer = wp.EquilibriumLayer(_Cell(lambda s, z, x: torch.cat([z[:3], 9 * z[3:]]) @ s.W + x))
+    followed = Followed(layer, layer, torch.zeros(5, 2, dtype=DOUBLE))
+    assert "in a batch of 5 rows" in followed.objection_to_rows(2, 3, 5) and not followed.objection_to_rows(2, 3)
 
 
 @pytest.mark.parametrize("size", [1e-10, 1e-14])

@@ -155,11 +155,12 @@ class Followed:
     def _objection_to(self, rows: int) -> str:
         try:
             batch = self._batch_tape(rows)
+            alone, equal = self.tape(0), batch if rows != self.batch else self._tape_of_equal(rows)
         except Refused as refused:
             return f"For {rows} rows: {refused}"
         if rows_touch(batch, rows):
             return DEPENDENT
-        if is_other(self.tape(0), batch, rows, 1 if rows == self.batch else rows):
+        if is_other(alone, equal, rows):
             return f"It computes a row otherwise in a batch of {rows} rows than alone; what is proved is about one row alone."
         return ""
 
@@ -173,6 +174,10 @@ class Followed:
             if None not in self._tapes:
                 self._tapes[None] = self._tape_of((self.x, self.z0))
             return self._tapes[None]
+        return self._tape_of_equal(rows)
+
+    def _tape_of_equal(self, rows: int) -> Tape:
+        """Of a batch in which each row has the data of the first."""
 
         def repeated(t: Tensor) -> Tensor:
             return t[:1].repeat(rows, *(1,) * (t.dim() - 1)) if self._per_sample(t) else t

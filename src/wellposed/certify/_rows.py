@@ -1,4 +1,4 @@
-r"""Whether each row of a batch has a map of its own, and the same map in every batch.
+r"""Whether each row of a batch has its own map, and the same map in every batch.
 
 What is proved of one row is true of a batch if no entry of row i of f depends on another row of z.
 That is read from the tape of a batch: a set of rows touches an entry of a step if a coefficient
@@ -89,25 +89,22 @@ def rows_touch(tape: Tape, rows: int) -> bool:
     return False
 
 
-def is_other(alone: Tape, batch: Tape, rows: int, compared: int) -> bool:
-    """Whether two tapes, of one row and of a batch, have other steps, constants or values.
+def is_other(alone: Tape, batch: Tape, rows: int) -> bool:
+    """Whether two tapes, of one row and of a batch with the same data in each row, have different
+    steps, constants or values.
 
     Args:
-        alone: Of the first row.
-        batch: Of the batch.
+        alone, batch: The tapes. In the batch no row touches another.
         rows: How many there are.
-        compared: How many of them, from the first, have the data of the first.
     """
     if _steps(alone) != _steps(batch) or not _same_constants(alone, batch, rows):
         return True
     generator = torch.Generator().manual_seed(0)
-    one, all_of_them = Boxes(alone), Boxes(batch)
+    one, several = Boxes(alone), Boxes(batch)
     for scale in _SCALES:
-        z = scale * torch.randn((rows, alone.result.shape.numel()), generator=generator, dtype=torch.float64)
-        value = values(all_of_them, z)
-        for i in range(compared):
-            if not agree(values(one, z[i : i + 1]), (value[0][i : i + 1], value[1][i : i + 1]), alone):
-                return True
+        z = scale * torch.randn((1, alone.result.shape.numel()), generator=generator, dtype=torch.float64)
+        if not agree(values(one, z), values(several, z.repeat(rows, 1)), alone):
+            return True
     return False
 
 

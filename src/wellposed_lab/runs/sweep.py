@@ -166,7 +166,7 @@ def run_sweep(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keeps a second process out of the sweep: the runs of the first would count as failed there."""
+    """Keeps a second process out of the sweep: runs of the first would count as failed there."""
     if os.name == "nt":  # a folder cannot be opened, and so not locked
         yield
         return
