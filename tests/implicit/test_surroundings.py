@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import wellposed as wp
+from wellposed._torch import sequence_number
 
 D = torch.float64
 
@@ -125,6 +126,36 @@ def test_a_second_derivative_in_another_thread(earlier: int) -> None:
             thread.join() if inside else None
         run("unrolled", lambda: unrolled(f, x))
         assert close(found["layer"], found["unrolled"]), (maker, user)
+
+
+@pytest.mark.parametrize("unused", [0, 40])
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_second_derivative_of_a_tensor_of_another_thread(ahead: int, unused: int) -> None:
+    """Its node has a number that the main thread gives to another node, of the graph or of an unused result."""
+    torch.manual_seed(0)
+    x, a = torch.randn(5, 4, dtype=D), torch.randn(4, 4, dtype=D, requires_grad=True)
+    found, target = {}, sequence_number() + ahead + unused // 2
+
+    def make() -> None:
+        while sequence_number() < target:
+            a * 1.0
+        found["W"] = 0.2 * a
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+
+    def f(z, x):
+        for _ in range(unused):
+            a * 1.0
+        return torch.tanh(2.0 * (z @ (0.5 * found["W"]).T) + x)
+
+    z = wp.EquilibriumLayer(f)(x)
+    if unused:
+        with pytest.raises(wp.WellposedError, match="another thread"):
+            second(z, found["W"])
+    else:
+        assert close(second(z, found["W"]), second(unrolled(f, x), found["W"]))
 
 
 def test_a_cell_with_a_transform_inside() -> None:

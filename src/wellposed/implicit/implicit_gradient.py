@@ -12,6 +12,7 @@ from torch import Tensor
 from wellposed._torch import is_legacy_batched, transforms_active
 from wellposed._tree import Layout
 from wellposed.errors import InvalidType, WellposedError
+from wellposed.implicit._captured import record
 from wellposed.implicit._linear import solve_linear
 from wellposed.implicit._second_order import adjoint_map, correction
 from wellposed.implicit._transformed import iterate_transformed, report, solve_transformed, with_tail
@@ -21,7 +22,6 @@ from wellposed.implicit.adjoint import (
     JacobianPullback,
     WholePullback,
     check_same_map,
-    record,
 )
 from wellposed.implicit.gradient import AbstractGradient
 from wellposed.linalg.linear_solver import AbstractLinearSolver
@@ -238,7 +238,7 @@ class _Root(torch.autograd.Function):
         u = ctx.adjoint.solve(z, v, fz.detach())
         if torch.is_grad_enabled() and any(needed):
             with torch.autocast(z.device.type, enabled=False):
-                return u, None, None, *correction(ctx.adjoint.f, z, u, extras, needed)
+                return u, None, None, *correction(ctx.adjoint.f, z, u, extras, needed, fz)
         return u, None, None, *(None for _ in needed)
 
 
