@@ -25,18 +25,22 @@ __all__ = [
     "PER_NUMBER",
     "PER_OPERATION",
     "apart",
+    "cached_weights",
     "concrete",
     "counted",
     "eager",
+    "ends_at",
     "graph_edge",
     "is_legacy_batched",
     "pytree",
     "pulled_back",
     "random_state",
+    "runs",
     "sequence_number",
     "transforms_active",
     "uncompiled",
     "watched",
+    "without_modes",
 ]
 
 P = ParamSpec("P")
@@ -132,6 +136,28 @@ _run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
 def sequence_number() -> int:
     """A number that the nodes of the graph made from now on reach or exceed."""
     return torch._C._autograd._get_sequence_nr()
+
+
+def runs(node: Any) -> bool:
+    """Whether the derivative that is computed now reaches this node."""
+    try:
+        return node is not None and torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # of a leaf at which it ends
+        return True
+
+
+def ends_at(node: Any) -> bool:
+    """Whether the derivative that is computed now ends at this node, which is not of a leaf."""
+    return runs(node) and not any(map(runs, dict(node.next_functions)))
+
+
+def cached_weights() -> list[Tensor]:
+    """What `parametrize.cached()` of the caller keeps."""
+    return [value for value in parametrize._cache.values() if isinstance(value, Tensor)]
+
+
+#: A context in which functions of torch pass through no mode and no override.
+without_modes: Any = torch._C.DisableTorchFunction
 
 
 def apart() -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Derivatives of higher order: the adjoint as an equilibrium, and what z* adds to the graph of f(z*)."""
+"""Derivatives of higher order: the adjoint as an equilibrium, and what z* adds to f(z*)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._torch import graph_edge, uncompiled
+from wellposed._torch import Edge, cached_weights, ends_at, graph_edge, runs, uncompiled
 from wellposed._tree import Layout
 from wellposed.errors import WellposedError
 from wellposed.implicit._captured import Graph, Substitution
@@ -46,8 +46,9 @@ def correction(
         for i, (x, gate) in enumerate(zip(extras, gates, strict=False))
     ]
     f = f.with_inputs(*free[:count])
+    moved = _Pass.apply(z, gates[-1])
     with Substitution(extras, free, recorded.nodes) as substitution:
-        difference = uncompiled(lambda: f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach()))
+        difference = uncompiled(lambda: f.tracked(moved) - f.tracked(z.detach()))
     captured = [graph_edge(x) for x, need in list(zip(extras, needed, strict=True))[count:] if need and x.grad_fn is not None]
     if not substitution.used.issuperset(captured):
         raise WellposedError(
@@ -55,11 +56,8 @@ def correction(
             "kept by parametrize.cached() that is computed anew now. Differentiate inside the same parametrize.cached(), or "
             "give f the same tensors as in the forward pass."
         )
-    if substitution.missed:
-        raise WellposedError(
-            "second derivative of the equilibrium: f uses a tensor with a graph that was made in another thread. Make it in "
-            "the thread that calls the layer, or pass it through x or args."
-        )
+    again = Graph.behind(difference, {graph_edge(x) for x in (*free, moved) if x.grad_fn is not None})
+    _check_unseen(recorded, again, substitution.missed)
     wanted = [x for x, need in zip(free, needed, strict=True) if need]
     for gate in gates:
         gate.open = False
@@ -67,6 +65,33 @@ def correction(
     for gate in gates:
         gate.open = True
     return [next(products) if need else None for need in needed]
+
+
+def _check_unseen(recorded: Graph, again: Graph, missed: set[Edge]) -> None:
+    """Raises if a derivative with respect to a captured tensor would lack the correction.
+
+    Args:
+        recorded: The graph of f(z*).
+        again: That of another evaluation; f has captured what they share.
+        missed: Edges of captured tensors that were used and not replaced.
+    """
+    if not missed <= {graph_edge(weight) for weight in cached_weights() if weight.grad_fn is not None}:
+        raise WellposedError(
+            "second derivative of the equilibrium: f uses a tensor with a graph that was made in another thread. Make it in "
+            "the thread that calls the layer, or pass it through x or args."
+        )
+    kept = {node for node, _ in missed}  # of weights that f itself made, and nodes behind them
+    ahead = list(kept)
+    while ahead:
+        new = {node for node, _ in ahead.pop().next_functions if node is not None and not hasattr(node, "variable")} - kept
+        kept |= new
+        ahead.extend(new)
+    unseen = (again.nodes & recorded.nodes) - kept
+    if any(map(runs, unseen)) or any(map(ends_at, kept)):
+        raise WellposedError(
+            "second derivative of the equilibrium: f has captured a tensor with a graph in a way that cannot be followed, such "
+            "as code of torch.jit, or a weight kept by parametrize.cached(). Pass the tensor through x or args."
+        )
 
 
 class _Gate:

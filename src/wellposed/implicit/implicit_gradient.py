@@ -12,7 +12,7 @@ from torch import Tensor
 from wellposed._torch import is_legacy_batched, transforms_active
 from wellposed._tree import Layout
 from wellposed.errors import InvalidType, WellposedError
-from wellposed.implicit._captured import record
+from wellposed.implicit._captured import as_seen_inside, record
 from wellposed.implicit._linear import solve_linear
 from wellposed.implicit._second_order import adjoint_map, correction
 from wellposed.implicit._transformed import iterate_transformed, report, solve_transformed, with_tail
@@ -80,6 +80,7 @@ class ImplicitGradient(AbstractGradient):
 
     def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
         z_star = outcome.value.detach()
+        f = as_seen_inside(f)
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
         return _attach(self, f, z_star, options, recorded=outcome.recorded)
