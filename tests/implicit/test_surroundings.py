@@ -68,6 +68,34 @@ def test_a_cached_weight_has_its_gradient(kind: str, mean: float) -> None:
     assert close(inside, expected) and close(after, expected)
 
 
+def test_a_cached_weight_has_its_gradient_after_an_attached_equilibrium() -> None:
+    cell, x = problem()
+    z = wp.fixed_point(cell, torch.zeros_like(x), args=(x,), rtol=1e-13).value
+    (expected,) = torch.autograd.grad(unrolled(cell, x).sum(), cell.original)
+    with parametrize.cached():
+        (g,) = torch.autograd.grad(wp.attach_gradient(cell, z, (x,)).sum(), cell.original)
+    assert close(g, expected)
+
+
+@pytest.mark.parametrize("what", ["export", "certify", "certify at x", "vmap", "jvp", "grad", "trajectory", "unrolled"])
+def test_what_is_evaluated_without_a_graph_leaves_cached_weights_alone(what: str) -> None:
+    cell, x = problem()
+    layer = wp.EquilibriumLayer(cell)
+    calls = {
+        "export": lambda: wp.export(layer, x[:1]),
+        "certify": lambda: wp.certify(layer),
+        "certify at x": lambda: wp.certify(layer, x[:1]),
+        "vmap": lambda: torch.func.vmap(lambda q: layer(q[None])[0])(x[:2]),
+        "jvp": lambda: torch.func.jvp(layer, (x[:1],), (x[:1],)),
+        "grad": lambda: torch.func.grad(lambda q: layer(q).sum())(x[:1]),
+        "trajectory": lambda: torch.no_grad()(wp.nn.trajectory)(layer, x[:1]),
+        "unrolled": lambda: torch.no_grad()(wp.EquilibriumLayer(cell, gradient=wp.UnrolledGradient(50)))(x[:1]),
+    }
+    with parametrize.cached():
+        calls[what]()
+        assert torch.autograd.grad(layer(x[:1]).sum(), cell.original, allow_unused=True)[0] is not None
+
+
 def test_a_cached_weight_has_its_gradient_in_a_cell_with_a_formula() -> None:
     torch.manual_seed(0)
     cell = wp.nn.DenseCell(3, 4).double()

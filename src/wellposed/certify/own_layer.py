@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._torch import apart
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._local import DEPENDENT, as_rounded, local_certificate, second_equilibrium
@@ -214,7 +215,7 @@ def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[i
     for layer in layers:
         layer._record = SolveRecord(coupled=set(layer._record.coupled))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), apart():
             model(x)
     finally:
         for hook in hooks:

@@ -264,7 +264,7 @@ def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcom
         tolerance: When a sample counts as converged.
         steps: Evaluations spent, this one included.
     """
-    with torch.no_grad():
+    with torch.no_grad(), apart():
         before = random_state(z.device)
         outcome = iterate(f, z, Picard(), tolerance=tolerance, max_steps=1, keep_image=True)
         if not torch.equal(before, random_state(z.device)):
