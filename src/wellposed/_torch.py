@@ -36,6 +36,7 @@ __all__ = [
     "pulled_back",
     "random_state",
     "runs",
+    "saved_tensors_hooked",
     "sequence_number",
     "transforms_active",
     "uncompiled",
@@ -167,7 +168,7 @@ def apart() -> AbstractContextManager[None]:
     run the whole forward pass again for each product with a Jacobian. And `parametrize.cached()` of
     the caller must not keep what they compute: a weight without a graph has no gradient later.
     """
-    hooked = _hooked()
+    hooked = saved_tensors_hooked()
     return _apart(hooked) if hooked or parametrize._cache_enabled else nullcontext()
 
 
@@ -184,7 +185,7 @@ def _apart(hooked: bool) -> Iterator[None]:
             parametrize._cache = outside
 
 
-def _hooked() -> bool:
+def saved_tensors_hooked() -> bool:
     """Whether hooks on saved tensors are active, which `torch.func.grad` does not allow."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(""):

@@ -23,7 +23,7 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
 from wellposed.nn.families import is_theory_network
-from wellposed.solve.solution import SolveRecord
+from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import differs
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov

@@ -26,7 +26,7 @@ from wellposed.certify.well_posedness import has_one_equilibrium, well_posed
 from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
-from wellposed.solve.solution import SolveRecord
+from wellposed.solve._record import SolveRecord
 
 _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are sufficient, not necessary."
 
