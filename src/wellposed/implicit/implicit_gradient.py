@@ -64,7 +64,8 @@ class ImplicitGradient(AbstractGradient):
             factorization of the forward solve; derivatives of higher order take `Auto()` then.
         rtol: Relative tolerance of (1); None takes that of the forward solve.
         max_steps: Bound on the products; None takes that of the forward solve (`DenseSolve()` then
-            takes all its columns).
+            takes all its columns). The last one confirms the answer of a solver of linear systems,
+            so there are 2 at least; up to 2 more follow a failure. `num_steps` counts all.
     """
 
     linear_solver: AbstractLinearSolver | AbstractSolver | None = None
@@ -79,8 +80,7 @@ class ImplicitGradient(AbstractGradient):
             )
 
     def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
-        z_star = outcome.value.detach()
-        f = as_seen_inside(f)
+        z_star, f = outcome.value.detach(), as_seen_inside(f)
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
         return _attach(self, f, z_star, options, recorded=outcome.recorded)
