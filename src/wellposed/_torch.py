@@ -23,19 +23,24 @@ __all__ = [
     "DispatchMode",
     "Edge",
     "apart",
+    "cached_weights",
     "concrete",
     "counted",
     "eager",
+    "ends_at",
     "graph_edge",
     "is_legacy_batched",
     "pytree",
     "pulled_back",
     "random_state",
     "relative_cost",
+    "runs",
+    "saved_tensors_hooked",
     "sequence_number",
     "transforms_active",
     "uncompiled",
     "watched",
+    "without_modes",
 ]
 
 P = ParamSpec("P")
@@ -133,6 +138,28 @@ def sequence_number() -> int:
     return torch._C._autograd._get_sequence_nr()
 
 
+def runs(node: Any) -> bool:
+    """Whether the derivative that is computed now reaches this node."""
+    try:
+        return node is not None and torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # of a leaf at which it ends
+        return True
+
+
+def ends_at(node: Any) -> bool:
+    """Whether the derivative that is computed now ends at this node, which is not of a leaf."""
+    return runs(node) and not any(map(runs, dict(node.next_functions)))
+
+
+def cached_weights() -> list[Tensor]:
+    """What `parametrize.cached()` of the caller keeps."""
+    return [value for value in parametrize._cache.values() if isinstance(value, Tensor)]
+
+
+#: A context in which functions of torch pass through no mode and no override.
+without_modes: Any = torch._C.DisableTorchFunction
+
+
 def apart() -> AbstractContextManager[None]:
     """A context for evaluations of a solver, whose graphs are gone when it ends.
 
@@ -140,7 +167,7 @@ def apart() -> AbstractContextManager[None]:
     run the whole forward pass again for each product with a Jacobian. And `parametrize.cached()` of
     the caller must not keep what they compute: a weight without a graph has no gradient later.
     """
-    hooked = _hooked()
+    hooked = saved_tensors_hooked()
     return _apart(hooked) if hooked or parametrize._cache_enabled else nullcontext()
 
 
@@ -157,7 +184,7 @@ def _apart(hooked: bool) -> Iterator[None]:
             parametrize._cache = outside
 
 
-def _hooked() -> bool:
+def saved_tensors_hooked() -> bool:
     """Whether hooks on saved tensors are active, which `torch.func.grad` does not allow."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(""):

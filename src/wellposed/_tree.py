@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,7 @@ class Layout:
         """The same layout for another number of samples."""
         return Layout(self.structure, self.shapes, self.sizes, batch, self.dtype, self.device)
 
-    @cached_property
+    @property
     def is_matrix(self) -> bool:
         """Whether the state is a matrix already."""
         return self.structure.is_leaf() and len(self.shapes[0]) == 1 and not self.dtype.is_complex

@@ -270,4 +270,36 @@ def test_a_dense_solve_without_a_bound_of_its_own_takes_all_its_columns() -> Non
         lambda z, x: torch.tanh(z @ W.T + x), gradient=wp.ImplicitGradient(wp.DenseSolve()), max_steps=25
     )
     layer(x).sum().backward()
-    assert layer.last_adjoint is not None and layer.last_adjoint.num_steps.tolist() == [31, 31]
+    assert layer.last_adjoint is not None and layer.last_adjoint.num_steps.tolist() == [32, 32]  # one confirms
+
+
+class Counted(torch.autograd.Function):
+    """The identity, with a count of the products with its Jacobian."""
+
+    products = 0
+
+    @staticmethod
+    def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, v: torch.Tensor) -> torch.Tensor:
+        Counted.products += 1
+        return v
+
+
+@pytest.mark.parametrize("solver", [wp.GMRES(), wp.BiCGStab(), wp.Neumann(), wp.DenseSolve()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("max_steps", [2, 7, 40])
+def test_every_product_of_a_linear_solver_is_counted(solver: Any, max_steps: int) -> None:
+    W, x = leaf(5, 5, scale=0.2), normal(4, 5)
+    gradient = wp.ImplicitGradient(solver, max_steps=max_steps)
+    layer = wp.EquilibriumLayer(
+        lambda z, x: torch.tanh(Counted.apply(z) @ W.T + x), gradient=gradient, on_failure="ignore", rtol=1e-9
+    )
+    z = layer(x)
+    Counted.products = 0
+    z.sum().backward()
+    adjoint = layer.last_adjoint
+    assert adjoint is not None
+    assert Counted.products == int(adjoint.num_steps.max())
+    assert int(adjoint.num_steps.max()) <= max_steps + (0 if adjoint.converged.all() else 2)

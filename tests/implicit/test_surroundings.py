@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import wellposed as wp
+from wellposed._torch import sequence_number
 
 D = torch.float64
 
@@ -65,6 +66,34 @@ def test_a_cached_weight_has_its_gradient(kind: str, mean: float) -> None:
         (inside,) = torch.autograd.grad(z.sum(), cell.original, retain_graph=True)
     (after,) = torch.autograd.grad(z.sum(), cell.original)
     assert close(inside, expected) and close(after, expected)
+
+
+def test_a_cached_weight_has_its_gradient_after_an_attached_equilibrium() -> None:
+    cell, x = problem()
+    z = wp.fixed_point(cell, torch.zeros_like(x), args=(x,), rtol=1e-13).value
+    (expected,) = torch.autograd.grad(unrolled(cell, x).sum(), cell.original)
+    with parametrize.cached():
+        (g,) = torch.autograd.grad(wp.attach_gradient(cell, z, (x,)).sum(), cell.original)
+    assert close(g, expected)
+
+
+@pytest.mark.parametrize("what", ["export", "certify", "certify at x", "vmap", "jvp", "grad", "trajectory", "unrolled"])
+def test_what_is_evaluated_without_a_graph_leaves_cached_weights_alone(what: str) -> None:
+    cell, x = problem()
+    layer = wp.EquilibriumLayer(cell)
+    calls = {
+        "export": lambda: wp.export(layer, x[:1]),
+        "certify": lambda: wp.certify(layer),
+        "certify at x": lambda: wp.certify(layer, x[:1]),
+        "vmap": lambda: torch.func.vmap(lambda q: layer(q[None])[0])(x[:2]),
+        "jvp": lambda: torch.func.jvp(layer, (x[:1],), (x[:1],)),
+        "grad": lambda: torch.func.grad(lambda q: layer(q).sum())(x[:1]),
+        "trajectory": lambda: torch.no_grad()(wp.nn.trajectory)(layer, x[:1]),
+        "unrolled": lambda: torch.no_grad()(wp.EquilibriumLayer(cell, gradient=wp.UnrolledGradient(50)))(x[:1]),
+    }
+    with parametrize.cached():
+        calls[what]()
+        assert torch.autograd.grad(layer(x[:1]).sum(), cell.original, allow_unused=True)[0] is not None
 
 
 def test_a_cached_weight_has_its_gradient_in_a_cell_with_a_formula() -> None:
@@ -125,6 +154,36 @@ def test_a_second_derivative_in_another_thread(earlier: int) -> None:
             thread.join() if inside else None
         run("unrolled", lambda: unrolled(f, x))
         assert close(found["layer"], found["unrolled"]), (maker, user)
+
+
+@pytest.mark.parametrize("unused", [0, 40])
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_second_derivative_of_a_tensor_of_another_thread(ahead: int, unused: int) -> None:
+    """Its node has a number that the main thread gives to another node, of the graph or of an unused result."""
+    torch.manual_seed(0)
+    x, a = torch.randn(5, 4, dtype=D), torch.randn(4, 4, dtype=D, requires_grad=True)
+    found, target = {}, sequence_number() + ahead + unused // 2
+
+    def make() -> None:
+        while sequence_number() < target:
+            a * 1.0
+        found["W"] = 0.2 * a
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+
+    def f(z, x):
+        for _ in range(unused):
+            a * 1.0
+        return torch.tanh(2.0 * (z @ (0.5 * found["W"]).T) + x)
+
+    z = wp.EquilibriumLayer(f)(x)
+    if unused:
+        with pytest.raises(wp.WellposedError, match="another thread"):
+            second(z, found["W"])
+    else:
+        assert close(second(z, found["W"]), second(unrolled(f, x), found["W"]))
 
 
 def test_a_cell_with_a_transform_inside() -> None:

@@ -35,6 +35,24 @@ def test_gradients_and_calls_under_a_checkpoint(solver: AbstractSolver, scale: f
     assert len(calls) <= total + forward  # a checkpoint runs forward twice, and no more
 
 
+def test_rows_that_are_found_to_be_coupled_under_a_checkpoint() -> None:
+    """They are found at the last evaluation, whose graph is recorded; the second run must record as much."""
+    torch.manual_seed(0)
+    W, x = (0.2 * torch.randn(4, 4, dtype=torch.float64)).requires_grad_(), torch.randn(6, 4, dtype=torch.float64)
+
+    def chain(z: Tensor, x: Tensor) -> Tensor:
+        before = torch.cat([0 * z[:1], z[:-1]])
+        return 0.5 * before @ torch.eye(4, dtype=z.dtype) + 0 * z @ W + torch.tanh(x @ W)
+
+    layer = wp.EquilibriumLayer(chain)
+    (expected,) = torch.autograd.grad(wp.EquilibriumLayer(chain, coupled=True)(x).sum(), W)
+    with pytest.warns(wp.errors.CoupledRowsWarning) as warned:
+        for _ in range(2):
+            (g,) = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).sum(), W)
+            assert (g - expected).norm() <= 1e-9 * expected.norm()
+    assert len(warned) == 1
+
+
 def test_fixed_point_under_a_checkpoint() -> None:
     W, x, calls = gaussian(4, 4, seed=0), gaussian(3, 4, seed=1).requires_grad_(), []
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -192,6 +194,19 @@ def test_randomness_that_is_not_of_torch_is_found_by_its_values() -> None:
 
     sol = wp.fixed_point(f, torch.zeros(40, 3, dtype=F64), wp.Picard(), rtol=5e-4, on_failure="ignore")
     assert not sol.converged.any() and sol.note.startswith("f is random")
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand()), lambda: random.gauss(0, 1)])
+def test_noise_of_python_and_numpy_is_found_where_it_does_not_show(draw: Callable[[], float]) -> None:
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * z + x + (0.1 if draw() > 1e9 else 0.0)  # never, but f does not know
+
+    x = torch.ones(2, 3, dtype=torch.float64)
+    for given in (wp.Auto(), wp.Anderson()):
+        sol = wp.fixed_point(f, torch.zeros_like(x), given, args=(x,), on_failure="ignore")
+        assert not sol.converged.any() and sol.note.startswith("f is random")
+    random.random(), np.random.rand()
+    assert wp.fixed_point(lambda z, x: 0.3 * z + x, torch.zeros_like(x), args=(x,)).converged.all()
 
 
 def test_the_message_of_a_random_map_says_so() -> None:

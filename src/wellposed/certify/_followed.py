@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed._torch import uncompiled
+from wellposed._torch import apart, uncompiled
 from wellposed._tree import leaves, map_tensors
 from wellposed.certify._balls import Boxes
 from wellposed.certify._gate import DECLARED, changed, not_finite
@@ -24,10 +24,10 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
 from wellposed.nn.families import is_theory_network
+from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import differs
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
-from wellposed.solve.solution import SolveRecord
 from wellposed.solve.solver import AbstractSolver, Tolerance
 
 #: Of solves from other starts: Newton's method continues where they end.
@@ -186,11 +186,12 @@ class Followed:
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
-        """Keeps the record of the layer as it is."""
+        """Keeps the record of the layer as it is, and what `parametrize.cached()` keeps."""
         kept = self.layer._record
         self.layer._record = SolveRecord(coupled=set(kept.coupled))
         try:
-            yield
+            with apart():
+                yield
         finally:
             self.layer._record = kept
 

@@ -3,15 +3,13 @@ torch looks like a constant."""
 
 from __future__ import annotations
 
-import pickle
-import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wellposed._draws import outer_states
 from wellposed.certify._tape import Refused
 
 
@@ -27,17 +25,12 @@ def check_repeats(call: Callable[[Tensor], Any], z: Tensor) -> None:
         Refused: It draws random numbers from Python or NumPy, or the two values differ in a bit.
     """
     z = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z.dtype)
-    python, numpy = random.getstate(), _numpy_state()
+    before = outer_states()
     with torch.no_grad():
         first, again = call(z.clone()), call(z.clone())
-    drawn = "Python's random" if random.getstate() != python else "numpy.random" if _numpy_state() != numpy else ""
-    if drawn:
+    after = outer_states()
+    if after != before:
+        drawn = "Python's random" if after[0] != before[0] else "numpy.random"
         raise Refused(f"It draws random numbers ({drawn}), of which this proof would see one draw; leave them out.")
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):
         raise Refused("It gives two values for the same z and x, so it is random, or keeps a state outside of its module.")
-
-
-def _numpy_state() -> bytes:
-    """Of the generator that functions of numpy.random share; empty if NumPy was not imported."""
-    module = sys.modules.get("numpy.random")
-    return b"" if module is None else pickle.dumps(module.get_state(legacy=False))

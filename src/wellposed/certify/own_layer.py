@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._torch import apart
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
@@ -25,7 +26,7 @@ from wellposed.certify.well_posedness import has_one_equilibrium, well_posed
 from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
-from wellposed.solve.solution import SolveRecord
+from wellposed.solve._record import SolveRecord
 
 #: Sizes of batches in which a row must have the same map as alone, besides that of x.
 _SIZES = (2, 3)
@@ -223,7 +224,7 @@ def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[i
     for layer in layers:
         layer._record = SolveRecord(coupled=set(layer._record.coupled))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), apart():
             model(x)
     finally:
         for hook in hooks:

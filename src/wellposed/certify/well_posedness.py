@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._torch import apart
 from wellposed.certify._gate import DECLARED, KNOWN, NO_MATRIX, changed, check_model, margin_of, not_finite
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, verdict_on
 from wellposed.convex._network import AbstractOptEq
@@ -152,7 +153,7 @@ def well_posed(model: nn.Module, X: Tensor | None = None, theorem: str = "auto")
         return _one_bound("monotone", _image_margin(model, layer, X))
     if cell is None:
         raise InvalidType(f"There is no certificate for {type(model).__name__}.")
-    with torch.no_grad():
+    with torch.no_grad(), apart():
         used = cell.recurrent().detach()
     W = used.double().cpu()  # exact: from float32, or float64 already
     slack = len(W) * torch.finfo(used.dtype).eps * float(W.norm())
@@ -193,12 +194,11 @@ def _image_layer(model: nn.Module) -> EquilibriumLayer | None:
 
 
 def _image_margin(model: nn.Module, layer: Any, X: Tensor) -> float:
-    """A lower bound of the least eigenvalue of sym(I - W) on images as the model gives them to its
-    layer."""
+    """A lower bound of the least eigenvalue of sym(I - W) on images as the layer gets them."""
     entered: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0]))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), apart():
             model(X[:1])
     finally:
         hook.remove()

@@ -1,53 +1,17 @@
-"""Derivatives of higher order: the adjoint as an equilibrium, and captured tensors replaced."""
+"""Derivatives of higher order: the adjoint as an equilibrium, and what z* adds to f(z*)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from wellposed._torch import Edge, graph_edge, uncompiled
-from wellposed._tree import Layout, map_tensors
+from wellposed._torch import Edge, cached_weights, ends_at, graph_edge, runs, uncompiled
+from wellposed._tree import Layout
 from wellposed.errors import WellposedError
+from wellposed.implicit._captured import Graph, Substitution
 from wellposed.solve.map import AbstractMap, FunctionMap
-
-
-class Substitution(TorchFunctionMode):
-    """Inside, every function of torch gets other tensors for given ones that have a graph."""
-
-    def __init__(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._new = {graph_edge(x): y for x, y in zip(old, new, strict=True) if x.grad_fn is not None}
-        self.used: set[Edge] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = map_tensors(self._replace, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _replace(self, x: Tensor) -> Tensor:
-        if x.grad_fn is None or (edge := graph_edge(x)) not in self._new:
-            return x
-        self.used.add(edge)
-        return self._new[edge]
-
-
-class Seen(Substitution):
-    """Records the tensors at given edges when they are used, and puts aliases in their place."""
-
-    def __init__(self, edges: set[Edge]) -> None:
-        super().__init__((), ())
-        self.edges = edges
-        self.found: dict[Edge, tuple[Tensor, Tensor]] = {}
-
-    def _replace(self, x: Tensor) -> Tensor:
-        if x.grad_fn is None or graph_edge(x) not in self.edges:
-            return x
-        if graph_edge(x) not in self.found:
-            self.found[graph_edge(x)] = x, x.view_as(x)
-        return self.found[graph_edge(x)][1]
 
 
 def adjoint_map(f: AbstractMap, z: Tensor, v: Tensor, u_star: Tensor) -> FunctionMap:
@@ -64,13 +28,16 @@ def adjoint_map(f: AbstractMap, z: Tensor, v: Tensor, u_star: Tensor) -> Functio
     return FunctionMap(step, Layout.of(u_star, "u"), (v, z, *f.inputs()))
 
 
-def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
+def correction(
+    f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], needed: tuple[bool, ...], fz: Tensor
+) -> list[Tensor | None]:
     """What a second derivative needs beyond the graph of f(z*), which was recorded with z* held.
 
     (df/dtheta)^T u with z free minus the same with z held: zero, but its derivative is not. The
     gates stop the engine from passing through z, and through what f depends on, to what those
-    depend on.
+    depend on. `fz` has the graph of f(z*).
     """
+    recorded = Graph.behind(fz, {graph_edge(x) for x in extras if x.grad_fn is not None})
     count = len(f.inputs())
     gates = [_Gate() for _ in range(len(extras) + 1)]
     free = [
@@ -79,8 +46,9 @@ def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], neede
         for i, (x, gate) in enumerate(zip(extras, gates, strict=False))
     ]
     f = f.with_inputs(*free[:count])
-    with Substitution(extras, free) as substitution:
-        difference = uncompiled(lambda: f.tracked(_Pass.apply(z, gates[-1])) - f.tracked(z.detach()))
+    moved = _Pass.apply(z, gates[-1])
+    with Substitution(extras, free, recorded.nodes) as substitution:
+        difference = uncompiled(lambda: f.tracked(moved) - f.tracked(z.detach()))
     captured = [graph_edge(x) for x, need in list(zip(extras, needed, strict=True))[count:] if need and x.grad_fn is not None]
     if not substitution.used.issuperset(captured):
         raise WellposedError(
@@ -88,6 +56,8 @@ def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], neede
             "kept by parametrize.cached() that is computed anew now. Differentiate inside the same parametrize.cached(), or "
             "give f the same tensors as in the forward pass."
         )
+    again = Graph.behind(difference, {graph_edge(x) for x in (*free, moved) if x.grad_fn is not None})
+    _check_unseen(recorded, again, substitution.missed)
     wanted = [x for x, need in zip(free, needed, strict=True) if need]
     for gate in gates:
         gate.open = False
@@ -95,6 +65,33 @@ def correction(f: AbstractMap, z: Tensor, u: Tensor, extras: list[Tensor], neede
     for gate in gates:
         gate.open = True
     return [next(products) if need else None for need in needed]
+
+
+def _check_unseen(recorded: Graph, again: Graph, missed: set[Edge]) -> None:
+    """Raises if a derivative with respect to a captured tensor would lack the correction.
+
+    Args:
+        recorded: The graph of f(z*).
+        again: That of another evaluation; f has captured what they share.
+        missed: Edges of captured tensors that were used and not replaced.
+    """
+    if not missed <= {graph_edge(weight) for weight in cached_weights() if weight.grad_fn is not None}:
+        raise WellposedError(
+            "second derivative of the equilibrium: f uses a tensor with a graph that was made in another thread. Make it in "
+            "the thread that calls the layer, or pass it through x or args."
+        )
+    kept = {node for node, _ in missed}  # of weights that f itself made, and nodes behind them
+    ahead = list(kept)
+    while ahead:
+        new = {node for node, _ in ahead.pop().next_functions if node is not None and not hasattr(node, "variable")} - kept
+        kept |= new
+        ahead.extend(new)
+    unseen = (again.nodes & recorded.nodes) - kept
+    if any(map(runs, unseen)) or any(map(ends_at, kept)):
+        raise WellposedError(
+            "second derivative of the equilibrium: f has captured a tensor with a graph in a way that cannot be followed, such "
+            "as code of torch.jit, or a weight kept by parametrize.cached(). Pass the tensor through x or args."
+        )
 
 
 class _Gate:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed._torch import concrete, random_state, watched
+from wellposed._torch import apart, concrete, random_state, watched
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
@@ -107,7 +107,7 @@ def draws_again(f: Callable[[Tensor], Tensor], z: Tensor, fz: Tensor) -> str:
 
 def solve_transformed(f: AbstractMap, start: Tensor, options: SolveOptions) -> TransformedOutcome:
     """The equilibrium by plain iteration, under the active transforms; applies the policy."""
-    with torch.no_grad():
+    with torch.no_grad(), apart():
         outcome = iterate_transformed(f.tracked, start, tolerance=options.tolerance, max_steps=options.max_steps)
     report(outcome, options)
     return outcome
@@ -170,7 +170,7 @@ def _tail_length(f: AbstractMap, z: Tensor, rtol: float) -> int:
     """
     if z.numel() == 0:
         return 1
-    with torch.no_grad():
+    with torch.no_grad(), apart():
         transposed = torch.func.vjp(f.tracked, z)[1]
         probes = _gaussian(z)
         target = (rtol + torch.finfo(z.dtype).eps) / (10 * math.sqrt(2 / math.pi))

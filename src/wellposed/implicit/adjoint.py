@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import abc
-import math
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed._torch import Edge, graph_edge, sequence_number, uncompiled
 from wellposed.errors import WellposedError
-from wellposed.implicit._second_order import Seen
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
 from wellposed.solve._samples import differs
 from wellposed.solve.map import AbstractMap, RowsCoupled
@@ -210,64 +205,3 @@ def check_same_map(now: Tensor | None, fz: Tensor) -> None:
             "parameter was changed in place between forward and backward (call backward before optimizer.step()), or f "
             "is random (make noise such as dropout constant within a solve)."
         )
-
-
-def record(
-    f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """f(z) with its graph, and the tensors that f has captured, which a second derivative needs.
-
-    They are the leaves that the graph reaches other than through `known`, and, in the place of the
-    leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
-    any, f is evaluated a second time. Tensors that a custom `autograd.Function` uses are not seen:
-    the leaves behind it are taken.) A known tensor that is a leaf is among them too, since f may
-    have captured something made of it.
-
-    Nodes of a graph are numbered in each thread anew, so that numbers show what is older only among
-    those of one thread: outside the main thread f is always evaluated twice.
-
-    `recorded` is f(z) with its graph and the `sequence_number` before it, if that was recorded
-    already.
-    """
-    fz, since = (None, sequence_number()) if recorded is None else recorded
-    fz = f(z) if fz is None else fz
-    ends = {graph_edge(x) for x in known if x.grad_fn is not None}
-    leaves, others, inner = _boundary(fz, ends, since, sequence_number())
-    if threading.current_thread() is not threading.main_thread():
-        others |= inner  # what f is seen to use of them in a second evaluation was there before
-    if not others:
-        return fz, leaves
-    seen = Seen(others)
-    with seen:
-        again = uncompiled(lambda: f(z))
-    leaves, *_ = _boundary(again, ends | {graph_edge(alias) for _, alias in seen.found.values()})
-    return fz, leaves + [tensor for tensor, _ in seen.found.values()]
-
-
-def _boundary(
-    fz: Tensor, ends: set[Edge], since: int = 0, until: float = math.inf
-) -> tuple[list[Tensor], set[Edge], set[Edge]]:
-    """The leaves behind fz, edges to nodes not numbered from `since` to `until`, and other edges.
-
-    Stops there and at `ends`.
-    """
-    leaves: dict[int, Tensor] = {}
-    others: set[Edge] = set()
-    inner: set[Edge] = set()
-    expanded = set()
-    ahead: list[Edge] = [graph_edge(fz)]
-    while ahead:
-        node, output = ahead.pop()
-        if node is None or (node, output) in ends or (node, output) in inner:
-            continue
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            leaves[id(leaf)] = leaf
-        elif not since <= node._sequence_nr() < until:
-            others.add((node, output))
-        else:
-            inner.add((node, output))
-            if node not in expanded:
-                expanded.add(node)
-                ahead.extend(node.next_functions)
-    return list(leaves.values()), others, inner

@@ -12,6 +12,7 @@ from torch import Tensor
 from wellposed._torch import is_legacy_batched, transforms_active
 from wellposed._tree import Layout
 from wellposed.errors import InvalidType, WellposedError
+from wellposed.implicit._captured import as_seen_inside, record
 from wellposed.implicit._linear import solve_linear
 from wellposed.implicit._second_order import adjoint_map, correction
 from wellposed.implicit._transformed import iterate_transformed, report, solve_transformed, with_tail
@@ -21,7 +22,6 @@ from wellposed.implicit.adjoint import (
     JacobianPullback,
     WholePullback,
     check_same_map,
-    record,
 )
 from wellposed.implicit.gradient import AbstractGradient
 from wellposed.linalg.linear_solver import AbstractLinearSolver
@@ -64,7 +64,8 @@ class ImplicitGradient(AbstractGradient):
             factorization of the forward solve; derivatives of higher order take `Auto()` then.
         rtol: Relative tolerance of (1); None takes that of the forward solve.
         max_steps: Bound on the products; None takes that of the forward solve (`DenseSolve()` then
-            takes all its columns).
+            takes all its columns). The last one confirms the answer of a solver of linear systems,
+            so there are 2 at least; up to 2 more follow a failure. `num_steps` counts all.
     """
 
     linear_solver: AbstractLinearSolver | AbstractSolver | None = None
@@ -79,7 +80,7 @@ class ImplicitGradient(AbstractGradient):
             )
 
     def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
-        z_star = outcome.value.detach()
+        z_star, f = outcome.value.detach(), as_seen_inside(f)
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
         return _attach(self, f, z_star, options, recorded=outcome.recorded)
@@ -236,7 +237,7 @@ class _Root(torch.autograd.Function):
         u = ctx.adjoint.solve(z, v, fz.detach())
         if torch.is_grad_enabled() and any(needed):
             with torch.autocast(z.device.type, enabled=False):
-                return u, None, None, *correction(ctx.adjoint.f, z, u, extras, needed)
+                return u, None, None, *correction(ctx.adjoint.f, z, u, extras, needed, fz)
         return u, None, None, *(None for _ in needed)
 
 

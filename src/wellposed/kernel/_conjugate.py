@@ -1,4 +1,4 @@
-"""Preconditioned conjugate gradients for products that are given, with a residual that is measured."""
+"""Preconditioned conjugate gradients for given products, with a measured residual."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wellposed._checks import check_positive_integer, check_tolerances
-from wellposed._torch import eager
+from wellposed._torch import apart, eager
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.cell import AbstractCell, DenseCell, zero_state
@@ -78,7 +78,7 @@ def export(
         check_positive_integer("export", "steps", steps)
     if rtol is not None:
         check_tolerances(rtol=rtol, atol=0.0, max_steps=1)
-    with torch.no_grad():
+    with torch.no_grad(), apart():
         module = _FixedSteps(layer, z0 is not None)
         inputs = (x,) if z0 is None else (x, z0)
         f, start, _ = module.bind(*inputs)

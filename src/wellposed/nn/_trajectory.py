@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval
-from wellposed._torch import eager, require_values
+from wellposed._torch import apart, eager, require_values
 from wellposed._tree import LOW_PRECISION, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, JacobianFree, UnrolledGradient
@@ -68,7 +68,7 @@ def trajectory(
         spent = 0
         for mark in marks:
             part = replace(options, max_steps=mark - spent, on_failure="ignore", record=None)
-            with torch.no_grad():  # what the last of the evaluations gave is the state
+            with torch.no_grad(), apart():  # what the last of the evaluations gave is the state
                 outcome = iterate(f, z.detach(), part.solver, tolerance=part.tolerance, max_steps=mark - spent, keep_image=True)
             assert outcome.image is not None
             z, spent = outcome.image, mark

@@ -21,11 +21,12 @@ from wellposed.implicit.warm_start import WarmStart, begin
 from wellposed.nn.cell import AbstractCell, bind_function, zero_state
 from wellposed.solve._closing import judge
 from wellposed.solve._fixed_point import in_groups
+from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import Outcome
 from wellposed.solve._whole_batch import WholeBatch
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap
-from wellposed.solve.solution import Solution, SolveOptions, SolveRecord
+from wellposed.solve.solution import Solution, SolveOptions
 from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
 
 #: Tolerance by dtype of the solve when none is given.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._draws import outer_states
 from wellposed._torch import apart, random_state, sequence_number, watched
 from wellposed.errors import InvalidArgument
 from wellposed.solve._samples import Outcome, differs, measure, relative
@@ -39,8 +40,8 @@ RANDOM = (
     "noise such as dropout constant within a solve, or call eval()."
 )
 UNREPEATED = (
-    "f may be random: the state of torch's random generator changed while f was evaluated, and no evaluation was left to find "
-    "out whether f draws random numbers or another thread does. Raise max_steps."
+    "f may be random: the state of a random generator changed while f was evaluated, and no evaluation was left to find out "
+    "whether f draws random numbers or another thread does. Raise max_steps."
 )
 UNCONFIRMED = (
     "f of the whole batch, evaluated at the value returned, does not confirm what the samples showed: rows depend on each "
@@ -103,9 +104,10 @@ class Closing:
 
     def _close(self, outcome: Outcome, measured: Tensor, graph: bool) -> Outcome:
         """The closing evaluation, at the value that is returned."""
-        since = sequence_number()
+        since, outer = sequence_number(), None if self.f.repeats else outer_states()
         with torch.set_grad_enabled(graph):
             fz, changed = self._evaluate(outcome.value, self.f.tracked if graph else self.f)
+        changed = changed or (outer is not None and outer_states() != outer)
         if graph:
             outcome.recorded, fz = (fz, since), fz.detach()
         norms = measure(fz - outcome.value, fz)
@@ -198,8 +200,9 @@ class Closing:
 
     def _repeat(self, outcome: Outcome) -> tuple[Tensor, bool]:
         """f at the value once more, and whether it draws random numbers."""
-        outcome.steps = outcome.steps + 1
-        return watched(self.f, outcome.value.clone())
+        outcome.steps, outer = outcome.steps + 1, outer_states()
+        again, drawn = watched(self.f, outcome.value.clone())
+        return again, drawn or outer_states() != outer
 
     def _suspect(self, outcome: Outcome, fz: Tensor) -> str:
         """A sentence if f is random; nothing if another thread changed the generator."""
@@ -209,10 +212,7 @@ class Closing:
         return RANDOM if drawn or bool(differs(again, fz).any()) else ""
 
     def _depends_on_others(self, outcome: Outcome, fz: Tensor, row: int) -> bool:
-        """Whether f of one row changes when all the others are moved, or set to 0.
-
-        Only as far as evaluations are left to see it.
-        """
+        """Whether f of one row changes when the others move, or are 0, in the steps left."""
         for moved in _others_moved(outcome.value, row):
             if self._left(outcome) < 1:
                 break
@@ -264,7 +264,7 @@ def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcom
         tolerance: When a sample counts as converged.
         steps: Evaluations spent, this one included.
     """
-    with torch.no_grad():
+    with torch.no_grad(), apart():
         before = random_state(z.device)
         outcome = iterate(f, z, Picard(), tolerance=tolerance, max_steps=1, keep_image=True)
         if not torch.equal(before, random_state(z.device)):

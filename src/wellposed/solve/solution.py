@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import Policy
+from wellposed._torch import saved_tensors_hooked
 from wellposed._tree import Layout
 from wellposed.errors import (
     AdjointNotConverged,
@@ -24,6 +24,7 @@ from wellposed.errors import (
 )
 from wellposed.linalg.directed import round_up
 from wellposed.solve._closing import COUPLED, COUPLED_HINT, Closing
+from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import Outcome, relative
 from wellposed.solve._whole_batch import WholeBatch
 from wellposed.solve.loop import iterate
@@ -120,27 +121,6 @@ def as_solution(outcome: Outcome, layout: Layout) -> Solution:
     return Solution(layout.unflatten(outcome.value), residual, absolute, steps, StatusArray(codes), rate, history, outcome.note)
 
 
-@dataclass
-class SolveRecord:
-    """What the solves of one layer have shown.
-
-    Attributes:
-        solution: Of the last forward solve. adjoint: Of the last linear solve of a backward pass.
-        failures: How many solves failed, by direction and cause.
-        coupled: The training modes in which rows were found to depend on each other: batch
-            statistics couple rows in one of them only. training: The mode of the last forward
-            solve.
-        costs: `AbstractMap.cost` of the cell by training mode, shapes and dtype, once counted.
-    """
-
-    solution: Solution | None = None
-    adjoint: Solution | None = None
-    failures: Counter[str] = field(default_factory=Counter)
-    coupled: set[bool] = field(default_factory=set)
-    training: bool = False
-    costs: dict[bool, dict[Any, float]] = field(default_factory=lambda: {True: {}, False: {}})
-
-
 class Advising(Protocol):
     """A solver, or another part of a solve, that can say what to try after a failure."""
 
@@ -219,11 +199,17 @@ class SolveOptions:
         self.apply_policy(solution, by=by, adjoint=True)
 
     def report_coupling(self) -> None:
-        """Warns that rows were found to depend on each other, once per training mode of a layer."""
-        if self.record is not None:
-            if self.record.training in self.record.coupled:
+        """Warns that rows were found to depend on each other, once per training mode of a layer.
+
+        The next solve of the layer takes it into account, unless hooks on saved tensors are active:
+        the second run of a checkpoint must save the same tensors as the first.
+        """
+        if (record := self.record) is not None:
+            if not saved_tensors_hooked():
+                record.coupled.add(record.training)
+            if record.training in record.warned:
                 return
-            self.record.coupled.add(self.record.training)
+            record.warned.add(record.training)
         if self.on_failure != "ignore":
             warnings.warn(f"{self.owner}: {COUPLED}", CoupledRowsWarning, stacklevel=user_level())
 

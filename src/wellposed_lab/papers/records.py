@@ -1,4 +1,4 @@
-"""The records in the repository: judged by the present rules, compared with a part that is run anew.
+"""The records in the repository: judged by the present rules, compared with a part run anew.
 
 `python -m wellposed_lab.papers.records reproduced records` judges the runs of a folder (`--out`) by
 the present rules, and stores them; with `records records`, those that are stored.

@@ -58,7 +58,7 @@ def store(record: Record, folder: Path) -> Path:
     A later run judges the results of this file again, together with its own. So the numbers are
     thinned only if the thinned ones give the same verdicts; otherwise all are kept as they are. No
     rule of an experiment reads a column that is longer than `LONGEST`: what a rule needs of every
-    step, such as the number of steps that raised a loss, is a measurement of its own.
+    step, such as the number of steps that raised a loss, is a separate measurement.
     """
     path = path_of(record.experiment, folder)
     thin = thinned(record)
