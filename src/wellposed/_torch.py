@@ -1,5 +1,4 @@
-"""The only file that uses private parts of torch: structures, transforms, the compiler, graphs,
-draws."""
+"""The only file that uses private parts of torch: transforms, the compiler, graphs, draws."""
 
 from __future__ import annotations
 

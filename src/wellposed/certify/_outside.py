@@ -41,7 +41,7 @@ def check_code(cell: Any) -> None:
         if found := _source(value):
             raise Refused(f"Its code names {found}, so it may give two values for the same z and x. Leave that out.")
         for function, itself in _functions(value, owner):
-            if id(function.__code__) in seen or function.__module__.partition(".")[0] in _KNOWN:
+            if id(function.__code__) in seen or (function.__module__ or "").partition(".")[0] in _KNOWN:
                 continue
             seen.add(id(function.__code__))
             if named := next((name for name in _NAMES if name in _names(function.__code__)), ""):
