@@ -233,7 +233,7 @@ class ClosedFormMethod(KernelMethod):
 
 
 def _norm(A: Tensor) -> float:
-    return float(torch.linalg.vector_norm(A.double()))
+    return float(torch.linalg.vector_norm(A.detach().double()))
 
 
 def has_closed_form(model: nn.Module) -> bool:

@@ -122,7 +122,7 @@ def test_masks_stay_with_their_samples_within_a_solve() -> None:
                 seen.append((x[0].detach(), x[1]))
             return super().forward(z, x)
 
-    model = wp.nn.ResidualDEQ(1, 4, 3, groups=2, dropout=0.3, generator=seeded(), dtype=torch.float64, rtol=1e-6)
+    model = wp.nn.ResidualDEQ(1, 4, 3, groups=2, dropout=0.3, generator=seeded(), dtype=torch.float64, rtol=1e-10)
     spy = Spy(4, groups=2, generator=seeded(), dtype=torch.float64)
     model.layer.cell = spy
     X = noise(6, 1, 5, 5) * torch.tensor([1.0, 1, 1, 1, 0.001, 0.001]).double().reshape(-1, 1, 1, 1)
