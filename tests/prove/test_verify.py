@@ -101,6 +101,15 @@ def test_a_forger_who_computes_the_checksums_is_rejected_in_steps(
         assert not accepted(changed.write(tmp_path / "forged", sealed=True)), (column, k, factor)
 
 
+def test_an_error_of_a_gradient_is_checked_between_checkpoints_too(folders: dict[str, Path], tmp_path: Path) -> None:
+    genuine = Stored(folders["implicit_only"])
+    between = [k for k in range(genuine.document["num_steps"]) if k not in genuine.document["checkpoints"]]
+    for k in between[:: max(1, len(between) // 3)]:
+        changed = genuine.copy()
+        changed.document["steps"]["gradient_error"][k] *= 1e-3
+        assert not accepted(changed.write(tmp_path / "forged", sealed=True)), k
+
+
 #: Scalars, and numbers of the tail.
 SCALARS = {
     "relu": {

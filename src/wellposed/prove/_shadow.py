@@ -183,4 +183,6 @@ def _advanced(problem: Problem, point: Point, jacobian: Jacobian, step_size: flo
         parts[part], updating = point.at.parts()[part].minus(step.reshape(shape), step_low.reshape(shape))
         lost = 4 * UNIT * terms + UNIT**2 * c * norm_up(G) + abs(c_low) * norm_up(rest) + c * (product_error + forming)
         rounding += (lost + updating) / scale
-    return point.at.with_parts(parts), gradient_error, (step_size * gradient_error + rounding) * SLACK
+    error = (step_size * gradient_error + rounding) * SLACK
+    # a larger e_k is a bound too: with eps_k <= 2 eta e_k neither of the two can be changed alone
+    return point.at.with_parts(parts), max(gradient_error, error / (1.9 * step_size)), error

@@ -72,8 +72,8 @@ entries, and its first is 0.
 
 The inequalities between them, in exact arithmetic, for all k < K:
 
-    delta_{k+1} >= (1 + eta M_k) delta_k + eps_k,     eps_k >= eta e_k,     eta L_k^2 <= 2,
-    omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1.
+    delta_{k+1} >= (1 + eta M_k) delta_k + eps_k,     2 eta e_k >= eps_k >= eta e_k,
+    eta L_k^2 <= 2,     omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1.
 
 A bound is not much looser than what it follows from, so that a number changed alone contradicts the
 others: delta_{k+1}, and in the tail c, s1, slope and 1 - rate, to 1e-6; kappa to 5 %.

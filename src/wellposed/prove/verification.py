@@ -34,7 +34,7 @@ _SUMMARIES = {
     "scales": "the parts that this family trains, with its scales",
     "step size": "positive",
     "delta": "delta_{k+1} >= (1 + eta M_k) delta_k + eps_k, for all steps",
-    "error": "eps_k >= eta e_k for all steps, and recomputed steps end within eps of the stored points",
+    "error": "2 eta e_k >= eps_k >= eta e_k for all steps, and recomputed steps end within eps of the stored points",
     "jacobian": "eta L_k^2 <= 2 for all steps, and |J| computed again",
     "omega": "omega_k + k delta_k < 1 for all steps, and omega computed again",
     "mask": "no pre-activation is 0 in a ball, by the stored ratios and computed again",

@@ -1,8 +1,8 @@
 r"""The inequalities between the stored numbers of a proof, in exact rational arithmetic.
 
 Every float64 number is a fraction, so nothing is rounded; roots are enclosed between fractions. A
-bound that follows from others must also not be looser than 1e-6 (kappa: 5 %) of what follows: a
-number of the proof that was changed alone then contradicts the others.
+bound that follows from others must also not be looser than 1e-6 (kappa: 5 %; eps: twice eta e) of
+what follows: a number of the proof that was changed alone then contradicts the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def check_numbers(proof: StoredProof, report: Report) -> None:
         follows = (1 + eta * M) * delta[j] + eps
         fine = follows <= delta[j + 1] <= (1 + _TIGHT) * follows
         report("delta", fine, f"step {j}: {steps['delta'][j + 1]:.6g} stored, {float(follows):.6g} follows")
-        report("error", eps >= eta * e, f"step {j}: eps {float(eps):.4g} against eta e = {float(eta * e):.4g}")
+        fine = eta * e <= eps <= 2 * eta * e
+        report("error", fine, f"step {j}: eps {float(eps):.4g}, from once to twice eta e = {float(eta * e):.4g}")
         report("jacobian", eta * L * L <= 2, f"step {j}: eta L^2 = {float(eta * L * L):.6g}, at most 2")
         room = 1 - Fraction(steps["omega"][j]) - k * delta[j]
         report("omega", room > 0, f"step {j}: 1 - omega - k delta = {float(room):.4g}")
