@@ -26,7 +26,6 @@ from wellposed_lab.runs.config_sections import extended
 from wellposed_lab.runs.epoch_logger import STOPS
 from wellposed_lab.runs.loop import learning_rate
 from wellposed_lab.runs.models import MODELS
-from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.proving import FOLDER, about, prove_start
 from wellposed_lab.runs.records import halving, hidden_ratio, last_recorded, moves, plain_flow, read_metrics
 from wellposed_lab.runs.run import read_config
@@ -112,9 +111,8 @@ def train(
     with _interruption_explained(folder):
         with progress_display("training", settings.run.epochs, show=not quiet, line=LINE, bar=BAR, ends=False) as display:
             # a new run is of a configuration that its user has chosen to train; a run directory may be a stranger's
-            with code_allowed(allow_code or resume is None):
-                listener = EpochProgress(display, notice=notice)
-                trained = train_run(settings, folder, resume=resume is not None, listener=listener)
+            allowed, listener = allow_code or resume is None, EpochProgress(display, notice=notice)
+            trained = train_run(settings, folder, resume=resume is not None, allow_code=allowed, listener=listener)
         if not trained.first:
             return
         if trained.outcome.finished_before:
