@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed._memory import available_memory, readable
 from wellposed.data import Dataset, load
 from wellposed.data._load import is_path
 from wellposed.data.own import checksum, own_path
@@ -19,7 +20,6 @@ from wellposed.data.puzzles import PUZZLES
 from wellposed.data.restoration import IMAGES, NOISE, PAIRS
 from wellposed.data.text import TEXTS
 from wellposed.errors import InvalidArgument, WellposedError
-from wellposed.kernel._memory import available_memory, readable
 from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, NextToken, Reconstruction, Segmentation, Squared
 from wellposed_lab.runs.models import MODELS, OWN, build, kind_of
 
