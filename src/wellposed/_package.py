@@ -1,4 +1,4 @@
-"""Packages that are called like the function of their name: `wellposed.certify` and `wellposed.prove`."""
+"""Packages that are called like the function of their name: `certify` and `prove`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 class CallablePackage(ModuleType):
-    """A package that pickles by name and lists its public names alone; a subclass has `__call__`."""
+    """A package that pickles by name and lists its public names; a subclass has `__call__`."""
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
         return importlib.import_module, (self.__name__,)

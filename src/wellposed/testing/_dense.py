@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def polished(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """The fixed point of f near z, by three Newton steps with the dense Jacobian of the whole batch."""
+    """The fixed point of f near z, by three Newton steps with the Jacobian of the whole batch."""
     z, shape = z.detach(), z.shape
     identity = torch.eye(z.numel(), dtype=z.dtype)
     for _ in range(3):

@@ -171,7 +171,7 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
 
 @contextlib.contextmanager
 def _interruption_explained(folder: Path) -> Iterator[None]:
-    """An interruption before the first step or after the last says what is there, and how to continue."""
+    """Says how to continue after an interruption before the first step or after the last."""
     try:
         yield
     except KeyboardInterrupt:
