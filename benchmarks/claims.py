@@ -191,22 +191,13 @@ def check_jaxopt() -> dict[str, Any]:
 
     slow, rows = jax_counted()
     steps = int(jax.block_until_ready(solve(slow, start, 3000, 1e-6)).state.iter_num)
-    jax.effects_barrier()
 
     def equilibrium(W: Any, c: Any) -> Any:
         step = jaxopt.FixedPointIteration(lambda z, W: jnp.tanh(z @ W.T + c), maxiter=500, tol=1e-13, implicit_diff=True)
         return step.run(jnp.zeros(c.shape), W).params
 
-    return {
-        "NaN in one sample": abs(float(half.params[0, 0]) - 2) < 1e-5,
-        "failure is loud": loud,
-        "status per sample": jnp.ndim(answer.state.error) > 0,
-        "finished samples rest": sum(rows) < 2 * steps,
-        "second derivatives": jax_hessian_is_right(equilibrium),
-        "tangent kernel of an equilibrium": mentions("jaxopt", r"tangent.?kernel|\bntk\b"),
-        "its limit at infinite width": mentions("jaxopt", r"tangent.?kernel|\bntk\b"),
-        **words("jaxopt"),
-    }
+    found = {"half": half.params, "loud": loud, "status": answer.state.error, "rows": rows, "steps": steps}
+    return jax_claims("jaxopt", equilibrium=equilibrium, **found)
 
 
 def check_optimistix() -> dict[str, Any]:
@@ -226,22 +217,41 @@ def check_optimistix() -> dict[str, Any]:
     answer = solve(lambda z, _: 2 * z + 1, throw=False)
     slow, rows = jax_counted()
     steps = int(optimistix.fixed_point(slow, solver, start, max_steps=3000).stats["num_steps"])
-    jax.effects_barrier()
     exact = optimistix.FixedPointIteration(rtol=1e-13, atol=1e-13)
 
     def equilibrium(W: Any, c: Any) -> Any:
         f = optimistix.fixed_point(lambda z, W: jnp.tanh(z @ W.T + c), exact, jnp.zeros(c.shape), W, max_steps=500)
         return f.value
 
+    found = {"half": half.value, "loud": loud, "status": answer.result._value, "rows": rows, "steps": steps}
+    return jax_claims("optimistix", equilibrium=equilibrium, **found)
+
+
+def jax_claims(
+    package: str, *, half: Any, loud: bool, status: Any, rows: list[int], steps: int, equilibrium: Callable[..., Any]
+) -> dict[str, Any]:
+    """What a package of JAX does, from what it was seen to do.
+
+    Args:
+        package: Its name.
+        half: The answer to f with NaN in the second of two samples.
+        loud, status: Whether a map that diverges raised, and what the answer says about it.
+        rows, steps: Rows that `jax_counted` saw when the solve is over, and the steps of the slower sample.
+        equilibrium: (W, c) -> z with z = tanh(W z + c).
+    """
+    import jax
+    import jax.numpy as jnp
+
+    jax.effects_barrier()
     return {
-        "NaN in one sample": abs(float(half.value[0, 0]) - 2) < 1e-5,
+        "NaN in one sample": abs(float(half[0, 0]) - 2) < 1e-5,
         "failure is loud": loud,
-        "status per sample": jnp.ndim(answer.result._value) > 0,
+        "status per sample": jnp.ndim(status) > 0,
         "finished samples rest": sum(rows) < 2 * steps,
         "second derivatives": jax_hessian_is_right(equilibrium),
-        "tangent kernel of an equilibrium": mentions("optimistix", r"tangent.?kernel|\bntk\b"),
-        "its limit at infinite width": mentions("optimistix", r"tangent.?kernel|\bntk\b"),
-        **words("optimistix"),
+        "tangent kernel of an equilibrium": mentions(package, r"tangent.?kernel|\bntk\b"),
+        "its limit at infinite width": mentions(package, r"tangent.?kernel|\bntk\b"),
+        **words(package),
     }
 
 

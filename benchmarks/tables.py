@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -29,6 +30,15 @@ PLACE = re.compile(r"(<!-- table of (\S+\.json): (\w+): (.+?) -->\n\n)((?:\|.*\n
 
 def text(cell: Any) -> str:
     return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+
+
+def mean_and_error(values: list[float], digits: int, scale: float = 1.0) -> str:
+    """Mean and standard error, times `scale`; without an error if there is one value."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{scale * mean:.{digits}f}"
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    return f"{scale * mean:.{digits}f} ± {scale * spread:.{digits}f}"
 
 
 def table(rows: list[dict[str, Any]], columns: str) -> str:

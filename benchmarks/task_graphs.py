@@ -9,8 +9,8 @@ docs/tasks/graphs.md. Accuracy is that of all nodes of 100 test chains; both net
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -26,7 +26,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 from chains import right, train  # noqa: E402
 
+import tables  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "graphs.json"
+mean_and_error = functools.partial(tables.mean_and_error, digits=2, scale=100)  # in percent
 WIDTH, GCN_WIDTH, LAYERS, STEPS = 64, 41, 5, 150
 
 
@@ -101,15 +104,6 @@ def run(length: int, seed: int) -> dict[str, Any]:
         if isinstance(model, wp.tasks.NodeClassifier):
             result[name] |= facts(model, data.X_test)
     return result
-
-
-def mean_and_error(values: list[float]) -> str:
-    """Mean and standard error, in percent; without an error if there is one value."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{100 * mean:.2f}"
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    return f"{100 * mean:.2f} ± {100 * spread:.2f}"
 
 
 def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 from deblurring import psnr, rate, step  # noqa: E402
 
+from tables import mean_and_error  # noqa: E402
+
 RESULTS, KEPT = ROOT / "benchmarks" / "results" / "imaging.json", ROOT / "runs" / "imaging"
 DEPTH, MARKS = 10, (5, 10, 20, 50)
 PART = slice(None, None, 4)  # of the test images, for curves
@@ -214,15 +216,6 @@ def memories() -> list[dict[str, int]]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     found: list[dict[str, int]] = ast.literal_eval(done.stdout.splitlines()[-1])
     return found
-
-
-def mean_and_error(values: list[float], digits: int) -> str:
-    """Mean and standard error; without an error if there is one value."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:.{digits}f}"
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    return f"{mean:.{digits}f} ± {spread:.{digits}f}"
 
 
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:

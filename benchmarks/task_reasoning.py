@@ -11,8 +11,8 @@ run, and skips what is there; `make tables` copies the tables into docs/tasks/re
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import math
 import statistics
 import sys
 import time
@@ -28,7 +28,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 from puzzles import MAKE, SETTINGS, exact, train  # noqa: E402
 
+import tables  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "reasoning.json"
+mean_and_error = functools.partial(tables.mean_and_error, digits=1, scale=100)  # in percent
 #: Numbers of iterations at which answers are read.
 MARKS = {"sudoku": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32], "mazes": [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]}
 #: Few iterations, to compare with, and those that the network of fixed depth was trained for.
@@ -110,15 +113,6 @@ def run(name: str, seed: int, carry: bool, weights: Path | None) -> dict[str, An
         result["levels"][str(level)] = measured(model, X, y, MARKS[name])
         print(name, seed, carry, level, result["levels"][str(level)], flush=True)
     return result
-
-
-def mean_and_error(values: list[float]) -> str:
-    """Mean and standard error, in percent; without an error if there is one value."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{100 * mean:.1f}"
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    return f"{100 * mean:.1f} ± {100 * spread:.1f}"
 
 
 def saved(ours: float, theirs: float) -> str:

@@ -22,11 +22,9 @@ __all__ = [
     "DispatchMode",
     "Edge",
     "apart",
-    "cached_weights",
     "concrete",
     "counted",
     "eager",
-    "ends_at",
     "graph_edge",
     "is_legacy_batched",
     "pytree",
@@ -143,16 +141,6 @@ def runs(node: Any) -> bool:
         return node is not None and torch._C._will_engine_execute_node(node)
     except RuntimeError:  # of a leaf at which it ends
         return True
-
-
-def ends_at(node: Any) -> bool:
-    """Whether the derivative that is computed now ends at this node, which is not of a leaf."""
-    return runs(node) and not any(map(runs, dict(node.next_functions)))
-
-
-def cached_weights() -> list[Tensor]:
-    """What `parametrize.cached()` of the caller keeps."""
-    return [value for value in parametrize._cache.values() if isinstance(value, Tensor)]
 
 
 #: A context in which functions of torch pass through no mode and no override.

@@ -96,6 +96,7 @@ def test_opteq_with_parameters_that_are_not_finite(value: float) -> None:
         (lambda x: x.to("meta"), InvalidType, "robustness: x is on the meta device"),
         (lambda x: x.to_sparse(), InvalidType, "robustness: x is torch.sparse_coo"),
         (lambda x: x.int(), InvalidType, "robustness: x must be floating point; got torch.int32"),
+        (lambda x: x.float(), InvalidType, "robustness: the classifier has torch.float64 parameters and x is torch.float32"),
         (lambda x: x.numpy(), InvalidType, "robustness: x and y must be tensors; got ndarray and Tensor"),
         (lambda x: x * math.nan, InvalidArgument, "robustness: x has NaN or infinite entries"),
         (lambda x: x * math.inf, InvalidArgument, "robustness: x has NaN or infinite entries"),

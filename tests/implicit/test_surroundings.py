@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -117,15 +118,29 @@ def test_a_second_derivative_of_a_cached_weight() -> None:
     assert close(second(z, cell.original), expected)
 
 
-def test_a_second_derivative_without_the_weight_that_was_cached_is_refused() -> None:
-    cell, x = problem()
-    expected, layer = second(unrolled(cell, x), cell.original), wp.EquilibriumLayer(cell)
-    with parametrize.cached():
-        assert cell.linear.weight.grad_fn is not None  # used before the layer, so that f captures it
-        z = layer(x)
-        assert close(second(z, cell.original), expected)
-    with pytest.raises(wp.WellposedError, match=r"parametrize\.cached"):
-        second(z, cell.original)
+@pytest.mark.parametrize("asked", ["parameter", "weight", "both"])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("made_before", [True, False])
+def test_second_derivatives_of_a_weight_that_is_cached(asked: str, inside: bool, made_before: bool) -> None:
+    """Whether it is made before the layer or by it, and differentiated inside the context or after it."""
+
+    def derivatives(layer_of) -> tuple[Tensor, ...]:
+        cell, x = problem()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(parametrize.cached())
+            weight = cell.linear.weight if made_before else None
+            z = layer_of(cell)(x)
+            weight = cell.linear.weight if weight is None else weight
+            assert weight.grad_fn is not None
+            if not inside:
+                stack.close()
+            wanted = {"parameter": [cell.original], "weight": [weight], "both": [weight, cell.original]}[asked]
+            first = torch.autograd.grad((z**2).sum(), wanted, create_graph=True)
+            return torch.autograd.grad(sum((g**2).sum() for g in first), wanted)
+
+    found = derivatives(lambda cell: wp.EquilibriumLayer(cell, rtol=1e-13))
+    expected = derivatives(lambda cell: lambda x: unrolled(cell, x))
+    assert all(close(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 2, 3, 4, 6, 300])

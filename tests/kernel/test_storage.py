@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import wellposed as wp
 from syncs import synced
 from wellposed._io import Temporary
+from wellposed._memory import available_memory, readable
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel import _closed_form, kernel_memory
-from wellposed.kernel._memory import available_memory, readable
 
 
 def network(dtype: torch.dtype = torch.float64, width: int = 8) -> nn.Module:

@@ -6,7 +6,7 @@ The package is itself the function that most users need: `wellposed.certify(mode
 import sys
 from typing import cast
 
-from wellposed.certify._dispatch import CallablePackage, certify
+from wellposed.certify._dispatch import CertifyPackage, certify
 from wellposed.certify._sensitivity import Contractive
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.generalization import generalization_bound
@@ -46,6 +46,6 @@ __all__ = [
 ]
 
 __doc__ = f"{__doc__}\n{certify.__doc__}"
-sys.modules[__name__].__class__ = CallablePackage
+sys.modules[__name__].__class__ = CertifyPackage
 #: This package, with the type that can be called; `wellposed.certify` is it.
-package = cast(CallablePackage, sys.modules[__name__])
+package = cast(CertifyPackage, sys.modules[__name__])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from wellposed._package import CallablePackage
 from wellposed._progress import announced
 from wellposed.certify._gate import check_data
 from wellposed.certify._recorded import contradictions
@@ -153,24 +152,16 @@ def certificate_by(theorem: OwnTheorem, model: Any, X: Any, y: Tensor | None, op
     return found
 
 
-class CallablePackage(types.ModuleType):
-    """The class of `wellposed.certify`: a package that is called like the function of its name, and
-    pickles by name."""
+class CertifyPackage(CallablePackage):
+    """The class of `wellposed.certify`, which is called like the function of its name."""
 
     def __call__(
         self, model: nn.Module, X: Any = None, y: Tensor | None = None, *, theorem: str | OwnTheorem = "auto", **options: Any
     ) -> Certificate:
         return certify(model, X, y, theorem=theorem, **options)
 
-    def __reduce__(self) -> tuple[Callable[[str], types.ModuleType], tuple[str]]:
-        return importlib.import_module, (self.__name__,)
 
-    def __dir__(self) -> list[str]:
-        """The public names, without what the package imports."""
-        return list(self.__all__)
-
-
-CallablePackage.__call__.__doc__ = certify.__doc__
+CertifyPackage.__call__.__doc__ = certify.__doc__
 
 
 def _check_signature(name: str, theorem: OwnTheorem, options: Mapping[str, Any]) -> None:

@@ -1,15 +1,18 @@
-"""The engine of the radius certificate: its conditions as numbers, and least radii that satisfy
-them."""
+"""The engine of the radius certificate: its conditions as numbers, least radii that satisfy them,
+and the conditions as they are reported, with both of their sides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from wellposed.linalg.directed import down, rate_after, up
+from wellposed.certify.certificate import Hypothesis
+from wellposed.linalg.directed import DataUnit, down, rate_after, up
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
+
+Found = TypeVar("Found")
 
 _ROUNDS = 400
 _WIDENINGS = 6
@@ -50,30 +53,16 @@ def flow_radius(sensitivity: AbstractSensitivity, h: float) -> FlowResult | None
         sensitivity: Of the family.
         h: Speed of the hidden parameters relative to the read-out.
     """
-    e = sensitivity.residual
-    sensitivity.prepare(math.inf)
-    s = sensitivity.least(0.0, h)
-    if s <= 0:
-        return None
-    R = e / s
-    for _ in range(_WIDENINGS):
-        cap = up(2.0 * R)  # where s falls linearly R is below it
-        sensitivity.prepare(up(math.sqrt(h) * cap))
-        for _ in range(_ROUNDS):
-            R = R * (1 + 1e-9)
-            if cap < R:
-                break
-            s = sensitivity.least(R, h)
-            if s <= 0:
-                return None
-            mean = _mean(sensitivity, R, h, s)
-            missing = e - down(R * mean)
-            if missing <= 0:
-                return FlowResult(R, s, mean, h)
-            R = R + missing / s
-        else:
-            return None
-    return None
+    e, mean = sensitivity.residual, 0.0
+
+    def needed(R: float, s: float) -> float:
+        nonlocal mean
+        mean = _mean(sensitivity, R, h, s)
+        missing = e - down(R * mean)
+        return R if missing <= 0 else max(R + missing / s, math.nextafter(R, math.inf))
+
+    found = _least_radius(sensitivity, h, lambda R: sensitivity.least(R, h), needed)
+    return None if found is None else FlowResult(*found, mean, h)
 
 
 def _mean(sensitivity: AbstractSensitivity, R: float, h: float, last: float) -> float:
@@ -82,16 +71,17 @@ def _mean(sensitivity: AbstractSensitivity, R: float, h: float, last: float) -> 
     return down(math.fsum([last, *(max(last, sensitivity.least(end, h)) for end in ends)]) / FLOW_PARTS)
 
 
-def _least_radius(sensitivity: AbstractSensitivity, h: float, slope: Callable[[float], float]) -> tuple[float, float] | None:
-    """The least R with R >= e/slope(R), and slope(R), if there is one; slope falls as R grows."""
-    e = sensitivity.residual
+def _least_radius(
+    sensitivity: AbstractSensitivity, h: float, slope: Callable[[float], float], needed: Callable[[float, float], float]
+) -> tuple[float, float] | None:
+    """The least R >= needed(R, slope(R)), and slope(R), if there is one; slope falls as R grows."""
     sensitivity.prepare(math.inf)
     s = slope(0.0)
     if s <= 0:
         return None
     # if s falls linearly, e/s(R) and R touch at R = 2 e/s(0), so the least R is within this cap; if it falls faster, R may
     # pass the cap, and continues from there with what is valid further out. There s is smaller: s <= 0 ends the search.
-    R = e / s
+    R = sensitivity.residual / s
     for _ in range(_WIDENINGS):
         cap = up(2.0 * R)
         sensitivity.prepare(up(math.sqrt(h) * cap))
@@ -99,13 +89,13 @@ def _least_radius(sensitivity: AbstractSensitivity, h: float, slope: Callable[[f
             R = R * (1 + 1e-9)
             if cap < R:
                 break
-            bound = slope(R)
-            if bound <= 0:
+            s = slope(R)
+            if s <= 0:
                 return None
-            needed = up(e / bound)
-            if needed <= R:
-                return R, bound
-            R = needed
+            least = needed(R, s)
+            if least <= R:
+                return R, s
+            R = least
         else:
             return None
     return None
@@ -154,7 +144,7 @@ def plain_descent(sensitivity: AbstractSensitivity) -> PlainDescentResult | None
             bounds = sensitivity.jacobian(R, share)
             return -math.inf if bounds is None else _slope(bounds, share)
 
-        found = _least_radius(sensitivity, 1.0, slope)
+        found = _least_radius(sensitivity, 1.0, slope, lambda R, s: up(sensitivity.residual / s))
         if found is not None:
             bounds = sensitivity.jacobian(found[0], share)
             assert bounds is not None
@@ -223,24 +213,18 @@ def descent_at(sensitivity: AbstractSensitivity, h: float) -> DescentResult | No
     """The descent certificate of a given h, with the same means as `largest_descent`."""
     sensitivity.prepare(math.inf)
     result = descent_radii(sensitivity, h)
-    if result is not None:
-        return result
-    globally = _everywhere(sensitivity)
-    if globally is None:
-        return None
-    for growth in _GROWTHS:
-        _prepare_nearby(sensitivity, globally, growth)
-        result = descent_radii(sensitivity, h)
-        if result is not None:
-            return result
-    return None
+    if result is None and (globally := _everywhere(sensitivity)) is not None:
+        for growth in _GROWTHS:
+            _prepare_nearby(sensitivity, globally, growth)
+            if (result := descent_radii(sensitivity, h)) is not None:
+                break
+    return result
 
 
 def _everywhere(sensitivity: AbstractSensitivity) -> DescentResult | None:
     """The largest h with what is valid at any distance."""
     sensitivity.prepare(math.inf)
-    best: DescentResult | None = _largest(lambda h: descent_radii(sensitivity, h), 1.0)
-    return best
+    return _largest(lambda h: descent_radii(sensitivity, h), 1.0)
 
 
 def _prepare_nearby(sensitivity: AbstractSensitivity, result: DescentResult, growth: float) -> None:
@@ -249,11 +233,10 @@ def _prepare_nearby(sensitivity: AbstractSensitivity, result: DescentResult, gro
 
 def largest_descent(sensitivity: AbstractSensitivity) -> DescentResult | None:
     """The descent certificate of the largest h <= 1 that was found; not the largest there is."""
-    best = _everywhere(sensitivity)
-    if best is None or best.speed == 1.0:
+    best = globally = _everywhere(sensitivity)
+    if best is None or globally is None or best.speed == 1.0:
         return best
     # what is valid only nearby allows more: sets for radii that a greater h would need
-    globally = best
     for growth in _GROWTHS:
         _prepare_nearby(sensitivity, globally, growth)
         top = min(1.0, growth * globally.speed)
@@ -263,21 +246,55 @@ def largest_descent(sensitivity: AbstractSensitivity) -> DescentResult | None:
     return best
 
 
-def _largest(attempt: Callable[[float], Any], top: float, floor: float = SMALLEST_SPEED) -> Any:
-    """The result of `attempt` for the largest argument that gives one, to about 5 per cent, by
+def _largest(attempt: Callable[[float], Found | None], top: float, floor: float = SMALLEST_SPEED) -> Found | None:
+    """What `attempt` gives for the largest argument that gives something, to about 5 per cent, by
     bisection of the logarithm."""
-    result = attempt(top)
-    if result is not None:
+    if (result := attempt(top)) is not None or (best := attempt(floor)) is None:
         return result
     low, high = math.log(floor), math.log(top)
-    best = attempt(floor)
-    if best is None:
-        return None
     while high - low > 0.05:
         middle = (low + high) / 2
-        result = attempt(math.exp(middle))
-        if result is None:
+        if (result := attempt(math.exp(middle))) is None:
             high = middle
         else:
             best, low = result, middle
     return best
+
+
+def full_rank(s: float, unit: DataUnit) -> Hypothesis:
+    """Of all theorems: s > 0."""
+    return _compared("s: sqrt(lambda_min) of the kernel in the ball", (s, ">", 0.0), unit, 1, refutes=False)
+
+
+def ball(mean: float, e: float, R: float | None) -> Hypothesis:
+    """The ball is not left: R >= e/(mean of s over [0, R])."""
+    name = "radius R >= e/(mean of s on the way)"
+    if R is None:
+        return no_radius(name, e / mean if mean > 0 else math.inf)
+    return Hypothesis.compare(name, "docs/certificates.md", R, ">=", e / mean)
+
+
+def no_radius(name: str, needed: float, note: str = "") -> Hypothesis:
+    """The condition that failed for every radius, with what it asks for at the present point."""
+    text = "no radius satisfies it; the bound shown is that of the present point" + (f", {note}" if note else "")
+    return Hypothesis(name, "docs/certificates.md", None, needed, ">=", None, text)
+
+
+def outweighs(h: float, E: float, s: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
+    """Of Theorem 2; `here` if the numbers are those of the present point instead of a ball's."""
+    name, note = "the read-out outweighs the hidden steps: 2 h E < s^2", "at the present point" if here else ""
+    return _compared(name, (2 * h * E, "<", s**2), unit, 2, refutes=not here, note=note)
+
+
+def steady(bounds: JacobianBounds, share: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
+    """Of Theorem 3; `here` as in `outweighs`."""
+    name, right = "the Jacobian is steady: |S - J| < (1 - share/2) s", (1 - share / 2) * bounds.least
+    note = f"steps of {share:g}/|J|^2" + (", at the present point" if here else "")
+    return _compared(name, (bounds.variation, "<", right), unit, 1, refutes=not here, note=note)
+
+
+def _compared(name: str, sides: tuple[float, str, float], unit: DataUnit, power: int, **options: Any) -> Hypothesis:
+    """A comparison that was made in the unit, with the sides of the data as they were given."""
+    made = Hypothesis.compare(name, "docs/certificates.md", *sides, **options)
+    value, bound, where = unit.sides(sides[0], sides[2], power)
+    return replace(made, value=value, bound=bound, note=", ".join(filter(None, (made.note, where))))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wellposed.certify import _radius_search as search
 from wellposed.certify._gate import changed, check_data, not_finite, trained_otherwise
-from wellposed.certify._radius_hypotheses import ball, full_rank, no_radius, outweighs, steady
+from wellposed.certify._radius_search import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._sensitivity import SHARPENINGS, sensitivity_of
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, finish, in_range
 from wellposed.certify.measurement import LIMIT, Measurement, has_no_bias, measure, no_room

@@ -118,6 +118,10 @@ def _check_inputs(model: Any, x: Any, y: Any) -> None:
         raise InvalidType(
             f"robustness: x must be floating point; got {x.dtype}. Convert it, e.g. x.to({model.head.weight.dtype})."
         )
+    if x.dtype != (dtype := model.head.weight.dtype):  # as the classifier itself refuses it
+        raise InvalidType(
+            f"robustness: the classifier has {dtype} parameters and x is {x.dtype}; convert one, e.g. x.to({dtype})."
+        )
     model.prepared(x)
     if x.shape[0] == 0:
         raise InvalidArgument("robustness: x has no samples; a radius needs at least one.")

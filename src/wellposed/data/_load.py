@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.data.files import FILES, NORMS, choose, digits, enough_memory, part_parallel, pixels, read
+from wellposed._memory import enough_memory
+from wellposed.data.files import FILES, NORMS, choose, digits, part_parallel, pixels, read
 from wellposed.data.own import SUFFIXES, read_own
 from wellposed.data.puzzles import PUZZLES, draw
 from wellposed.data.restoration import IMAGES, PAIRS, images, pairs

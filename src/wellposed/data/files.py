@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +40,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 #: Of files without labels.
 UNLABELLED = {"natural64": ("x_train", "x_test"), "cbsd68": ("x_test",)}
 
-#: More samples than any memory holds; NumPy refuses arrays of many more in other words.
-MOST = 2**40
-
 Parts = dict[str, np.ndarray]
-
-
-@contextlib.contextmanager
-def enough_memory(n: int | None, n_test: int | None) -> Iterator[None]:
-    """Raises `InvalidArgument` where the memory does not hold so many samples."""
-    try:
-        if max(n or 0, n_test or 0) > MOST:
-            raise MemoryError
-        yield
-    except MemoryError as error:
-        raise InvalidArgument(f"The memory does not hold n={n} and n_test={n_test} samples; take fewer.") from error
 
 
 def digits() -> tuple[Parts, str]:

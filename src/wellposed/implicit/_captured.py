@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from wellposed._torch import Edge, apart, graph_edge, sequence_number, uncompiled, without_modes
@@ -130,9 +132,10 @@ class _Again(Substitution):
 
 
 class _Inside(AbstractMap):
-    """A map inside f, recorded while tensors of f were replaced: they are whenever it is."""
+    """A map that was recorded inside a context: it is evaluated in such a context whenever it is
+    recorded again."""
 
-    def __init__(self, f: AbstractMap, around: Substitution) -> None:
+    def __init__(self, f: AbstractMap, around: Callable[[], AbstractContextManager[Any]]) -> None:
         self._f, self._around = f, around
         self.cost, self.idle_part = f.cost, f.idle_part
 
@@ -144,7 +147,7 @@ class _Inside(AbstractMap):
         return self._f(z)
 
     def tracked(self, z: Tensor) -> Tensor:
-        with _Again(self._around):
+        with self._around():
             return self._f.tracked(z)
 
     def inputs(self) -> tuple[Tensor, ...]:
@@ -163,24 +166,45 @@ class _Inside(AbstractMap):
         self._f.forget()
 
 
+def _cached_weights() -> dict[Any, Tensor]:
+    """What `parametrize.cached()` of the caller keeps, with a graph."""
+    kept = parametrize._cache.items()
+    return {key: value for key, value in kept if isinstance(value, Tensor) and value.grad_fn is not None}
+
+
+@contextmanager
+def _caching(weights: dict[Any, Tensor]) -> Iterator[None]:
+    """A `parametrize.cached()` that keeps these weights and forgets what else is made in it."""
+    before = parametrize._cache_enabled, parametrize._cache
+    parametrize._cache_enabled, parametrize._cache = before[0] + 1, {**before[1], **weights}
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled, parametrize._cache = before
+
+
 def as_seen_inside(f: AbstractMap) -> AbstractMap:
     """f, for a later evaluation, as a substitution that is active now makes it."""
     active = Substitution.active()
     if active is None:
         return f
     f = f.with_inputs(*active.replaced(f.inputs()))
-    return f if isinstance(f, AbstractStructuredMap) else _Inside(f, active)  # one of given tensors captures none
+    if isinstance(f, AbstractStructuredMap):
+        return f  # a map of given tensors captures none
+    return _Inside(f, lambda: _Again(active))
 
 
 def record(
-    f: Callable[[Tensor], Tensor], z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """f(z) with its graph, and the tensors that f has captured, which a second derivative needs.
+    f: AbstractMap, z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
+) -> tuple[Tensor, list[Tensor], AbstractMap]:
+    """f(z) with its graph, the tensors that f has captured, which a second derivative needs, and f
+    as it is to be recorded again.
 
     They are the leaves that the graph reaches other than through `known`, and, in the place of the
     leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
     any, f is evaluated a second time.) A known tensor that is a leaf is among them too, since f may
-    have captured something made of it.
+    have captured something made of it. So is a weight that `parametrize.cached()` keeps, also if f
+    itself made it: the caller can ask for it, and f finds it again after the context has ended.
 
     Nodes of a graph are numbered in each thread anew, so that numbers show what is older only among
     those of one thread. Outside the main thread f is always evaluated twice; in the main thread if
@@ -191,19 +215,23 @@ def record(
     already.
     """
     fz, since = (None, sequence_number()) if recorded is None else recorded
-    fz = f(z) if fz is None else fz
+    fz = f.tracked(z) if fz is None else fz
     ends = {graph_edge(x) for x in known if x.grad_fn is not None}
     graph = Graph.behind(fz, ends, since, sequence_number())
     others = graph.others
     if graph.foreign or threading.current_thread() is not threading.main_thread():
         others |= graph.inner  # what f is seen to use of them in a second evaluation was there before
+    kept = {key: x for key, x in _cached_weights().items() if graph_edge(x) in graph.inner | graph.others}
+    others |= {graph_edge(x) for x in kept.values()}
     if not others:
-        return fz, graph.leaves
+        return fz, graph.leaves, f
+    if kept:
+        f = _Inside(f, lambda: _caching(kept))
     seen = Seen(others)
     with seen, apart():
-        again = uncompiled(lambda: f(z))
+        again = uncompiled(lambda: f.tracked(z))
     graph = Graph.behind(again, ends | {graph_edge(alias) for _, alias in seen.found.values()})
-    return fz, graph.leaves + [tensor for tensor, _ in seen.found.values()]
+    return fz, graph.leaves + [tensor for tensor, _ in seen.found.values()], f
 
 
 @dataclass

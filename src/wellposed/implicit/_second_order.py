@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._torch import Edge, cached_weights, ends_at, graph_edge, runs, uncompiled
+from wellposed._torch import Edge, graph_edge, runs, uncompiled
 from wellposed._tree import Layout
 from wellposed.errors import WellposedError
 from wellposed.implicit._captured import Graph, Substitution
@@ -52,9 +52,8 @@ def correction(
     captured = [graph_edge(x) for x, need in list(zip(extras, needed, strict=True))[count:] if need and x.grad_fn is not None]
     if not substitution.used.issuperset(captured):
         raise WellposedError(
-            "second derivative of the equilibrium: f does not use a tensor that it used in the forward pass, such as a weight "
-            "kept by parametrize.cached() that is computed anew now. Differentiate inside the same parametrize.cached(), or "
-            "give f the same tensors as in the forward pass."
+            "second derivative of the equilibrium: f does not use a tensor that it used in the forward pass. Give f the same "
+            "tensors as then."
         )
     again = Graph.behind(difference, {graph_edge(x) for x in (*free, moved) if x.grad_fn is not None})
     _check_unseen(recorded, again, substitution.missed)
@@ -75,22 +74,15 @@ def _check_unseen(recorded: Graph, again: Graph, missed: set[Edge]) -> None:
         again: That of another evaluation; f has captured what they share.
         missed: Edges of captured tensors that were used and not replaced.
     """
-    if not missed <= {graph_edge(weight) for weight in cached_weights() if weight.grad_fn is not None}:
+    if missed:
         raise WellposedError(
             "second derivative of the equilibrium: f uses a tensor with a graph that was made in another thread. Make it in "
             "the thread that calls the layer, or pass it through x or args."
         )
-    kept = {node for node, _ in missed}  # of weights that f itself made, and nodes behind them
-    ahead = list(kept)
-    while ahead:
-        new = {node for node, _ in ahead.pop().next_functions if node is not None and not hasattr(node, "variable")} - kept
-        kept |= new
-        ahead.extend(new)
-    unseen = (again.nodes & recorded.nodes) - kept
-    if any(map(runs, unseen)) or any(map(ends_at, kept)):
+    if any(map(runs, again.nodes & recorded.nodes)):
         raise WellposedError(
             "second derivative of the equilibrium: f has captured a tensor with a graph in a way that cannot be followed, such "
-            "as code of torch.jit, or a weight kept by parametrize.cached(). Pass the tensor through x or args."
+            "as code of torch.jit. Pass the tensor through x or args."
         )
 
 

@@ -205,7 +205,7 @@ def _attach(
     """z* with the graph of f, recorded once, and the implicit derivative between the two."""
     known = f.inputs()
     if captured is None:
-        fz, captured = record(f.tracked, z_star, known, recorded)  # all that autograd sees of f in a first derivative
+        fz, captured, f = record(f, z_star, known, recorded)  # all that autograd sees of f in a first derivative
     else:
         fz = f.tracked(z_star)
     f.forget()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.kernel._memory import KernelMemory
+from wellposed.kernel._kernel_memory import KernelMemory
 from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 

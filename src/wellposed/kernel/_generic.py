@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from wellposed._memory import available_memory
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.kernel._memory import KernelMemory, available_memory
+from wellposed.kernel._kernel_memory import KernelMemory
 from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices, trained_parameters
 
 #: Bytes of Jacobian rows held at once, unless something else is asked for.

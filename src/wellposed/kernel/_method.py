@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
-from wellposed.kernel._memory import KernelMemory
+from wellposed.kernel._kernel_memory import KernelMemory
 
 #: The key of the whole kernel among its parts; no parameter has an empty name.
 TOTAL = ""

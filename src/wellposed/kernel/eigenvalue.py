@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from wellposed._memory import available_memory
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._closed_form import ClosedFormMethod
-from wellposed.kernel._memory import available_memory
 from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_option
 from wellposed.kernel._storage import write_block
 from wellposed.kernel.empirical import choose_method

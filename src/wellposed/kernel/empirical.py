@@ -17,7 +17,7 @@ from wellposed.errors import InvalidArgument
 from wellposed.kernel._closed_form import BLOCK_SIZE, ClosedFormMethod, has_closed_form
 from wellposed.kernel._cluster import check_cluster, compute_on_cluster
 from wellposed.kernel._generic import GenericMethod
-from wellposed.kernel._memory import KernelMemory
+from wellposed.kernel._kernel_memory import KernelMemory
 from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_batches, check_model, check_option
 from wellposed.kernel._storage import AbstractStorage, FileStorage, MemoryStorage, check_target, file_of_parameter
 from wellposed.kernel._zarr import ZarrStorage, fingerprint

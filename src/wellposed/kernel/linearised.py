@@ -91,7 +91,7 @@ class KernelMachine:
         self._active = eigenvalues > threshold
         self.eigenvalues = torch.where(self._active, eigenvalues, 0.0)
         self.num_frozen = int((~self._active).sum())
-        self._y, self._f0 = y, f0
+        self._y = y
         self._residual = self._V.T @ (y - f0).reshape(n, -1)  # of y - f0, in the basis of eigenvectors
         if self.num_frozen and on_failure != "ignore":
             self._report(float(threshold), on_failure)

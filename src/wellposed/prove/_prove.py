@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellposed._checks import check_positive_integer
+from wellposed._package import CallablePackage
 from wellposed._progress import progress_display
 from wellposed.certify import Verdict
 from wellposed.descent import Callback
@@ -143,22 +142,14 @@ def _without_theorem(model: AbstractNetwork, X: Tensor, y: Tensor) -> Proof:
     )
 
 
-class CallablePackage(ModuleType):
-    """The class of `wellposed.prove`: a package that is called like the function of its name, and
-    pickles by name."""
+class ProvePackage(CallablePackage):
+    """The class of `wellposed.prove`, which is called like the function of its name."""
 
     def __call__(self, model: torch.nn.Module, X: Tensor, y: Tensor, **options: Any) -> Proof:
         return prove(model, X, y, **options)
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return importlib.import_module, (self.__name__,)
 
-    def __dir__(self) -> list[str]:
-        """The public names, without what the package imports."""
-        return list(self.__all__)
-
-
-CallablePackage.__call__.__doc__ = prove.__doc__
+ProvePackage.__call__.__doc__ = prove.__doc__
 
 
 def _check_step_size(step_size: Any) -> None:

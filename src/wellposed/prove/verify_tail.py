@@ -100,7 +100,7 @@ def _check_change(proof: StoredProof, one: PointCheck, other: PointCheck, path: 
     """|J - J'| <= Lambda |theta - theta'|, for smooth activations."""
     assert proof.tail is not None
     if proof.smooth:
-        change = _jacobian_change(proof, one, other)
+        change = _jacobian_change(one, other)
         report("tail", change <= proof.tail["Lambda"] * path * ROOM, f"{where}: J changes by {change:.4g} over {path:.4g}")
 
 
@@ -122,7 +122,7 @@ def _check_steps(proof: StoredProof, data: Data, check: PointCheck, report: Repo
     return list(range(proof.K + 1, proof.K + _STEPS + 1))
 
 
-def _jacobian_change(proof: StoredProof, one: PointCheck, other: PointCheck) -> float:
+def _jacobian_change(one: PointCheck, other: PointCheck) -> float:
     """|J - J'|, from below, for c = U x: p (x) xi - p' (x) xi' = dp (x) xi + p' (x) dxi."""
 
     def change(name: str) -> Floats:

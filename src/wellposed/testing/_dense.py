@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 
-def polished(f: Callable[[Tensor], Tensor], z: Tensor, steps: int = 3) -> Tensor:
-    """The fixed point of f near z, by Newton steps with the dense Jacobian of the whole batch."""
+def polished(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """The fixed point of f near z, by three Newton steps with the Jacobian of the whole batch."""
     z, shape = z.detach(), z.shape
     identity = torch.eye(z.numel(), dtype=z.dtype)
-    for _ in range(steps):
+    for _ in range(3):
         J = torch.autograd.functional.jacobian(lambda v: f(v.reshape(shape)).flatten(), z.flatten())
         z = z + torch.linalg.solve(identity - J, (f(z) - z).detach().flatten()).reshape(shape)
     return z

@@ -24,6 +24,9 @@ def main() -> None:
     try:
         from wellposed_lab.cli._app import printable
         from wellposed_lab.cli.commands import app
+    except KeyboardInterrupt:  # torch takes seconds to import
+        print("Interrupted before anything was done.", file=sys.stderr)
+        raise SystemExit(130) from None
     except ModuleNotFoundError as error:
         if error.name not in ("pydantic", "rich", "typer", "yaml"):
             raise

@@ -24,7 +24,6 @@ from wellposed_lab.cli._app import (
     result_console,
 )
 from wellposed_lab.runs.config import read
-from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.setup import Problem, prepare
 from wellposed_lab.runs.training import load_run
@@ -59,8 +58,8 @@ def certify(
     allow_code: Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE)] = False,
 ) -> None:
     """Check what is proved about a network at its present parameters."""
-    with message_console().status("certifying"), code_allowed(allow_code):
-        problem, where = _problem(source, list(changes or []), at)
+    with message_console().status("certifying"):
+        problem, where = _problem(source, list(changes or []), at, allow_code)
         certificate = _certificate(problem, theorem)
     if as_json:
         typer.echo(json.dumps({"at": where, **certificate.to_dict()}, indent=2))
@@ -71,14 +70,14 @@ def certify(
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _problem(source: Path, changes: list[str], at: str) -> tuple[Problem, str]:
+def _problem(source: Path, changes: list[str], at: str, allow_code: bool) -> tuple[Problem, str]:
     if at not in ("last", "best"):
         raise InvalidArgument(f"--at must be last or best; got {at!r}.")
     if source.is_file():
-        return prepare(read(source, changes)), "at the start"
+        return prepare(read(source, changes), allow_code=allow_code), "at the start"
     if changes:
         raise InvalidArgument("--set changes a configuration; a run stays what it was. Give its config.yaml instead.")
-    _, problem, checkpoint = load_run(source, at=at)
+    _, problem, checkpoint = load_run(source, at=at, allow_code=allow_code)
     return problem, "at the start" if checkpoint is None else f"after epoch {checkpoint.epoch}"
 
 

@@ -21,7 +21,6 @@ from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_
 from wellposed.plot import contour, line
 from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, message_console, print_message, print_table
 from wellposed_lab.runs.losses import AbstractLoss
-from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.processes import threads_for
 from wellposed_lab.runs.run import refuse_foreign
 from wellposed_lab.runs.setup import Problem
@@ -81,8 +80,7 @@ def landscape(
     if direction not in DIRECTIONS:
         hint = did_you_mean(direction, DIRECTIONS)
         raise InvalidArgument(f"--direction must be filter, random or hessian; got {direction!r}.{hint}")
-    with code_allowed(allow_code):
-        config, problem, checkpoint = load_run(run, at=at)
+    config, problem, checkpoint = load_run(run, at=at, allow_code=allow_code)
     X, y = _samples(problem, samples)
     model, loss = problem.model, _mean(problem.loss)
     torch.set_num_threads(threads_for(model, X))

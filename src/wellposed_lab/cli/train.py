@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +23,9 @@ from wellposed.errors import InvalidArgument
 from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, print_message, print_plain, print_table
 from wellposed_lab.runs.config import RunConfig, read, resolve
 from wellposed_lab.runs.config_sections import extended
+from wellposed_lab.runs.epoch_logger import STOPS
 from wellposed_lab.runs.loop import learning_rate
 from wellposed_lab.runs.models import MODELS
-from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.proving import FOLDER, about, prove_start
 from wellposed_lab.runs.records import halving, hidden_ratio, last_recorded, moves, plain_flow, read_metrics
 from wellposed_lab.runs.run import read_config
@@ -51,13 +53,21 @@ LINE, BAR = "epoch {done:.1f} of {total:g}: {text}", "{done:.1f}/{total:.0f} {te
 
 
 class EpochProgress:
-    """A `Listener` of `fit`; measurements at the end of an epoch stay visible, with the epoch."""
+    """A `Listener` of `fit`; measurements at the end of an epoch stay visible, with the epoch.
 
-    def __init__(self, display: ProgressDisplay) -> None:
-        self._display, self._measured = display, ""
+    Args:
+        display: Shows the epochs.
+        notice: Is printed when training has begun: a run that is refused has nothing to say.
+    """
+
+    def __init__(self, display: ProgressDisplay, notice: str = "") -> None:
+        self._display, self._measured, self._notice = display, "", notice
 
     def on_batch(self, epoch: int, batch: int, batches: int, loss: float) -> None:
         """A step was taken."""
+        if self._notice:
+            print_message(self._notice)
+            self._notice = ""
         self._display.update(epoch + batch / batches, f"batch loss {loss:.3g}{self._measured}")
 
     def on_epoch(self, row: dict[str, Any]) -> None:
@@ -92,29 +102,27 @@ def train(
     allow_code: Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE)] = False,
 ) -> None:
     """Train a network in a run directory, with evaluations, checkpoints and certificates."""
-    settings, folder = _settings(config, list(changes or []), folder, resume)
+    settings, folder, notice = _settings(config, list(changes or []), folder, resume)
     if show_config:
         typer.echo(settings.to_yaml(), nl=False)
         return
     if settings.run.devices > 1 and "WORLD_SIZE" not in os.environ:
         raise typer.Exit(_in_processes(settings.run.devices, folder, [] if resume else ["--out", str(folder)]))
-    epochs = settings.run.epochs
-    with progress_display("training", epochs, show=not quiet, line=LINE, bar=BAR, ends=False) as display:
-        try:
+    with _interruption_explained(folder):
+        with progress_display("training", settings.run.epochs, show=not quiet, line=LINE, bar=BAR, ends=False) as display:
             # a new run is of a configuration that its user has chosen to train; a run directory may be a stranger's
-            with code_allowed(allow_code or resume is None):
-                trained = train_run(settings, folder, resume=resume is not None, listener=EpochProgress(display))
-        except KeyboardInterrupt:  # before the first step: from then on a checkpoint is saved
-            _explain_early_end(folder)
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if not trained.first:
-        return
-    summary = {"run": str(folder), **trained.summary}
-    if samples is not None and trained.outcome.stop != "interrupted":
-        summary["proof"] = about(
-            prove_start(settings, folder / FOLDER, samples=samples, progress=not quiet), settings.optimizer.name
-        )
-    report = _report(folder) if with_report and trained.outcome.stop != "interrupted" else None
+            allowed, listener = allow_code or resume is None, EpochProgress(display, notice=notice)
+            trained = train_run(settings, folder, resume=resume is not None, allow_code=allowed, listener=listener)
+        if not trained.first:
+            return
+        if trained.outcome.finished_before:
+            print_message(_nothing_trained(trained))
+        summary = {"run": str(folder), **trained.summary}
+        if samples is not None and trained.outcome.stop != "interrupted":
+            summary["proof"] = about(
+                prove_start(settings, folder / FOLDER, samples=samples, progress=not quiet), settings.optimizer.name
+            )
+        report = _report(folder) if with_report and trained.outcome.stop != "interrupted" else None
     if report is not None:
         summary["report"] = str(report)
     if as_json:
@@ -143,12 +151,13 @@ def _in_processes(devices: int, folder: Path, more: list[str]) -> int:
     return code
 
 
-def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[RunConfig, Path]:
-    """The configuration and the run directory."""
+def _settings(config: Path | None, changes: list[str], folder: Path | None, resume: Path | None) -> tuple[RunConfig, Path, str]:
+    """The configuration, the run directory, and what is to be said when training begins."""
     if resume is None:
         settings = resolve_auto(resolve({}, changes) if config is None else read(config, changes))
         date = time.strftime("%Y%m%d-%H%M%S")
-        return settings, folder or _unused(Path("runs") / f"{date}-{settings.model.name}-{short_name(settings.data.name)}")
+        name = f"{date}-{settings.model.name}-{short_name(settings.data.name)}"
+        return settings, folder or _unused(Path("runs") / name), ""
     if config is not None or folder is not None:
         raise InvalidArgument("--resume takes the configuration and the directory of the run; omit CONFIG and --out.")
     before = read_config(resume)
@@ -157,24 +166,35 @@ def _settings(config: Path | None, changes: list[str], folder: Path | None, resu
     except InvalidArgument as error:
         new = f"Start a new run with: wellposed train {resume / 'config.yaml'} --set ..."
         raise InvalidArgument(f"{error} {new}") from None
-    if settings.run.extended != before.run.extended:
-        _explain_extension(settings)
-    return settings, resume
+    return settings, resume, "" if settings.run.extended == before.run.extended else _extension(settings)
 
 
-def _explain_early_end(folder: Path) -> None:
-    """What an interrupted run left, and how to continue it or start it again."""
-    if (folder / "config.yaml").is_file():
-        print_message(f"Interrupted. Continue with: wellposed train --resume {folder}")
-    else:
-        print_message(f"Interrupted before {folder} was a run: nothing is saved. Start it again with the same words.")
+@contextlib.contextmanager
+def _interruption_explained(folder: Path) -> Iterator[None]:
+    """Says how to continue after an interruption before the first step or after the last."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "config.yaml").is_file():
+            print_message(f"Interrupted. Continue with: wellposed train --resume {folder}")
+        else:
+            print_message(f"Interrupted before {folder} was a run: nothing is saved. Start it again with the same words.")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def _explain_extension(settings: RunConfig) -> None:
+def _nothing_trained(trained: Trained) -> str:
+    """The first line about a run that had nothing left to do."""
+    stop, epochs = trained.outcome.stop, trained.summary["epochs"]
+    said = f"Nothing was trained: {trained.folder} was finished before, after epoch {epochs} ({STOPS[stop]})."
+    longer = f"--resume {trained.folder} --set run.epochs={2 * epochs}"
+    return f"{said} For more epochs: wellposed train {longer}" if stop == "epochs" else said
+
+
+def _extension(settings: RunConfig) -> str:
     """Under a cosine schedule an extended run differs from one started with this length."""
     old, new = settings.run.extended[-1], settings.run.epochs
     rate = learning_rate(settings.optimizer, old, 1, new)
-    print_message(
+    return (
         f"The cosine schedule depends on run.epochs: up to epoch {old} it stays that of {old} epochs, after it that of {new}, "
         f"so the step size rises from near 0 to {rate:.3g} there. A run of {new} epochs from the start has other numbers; "
         "with optimizer.schedule=constant or step it has the same."

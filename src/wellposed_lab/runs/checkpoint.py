@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torch import Tensor
 
 from wellposed._io import remove, set_aside, write_whole
+from wellposed._memory import available_memory
 from wellposed._reading import files_in, read_bytes, read_text
 from wellposed.errors import CheckpointRefused, MissingPackage, how_to_install
-from wellposed.kernel._memory import available_memory
 from wellposed_lab.runs.training_state import Checkpoint, WrongRecord, need
 
 __all__ = ["find", "load", "newest", "prune", "save", "tidy"]

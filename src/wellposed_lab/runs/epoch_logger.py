@@ -50,12 +50,14 @@ class RunOutcome:
         progress: Where it ended.
         rows: Of this session.
         certificate: The last one, or None.
+        finished_before: Whether the run had ended before this session, which then trained nothing.
     """
 
     stop: str
     progress: Progress
     rows: list[dict[str, Any]] = field(default_factory=list)
     certificate: Certificate | None = None
+    finished_before: bool = False
 
 
 class EpochLogger:

@@ -67,7 +67,8 @@ def fit(
         check_reachable(checkpoint, samples=len(X), batches=batches, totals=len(TOTALS))
     progress = Progress() if checkpoint is None else restore(checkpoint, model, optimizer)
     train_step = TrainStep(model, optimizer, loss, config, world)
-    outcome = RunOutcome("epochs", progress)
+    finished = checkpoint is not None and (progress.stop is not None or progress.epoch >= options.epochs)
+    outcome = RunOutcome("epochs", progress, finished_before=finished)
     logger = EpochLogger(train_step, parts, run, listener, outcome)
 
     def rate_of(step: int) -> float:

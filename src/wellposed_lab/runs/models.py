@@ -228,7 +228,13 @@ OWN: dict[str, ModelKind] = {
 
 
 def build(
-    section: ModelSection, shape: tuple[int, ...], classes: int, *, generator: torch.Generator, dtype: torch.dtype
+    section: ModelSection,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    allow_code: bool = False,
 ) -> nn.Module:
     """The network of a configuration, on the CPU.
 
@@ -238,6 +244,7 @@ def build(
         classes: The number of classes, for classifiers.
         generator: Of the initialization.
         dtype: Of the parameters.
+        allow_code: Whether `model.class` may be imported.
     """
     kind = kind_of(section.name)
     solver_kwargs = {"rtol": section.rtol, "max_steps": section.max_steps, "on_failure": section.on_failure}
@@ -249,6 +256,7 @@ def build(
             shape,
             classes,
             section.width,
+            allow_code=allow_code,
             seed=generator.initial_seed(),
             generator=generator,
             dtype=dtype,

@@ -1,7 +1,7 @@
 """A network of the user's own class, named by its import path in a configuration.
 
 Importing a class runs the code of its module. A configuration or a run may come from a stranger, so
-nothing here imports unless the command was told to (`code_allowed`).
+nothing here imports unless the caller allows it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,19 +20,7 @@ from wellposed.errors import InvalidArgument
 from wellposed.nn import AbstractCell, EquilibriumLayer
 from wellposed.nn.own import import_class, instantiate, is_cell, state_shape
 
-__all__ = ["OwnNetwork", "code_allowed", "own_network"]
-
-_allowed: ContextVar[bool] = ContextVar("code_allowed", default=False)
-
-
-@contextlib.contextmanager
-def code_allowed(allowed: bool = True) -> Iterator[None]:
-    """Within this context a configuration may name a class, whose module is imported."""
-    token = _allowed.set(allowed)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+__all__ = ["OwnNetwork", "own_network"]
 
 
 class OwnNetwork(nn.Module):
@@ -64,6 +51,7 @@ def own_network(
     classes: int,
     width: int,
     *,
+    allow_code: bool,
     seed: int,
     generator: torch.Generator,
     dtype: torch.dtype,
@@ -78,11 +66,12 @@ def own_network(
     Args:
         path: The import path. arguments: Further keywords of the constructor, checked.
         shape: Of one input. classes: Of a classifier, 0 for numbers. width: Of the state.
+        allow_code: Whether the class may be imported, which runs its module.
         seed: Of a class that draws from torch's global generator.
         generator, dtype: Of the parameters.
         solver_kwargs: Of the layer of a cell.
     """
-    if not _allowed.get():
+    if not allow_code:
         raise InvalidArgument(
             f"model.class names code to run, {path!r}, and a configuration or a run from someone else could name any. Nothing "
             "was imported. If you trust it, give --allow-code to train, certify or landscape; report never imports, and prove "

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wellposed._memory import available_memory, readable
 from wellposed.data import Dataset, load
 from wellposed.data._load import is_path
 from wellposed.data.own import checksum, own_path
@@ -19,7 +20,6 @@ from wellposed.data.puzzles import PUZZLES
 from wellposed.data.restoration import IMAGES, NOISE, PAIRS
 from wellposed.data.text import TEXTS
 from wellposed.errors import InvalidArgument, WellposedError
-from wellposed.kernel._memory import available_memory, readable
 from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, NextToken, Reconstruction, Segmentation, Squared
 from wellposed_lab.runs.models import MODELS, OWN, build, kind_of
 
@@ -77,18 +77,19 @@ class Problem:
     loss: AbstractLoss
 
 
-def prepare(config: RunConfig, *, device: torch.device | None = None) -> Problem:
+def prepare(config: RunConfig, *, device: torch.device | None = None, allow_code: bool = False) -> Problem:
     """Loads the data and draws the network; the same configuration gives the same problem.
 
     Args:
         config: What to load and to draw.
         device: Of this process; `run.device` if not given.
+        allow_code: Whether `model.class` may be imported, which runs its code.
 
     Raises:
         InvalidArgument: Parts of the configuration do not fit each other, or the memory.
     """
     with _within_memory("data.n, data.features, data.size or model.width"):
-        return _prepared(resolve_auto(config), device)
+        return _prepared(resolve_auto(config), device, allow_code)
 
 
 def resolve_auto(config: RunConfig) -> RunConfig:
@@ -150,7 +151,7 @@ def _task(config: RunConfig) -> str:
     return "regression" if data.classes == "auto" or (data.classes is not None and len(data.classes) == 2) else "classification"
 
 
-def _prepared(config: RunConfig, device: torch.device | None) -> Problem:
+def _prepared(config: RunConfig, device: torch.device | None, allow_code: bool) -> Problem:
     kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
     device, dtype = device or _device(config.run.device), getattr(torch, config.run.dtype)
     d = config.data
@@ -173,7 +174,7 @@ def _prepared(config: RunConfig, device: torch.device | None) -> Problem:
     outputs = len(data.tokens) or outputs
     generator = torch.Generator().manual_seed(config.run.seed)
     _check_memory("model.width", config.model.width * max(config.model.width, X.shape[1]) * X.element_size())
-    model = build(config.model, tuple(X.shape[1:]), outputs, generator=generator, dtype=dtype).to(device)
+    model = build(config.model, tuple(X.shape[1:]), outputs, generator=generator, dtype=dtype, allow_code=allow_code).to(device)
     test = None if data.X_test is None or y_test is None else _to(device, data.X_test, y_test)
     if not d.validation:
         return Problem(data, DataParts(_to(device, X, y), None, test), model, loss)

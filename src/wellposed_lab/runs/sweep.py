@@ -28,7 +28,6 @@ from wellposed.data.own import own_path
 from wellposed.errors import InvalidArgument, RunError, RunLocked, WellposedError
 from wellposed_lab.runs.config import parse_yaml, resolve
 from wellposed_lab.runs.config_sections import RunConfig
-from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.records import RECORD
 from wellposed_lab.runs.run import read_config
@@ -140,8 +139,7 @@ def run_sweep(
     Returns:
         The summary of every run in the order of `Sweep.runs`, or {"error": why it has none}.
     """
-    with code_allowed(allow_code):
-        runs = sweep.runs()
+    runs = sweep.runs()
     _begin(sweep, folder)
     with _alone(folder):
         folders = [(folder / "runs" / run.name).absolute() for run in runs]
@@ -251,8 +249,7 @@ def _train_one(allow_code: bool, task: tuple[int, RunConfig, Path]) -> tuple[int
         resume = (folder / "config.yaml").exists()
         if resume:
             _check_same(config, folder)
-        with code_allowed(allow_code):
-            return index, train(config, folder, resume=resume).summary
+        return index, train(config, folder, resume=resume, allow_code=allow_code).summary
     except WellposedError as error:
         return index, {"error": str(error)}
     except Exception as error:  # of a class of the user's own, or of memory

@@ -49,7 +49,9 @@ class Trained:
     first: bool
 
 
-def train(config: RunConfig, folder: Path, *, resume: bool = False, listener: Listener | None = None) -> Trained:
+def train(
+    config: RunConfig, folder: Path, *, resume: bool = False, allow_code: bool = False, listener: Listener | None = None
+) -> Trained:
     """Trains in a run directory, in one process or, under torchrun, in several.
 
     Mistakes in the configuration are found before anything is written, and `auto` values are
@@ -59,12 +61,13 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, listener: Li
         config: For `resume` from `read_config`.
         folder: The run directory.
         resume: Whether to continue the run in this directory.
+        allow_code: Whether `model.class` may be imported, which runs its code.
         listener: Is called after batches and epochs, in the first process only.
     """
     with joined(config.run) as world, on_threads(1) as available:  # one thread draws the same network on every machine
         config = config if resume else resolve_auto(config)
         seed_everything(config.run.seed)
-        problem = prepare(config, device=world.device)
+        problem = prepare(config, device=world.device, allow_code=allow_code)
         check_patience(config, problem.parts)
         if config.run.certify_every:
             check_theorem(config.run.theorem, problem.model, *problem.parts.train)
@@ -95,15 +98,16 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, listener: Li
             return Trained(folder, problem, outcome, summary, True)
 
 
-def load_run(folder: Path, *, at: str = "last") -> tuple[RunConfig, Problem, Checkpoint | None]:
+def load_run(folder: Path, *, at: str = "last", allow_code: bool = False) -> tuple[RunConfig, Problem, Checkpoint | None]:
     """The configuration, data and model of a run, and its checkpoint; None at the start.
 
     Args:
         folder: The run directory.
         at: "last", or "best" of a run with `run.patience`.
+        allow_code: Whether `model.class` may be imported, which runs its code.
     """
     config = read_config(folder)
-    problem = prepare(config)
+    problem = prepare(config, allow_code=allow_code)
     if at == "best":
         checkpoint: Checkpoint | None = load(folder / "checkpoints" / "best.json")
     else:

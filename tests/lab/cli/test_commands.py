@@ -6,6 +6,7 @@ import importlib.machinery
 import json
 import math
 import re
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -137,6 +138,36 @@ def test_resume_of_a_finished_run_changes_nothing(run: Path) -> None:
     result = call("train", "-q", "--no-report", "--resume", run)
     assert result.exit_code == 0 and "2 epochs, 6 steps" in result.stdout
     assert (run / "metrics.jsonl").read_bytes() == before
+    assert result.stderr.startswith(f"Nothing was trained: {run} was finished before, after epoch 2 (all epochs are done).")
+    assert f"wellposed train --resume {run} --set run.epochs=4" in result.stderr
+
+
+def test_a_run_that_stopped_early_is_not_offered_more_epochs(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    early = changes("run.certify_every=0", "run.stop_loss=1e9")
+    result = call("train", "-q", "--no-report", "--out", folder, *early)
+    assert result.exit_code == 0 and "Nothing was trained" not in result.stderr
+    result = call("train", "-q", "--no-report", "--resume", folder)
+    assert "after epoch 0 (the training loss is small enough)." in result.stderr and "--set" not in result.stderr
+
+
+def test_a_refused_extension_says_only_why(run: Path, tmp_path: Path) -> None:
+    """The paragraph about the cosine schedule is for runs that train."""
+    lost = tmp_path / "lost"
+    shutil.copytree(run, lost)
+    shutil.rmtree(lost / "checkpoints")
+    result = call("train", "-q", "--no-report", "--resume", lost, "--set", "run.epochs=6")
+    failed(result, 3, "no checkpoint to continue from")
+    assert "cosine" not in result.stderr
+
+
+def test_an_interrupted_report_names_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(folder: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wellposed_lab.report.write", interrupt)
+    result = call("train", "-q", "--resume", run)
+    assert result.exit_code == 130 and f"Continue with: wellposed train --resume {run}" in result.stderr
 
 
 def test_resume_for_more_epochs_is_the_longer_run(tmp_path: Path) -> None:

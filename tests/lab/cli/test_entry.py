@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import wellposed as wp
+from wellposed_lab import cli
 
 ROOT = Path(__file__).parents[3]
 ENTRY = "import sys; sys.argv = ['wellposed', '--version']; from wellposed_lab.cli import main; main()"
@@ -75,3 +77,18 @@ def test_the_wheel_contains_every_file_of_both_packages(tmp_path: Path) -> None:
     report = {f"wellposed_lab/report/{name}" for name in ("page.css", "page.js", "page.html", "parts.html")}
     assert report | {"wellposed/py.typed", "wellposed_lab/py.typed", "wellposed_lab/runs/__init__.py"} <= names
     assert "wellposed = wellposed_lab.cli:main" in scripts
+
+
+def test_an_interruption_while_modules_are_imported_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "wellposed_lab.cli._app", Interrupted())
+    monkeypatch.setattr(sys, "argv", ["wellposed", "train"])
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130 and capsys.readouterr().err == "Interrupted before anything was done.\n"

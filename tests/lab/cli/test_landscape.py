@@ -175,7 +175,7 @@ def test_a_centre_without_an_equilibrium_is_said(run: Path, tmp_path: Path, monk
     with torch.no_grad():
         for parameter in problem.model.parameters():
             parameter *= 100.0
-    monkeypatch.setattr("wellposed_lab.cli.landscape.load_run", lambda folder, at: (config, problem, checkpoint))
+    monkeypatch.setattr("wellposed_lab.cli.landscape.load_run", lambda folder, **options: (config, problem, checkpoint))
     result = call("landscape", run, "--points", 3, "--radius", 0.01, "--out", tmp_path / "o")
     assert result.exit_code == 1 and "9: the solve of some sample failed" in result.stdout
     assert "unknown: the solve of some" in result.stdout and "no loss at the centre" in result.stdout

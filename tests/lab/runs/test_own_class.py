@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import wellposed as wp
 from wellposed_lab.cli.commands import app
 from wellposed_lab.runs.config import resolve
-from wellposed_lab.runs.own_class import code_allowed
 from wellposed_lab.runs.setup import prepare
 
 CODE = """
@@ -120,10 +119,9 @@ def test_a_run_of_a_stranger_is_not_imported(folder: Path) -> None:
 
 def test_the_same_seed_draws_the_same_network(folder: Path) -> None:
     config = resolve({}, [*SMALL, "model.class=my_cells.MyCell"])
-    with code_allowed():
-        first = prepare(config).model.state_dict()
-        torch.rand(3)
-        second = prepare(config).model.state_dict()
+    first = prepare(config, allow_code=True).model.state_dict()
+    torch.rand(3)
+    second = prepare(config, allow_code=True).model.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -147,8 +145,8 @@ def test_the_same_seed_draws_the_same_network(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_mistakes(folder: Path, more: list[str], message: str) -> None:
-    with code_allowed(), pytest.raises(wp.WellposedError) as caught:
-        prepare(resolve({}, [*SMALL, *more]))
+    with pytest.raises(wp.WellposedError) as caught:
+        prepare(resolve({}, [*SMALL, *more]), allow_code=True)
     assert message in str(caught.value)
 
 

@@ -116,6 +116,8 @@ def test_inputs_that_do_not_fit_are_refused(form):
 
 
 def test_bad_arguments():
+    with pytest.raises(wp.InvalidType, match=r"or a MonotoneTierCell; got int\. MonotoneClassifier\.dense\(in_features"):
+        MonotoneClassifier(4, 8, 3)  # type: ignore[arg-type]
     with pytest.raises(wp.InvalidArgument, match=r"grid=3 must divide the height and width of every tier; got 8 x 8"):
         MonotoneClassifier.conv((1, 8, 8), 2, 10, grid=3)
     with pytest.raises(wp.InvalidArgument, match=r"expects x of shape \(batch, 1, 8, 8\); got \(2, 1, 4, 4\)"):

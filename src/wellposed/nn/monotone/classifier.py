@@ -66,6 +66,11 @@ class MonotoneClassifier(nn.Module):
         super().__init__()
         check_positive_integer("MonotoneClassifier", "classes", classes)
         check_positive_integer("MonotoneClassifier", "grid", grid)
+        if not isinstance(cell, (DenseCell, MonotoneConvCell, MonotoneTierCell)):
+            raise InvalidType(
+                f"MonotoneClassifier needs a DenseCell, a MonotoneConvCell or a MonotoneTierCell; got {type(cell).__name__}. "
+                "MonotoneClassifier.dense(in_features, width, classes) makes one with its cell, and so do .conv and .multitier."
+            )
         if isinstance(cell, DenseCell) and not isinstance(cell.weight, Monotone):
             raise InvalidType(f"MonotoneClassifier needs a DenseCell with weight=Monotone(margin); got weight={cell.weight!r}.")
         zeros = not isinstance(cell, DenseCell) and cell.weights.padding == "zeros"

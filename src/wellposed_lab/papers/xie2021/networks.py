@@ -215,6 +215,6 @@ def _extractor(in_channels: int, features: int, task: Task) -> nn.Module:
     return nn.Sequential(nn.Conv2d(in_channels, features, 3, stride=task["stride"], padding=1), nn.ReLU())
 
 
-def _head(channels: int, classes: int = 10) -> nn.Module:
-    """Averages over 4 x 4 regions and a linear layer."""
-    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * channels, classes))
+def _head(channels: int) -> nn.Module:
+    """Averages over 4 x 4 regions and a linear layer to 10 classes."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * channels, 10))
