@@ -29,7 +29,14 @@ from wellposed.errors import (  # noqa: F401
     WellposedError,
     WellposedWarning,
 )
-from wellposed.implicit import ImplicitGradient, JacobianFree, PhantomGradient, UnrolledGradient, attach_gradient
+from wellposed.implicit import (
+    ImplicitGradient,
+    JacobianFree,
+    PhantomGradient,
+    ReversibleGradient,
+    UnrolledGradient,
+    attach_gradient,
+)
 from wellposed.kernel import TangentKernel, least_eigenvalue, tangent_kernel
 from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
 from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ, export
@@ -89,6 +96,7 @@ __all__ = [
     "PhantomGradient",
     "Picard",
     "Proof",
+    "ReversibleGradient",
     "SkipDEQ",
     "Solution",
     "Status",

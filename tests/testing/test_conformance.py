@@ -180,6 +180,28 @@ class TestUnrolledGradient(GradientConformance):
         return wp.UnrolledGradient(150)
 
 
+class TestReversibleGradient(GradientConformance):
+    """Its value is that of its steps, and so is its gradient: steps that reach the equilibrium cannot be reversed."""
+
+    rtol = 1e-11
+    test_the_value_is_the_equilibrium = None  # type: ignore[assignment]
+
+    def gradient(self):
+        return wp.ReversibleGradient(12)
+
+    def reference(self, f, z, v, leaves):
+        y = z = torch.zeros_like(z)
+        for _ in range(12):
+            y = (y + f(z)) / 2
+            z = (z + f(y)) / 2
+        return torch.autograd.grad(z, list(leaves), v, allow_unused=True)
+
+    def _layer(self, cell):
+        layer = super()._layer(cell)
+        layer.rtol = 0.1
+        return layer
+
+
 class TestJacobianFree(GradientConformance):
     def gradient(self):
         return wp.JacobianFree()

@@ -11,9 +11,8 @@ from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import eager, require_values
 from wellposed._tree import LOW_PRECISION, Layout, map_leaves
 from wellposed.errors import InvalidType
-from wellposed.implicit.gradient import AbstractGradient
+from wellposed.implicit.gradient import AbstractGradient, AbstractUnrolled
 from wellposed.implicit.implicit_gradient import ImplicitGradient
-from wellposed.implicit.inexact import UnrolledGradient
 from wellposed.solve._closing import judge
 from wellposed.solve._fixed_point import check_args
 from wellposed.solve.auto import Auto
@@ -64,7 +63,7 @@ def attach_gradient(
             linear solve of the backward pass.
     """
     gradient = ImplicitGradient() if gradient is None else gradient
-    if not isinstance(gradient, AbstractGradient) or isinstance(gradient, UnrolledGradient):
+    if not isinstance(gradient, AbstractGradient) or isinstance(gradient, AbstractUnrolled):
         raise InvalidType(
             "The 'gradient' parameter of attach_gradient must be a gradient mode at an equilibrium, such as ImplicitGradient() "
             f"or PhantomGradient(); got {gradient!r}."

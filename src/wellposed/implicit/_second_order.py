@@ -39,14 +39,14 @@ def correction(
     """
     recorded = Graph.behind(fz, {graph_edge(x) for x in extras if x.grad_fn is not None})
     count = len(f.inputs())
-    gates = [_Gate() for _ in range(len(extras) + 1)]
+    gates = [Gate() for _ in range(len(extras) + 1)]
     free = [
         # A captured leaf depends on nothing else and may stay where f finds it.
-        _Pass.apply(x, gate) if x.requires_grad and (i < count or x.grad_fn is not None) else x
+        Pass.apply(x, gate) if x.requires_grad and (i < count or x.grad_fn is not None) else x
         for i, (x, gate) in enumerate(zip(extras, gates, strict=False))
     ]
     f = f.with_inputs(*free[:count])
-    moved = _Pass.apply(z, gates[-1])
+    moved = Pass.apply(z, gates[-1])
     with Substitution(extras, free, recorded.nodes) as substitution:
         difference = uncompiled(lambda: f.tracked(moved) - f.tracked(z.detach()))
     captured = [graph_edge(x) for x, need in list(zip(extras, needed, strict=True))[count:] if need and x.grad_fn is not None]
@@ -86,17 +86,17 @@ def _check_unseen(recorded: Graph, again: Graph, missed: set[Edge]) -> None:
         )
 
 
-class _Gate:
+class Gate:
     """Whether derivatives may pass now."""
 
     open = True
 
 
-class _Pass(torch.autograd.Function):
+class Pass(torch.autograd.Function):
     """The identity, with a gate for derivatives."""
 
     @staticmethod
-    def forward(x: Tensor, gate: _Gate) -> Tensor:
+    def forward(x: Tensor, gate: Gate) -> Tensor:
         return x.view_as(x)
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from wellposed.solve._samples import Outcome
     from wellposed.solve.map import AbstractMap
     from wellposed.solve.solution import SolveOptions
+    from wellposed.status import Status
 
 
 class AbstractGradient(abc.ABC):
@@ -29,3 +30,23 @@ class AbstractGradient(abc.ABC):
     @abc.abstractmethod
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
         """The equilibrium with its derivatives inside transforms; see `_transformed.py`."""
+
+
+class AbstractUnrolled(AbstractGradient):
+    """A mode that takes its own steps from the start, in the place of the solver."""
+
+    @property
+    @abc.abstractmethod
+    def evaluations(self) -> int:
+        """Of f, by all steps."""
+
+    @abc.abstractmethod
+    def unroll(self, f: AbstractMap, z: Tensor, options: SolveOptions) -> Tensor:
+        """(batch, features) the state after the steps from z, with the graph of its gradient."""
+
+    @abc.abstractmethod
+    def advice(self, status: Status, rate: float) -> str:
+        """What to try when a sample ended with `status`."""
+
+    def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} computes its own value from the start, by unroll().")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wellposed._checks import check_interval, check_positive_integer
 from wellposed.implicit._transformed import solve_transformed
-from wellposed.implicit.gradient import AbstractGradient
+from wellposed.implicit.gradient import AbstractGradient, AbstractUnrolled
 from wellposed.solve._samples import Outcome
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import SolveOptions
@@ -80,7 +80,7 @@ class JacobianFree(_Tail):
 
 
 @dataclass(frozen=True)
-class UnrolledGradient(AbstractGradient):
+class UnrolledGradient(AbstractUnrolled):
     """Takes `steps` plain steps z <- f(z) from the start, and differentiates through all of them.
 
     The solver of the layer is not used: the value is that of the unrolled network, and its residual
@@ -96,20 +96,19 @@ class UnrolledGradient(AbstractGradient):
     def __post_init__(self) -> None:
         check_positive_integer("UnrolledGradient", "steps", self.steps)
 
-    def unroll(self, f: AbstractMap, z: Tensor) -> Tensor:
-        """The recorded steps from z."""
+    @property
+    def evaluations(self) -> int:
+        return self.steps
+
+    def unroll(self, f: AbstractMap, z: Tensor, options: SolveOptions) -> Tensor:
         for _ in range(self.steps):
             z = f.tracked(z)
         return z
 
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
-        return self.unroll(f, start)
-
-    def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
-        raise NotImplementedError("UnrolledGradient computes its own value from the start, by unroll().")
+        return self.unroll(f, start, options)
 
     def advice(self, status: Status, rate: float) -> str:
-        """What to try when a sample ended with `status`."""
         if status is Status.MAX_STEPS:
             return "UnrolledGradient(steps=...) sets its depth: raise it, loosen rtol, or use ImplicitGradient()."
         return advice(status, rate)

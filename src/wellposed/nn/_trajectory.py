@@ -13,7 +13,8 @@ from wellposed._checks import check_interval
 from wellposed._torch import apart, eager, require_values
 from wellposed._tree import LOW_PRECISION, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.implicit import AbstractGradient, JacobianFree, UnrolledGradient
+from wellposed.implicit import AbstractGradient, JacobianFree
+from wellposed.implicit.gradient import AbstractUnrolled
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.solve.loop import iterate
 
@@ -52,10 +53,11 @@ def trajectory(
     if not isinstance(layer, EquilibriumLayer):
         raise InvalidType(f"trajectory needs an EquilibriumLayer; got {type(layer).__name__}.")
     gradient = JacobianFree() if gradient is None else gradient
-    if not isinstance(gradient, AbstractGradient) or isinstance(gradient, UnrolledGradient):
+    if not isinstance(gradient, AbstractGradient) or isinstance(gradient, AbstractUnrolled):
         raise InvalidType(f"The states of a trajectory take a gradient such as JacobianFree(); got {gradient!r}.")
-    if isinstance(layer.gradient, UnrolledGradient):
-        raise InvalidArgument("A layer with UnrolledGradient has no solve to take states from; use another gradient.")
+    if isinstance(layer.gradient, AbstractUnrolled):
+        mode = type(layer.gradient).__name__
+        raise InvalidArgument(f"A layer with {mode} has no solve to take states from; use another gradient.")
     require_values("trajectory", "Call the layer itself.")
     last = layer(x, z0, groups)
     solution = layer.last_solution

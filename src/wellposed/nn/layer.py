@@ -15,8 +15,9 @@ from wellposed._checks import Policy, check_policy, check_state_shape, check_tol
 from wellposed._torch import apart, eager, require_values, transforms_active
 from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.implicit import AbstractGradient, ImplicitGradient, UnrolledGradient
+from wellposed.implicit import AbstractGradient, ImplicitGradient
 from wellposed.implicit.adjoint import AbstractStructuredMap, Linearised
+from wellposed.implicit.gradient import AbstractUnrolled
 from wellposed.implicit.warm_start import WarmStart, begin
 from wellposed.nn.cell import AbstractCell, bind_function, zero_state
 from wellposed.solve._closing import judge
@@ -160,10 +161,10 @@ class EquilibriumLayer(nn.Module):
         tracked, gradient = torch.is_grad_enabled(), self.gradient
         if warm is not None:
             gradient = warm.gradient(gradient)
-        unrolled = gradient if tracked and isinstance(gradient, UnrolledGradient) else None
+        unrolled = gradient if tracked and isinstance(gradient, AbstractUnrolled) else None
         if unrolled is not None:
-            rows = unrolled.unroll(f, start)
-            outcome = judge(f, rows.detach(), options.tolerance, unrolled.steps + 1)
+            rows = unrolled.unroll(f, start, options)
+            outcome = judge(f, rows.detach(), options.tolerance, unrolled.evaluations + 1)
         else:
             graph = tracked and isinstance(gradient, ImplicitGradient) and not isinstance(f, AbstractStructuredMap)
             outcome = self._solve(f, start, options, keep_image=tracked, graph=graph)
