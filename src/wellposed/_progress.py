@@ -68,8 +68,8 @@ def progress_display(
         total: All of the work; None if `update` gives it later.
         show: Whether to show anything.
         line: Format of a line, with title, done, total, percent and text.
-        bar: Format of the text beside the bar, with done, total and text; None shows the text alone, for
-            work whose end is not known.
+        bar: Format of the text beside the bar, with done, total and text; None shows the text
+            alone, for work whose end is not known.
         heading: Written once, above the first line.
         ends: Whether the end of the work is always shown in a line.
     """

@@ -75,8 +75,8 @@ def expansion(
     norms: SampleNorms | None = None,
     explicit: Explicit | None = None,
 ) -> float:
-    """M on the ball, in which slopes do not jump; better if the norms of its samples, or its T_i, are
-    known."""
+    """M on the ball, in which slopes do not jump; better if the norms of its samples, or its T_i,
+    are known."""
     slopes, k = problem.slopes, problem.k
     c: Tensor | None
     if norms is not None:

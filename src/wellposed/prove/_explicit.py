@@ -6,8 +6,8 @@ and E = (I - D R0) X - D,
     X - T(R) = (I - D R)^-1 (E - D (R - R0) X),
     |X - T(R)| <= (K |E| + tau^2 |R - R0|)/(1 - tau |R - R0|),     K >= |(I - D R)^-1|.            (1)
 
-If the mask of unit u changes, D' = D + s e_u e_u^T, then X' = X + a b^T with a near s (I - D' R0)^-1
-e_u and b near (I + R0 X)^T e_u. Whatever a and b are, with g = s e_u - (I - D' R0) a,
+If the mask of unit u changes, D' = D + s e_u e_u^T, then X' = X + a b^T with a near s (I - D'
+R0)^-1 e_u and b near (I + R0 X)^T e_u. Whatever a and b are, with g = s e_u - (I - D' R0) a,
 
     E' = E + s e_u (b - (I + R0 X)^T e_u)^T - g b^T,                                                (2)
 
@@ -120,7 +120,8 @@ class Explicit:
 
         Args:
             weights: (k, n).
-            tau: >= |T_i| on the ball. inverse: >= |(I - D_i R)^-1| on it. change: How far R moves in it.
+            tau: >= |T_i| on the ball. inverse: >= |(I - D_i R)^-1| on it.
+            change: How far R moves in it.
         """
         assert self._X is not None
         n, m, _ = self._X.shape
