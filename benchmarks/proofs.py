@@ -2,11 +2,12 @@
 
     python benchmarks/proofs.py [--only NAME] [--seeds N] [--minutes M] [--out FOLDER]
 
-Each proof has one record, FOLDER/proofs/NAME-SEED.json; a problem that has one is not run again, so a run that was stopped
-continues where it was (delete a record to repeat it). A proof that takes longer than M minutes is stored in
-FOLDER/proofs/NAME-SEED.partial and continued by the next run. The table is FOLDER/proofs.md. Its times are CPU seconds of one
-process; the records have the wall time too, which means little where the machine was shared. MNIST is read from
-$WELLPOSED_DATA.
+Each proof has one record, FOLDER/proofs/NAME-SEED.json; a problem that has a finished one is not run again, so a run that was
+stopped continues where it was (delete a record to repeat it). A proof that takes longer than M minutes is stored in
+FOLDER/proofs/NAME-SEED.partial and continued by the next run; its record says how far it is, and what its tail lacks. The
+table is FOLDER/proofs.md, and FOLDER/proofs.json for `benchmarks/tables.py`, which copies it into docs/certificates.md. Times
+are CPU seconds of one process; the records have the wall time too, which means little where the machine was shared. MNIST is
+read from $WELLPOSED_DATA.
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ import torch
 from torch import Tensor
 
 import wellposed as wp
+from wellposed.prove import _tail
+from wellposed.prove._network import read_network
+from wellposed.prove._run import Run
 from wellposed_lab.runs.config import resolve
 from wellposed_lab.runs.proving import different_samples
 from wellposed_lab.runs.setup import prepare
 
 HERE = Path(__file__).parent
-SQUARE = "(n, m, d)"
 MOST_STEPS = 200_000
+#: Units that may switch, for which the tail of an unfinished proof is examined: matrices of this size are stored.
+MOST_SWITCHES = 6000
+DATA = {"mnist": "MNIST 0/1", "digits": "digits 0/1", "make run": "digits 0/1 of `make run`"}
+NETWORKS = {"gaussian": "ReLU", "softplus": "centred softplus", "skip": "`SkipDEQ`", "implicit_only": "`ImplicitOnlyDEQ`"}
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,23 @@ class Budget:
         return time.process_time() > self._end
 
 
+def missing(problem: Problem, seed: int, proof: wp.Proof) -> dict[str, Any]:
+    """What the theorem of the tail lacks at the last point of an unfinished proof, in words and numbers."""
+    state = Run(*read_network(*posed(problem, seed)), "auto")  # type: ignore[misc]  # every problem has a proof
+    state.continue_from(proof, "auto")
+    now, contraction = state._now, state._evaluator.contraction
+    residual, least = math.sqrt(2 * now.point.loss), math.sqrt(max(0.0, now.jacobian.least_eigenvalue()))
+    tried = _tail.tail
+    if problem.network in ("tanh", "softplus"):
+        from wellposed.prove._smooth_tail import smooth_tail as tried
+    _tail.MOST_SWITCHES = MOST_SWITCHES
+    found = tried(state.problem, now.point, now.jacobian, contraction, state.eta, now.delta)
+    return {"residual": residual, "sigma_min": least, "reason": found.reason, **found.numbers}
+
+
 def run(problem: Problem, seed: int, minutes: float, out: Path) -> None:
     record, partial = out / f"{problem.name}-{seed}.json", out / f"{problem.name}-{seed}.partial"
-    if record.exists():
+    if record.exists() and json.loads(record.read_text()).get("finished", True):
         return
     spent = out / f"{problem.name}-{seed}.seconds"
     before = float(spent.read_text()) if partial.exists() and spent.exists() else 0.0
@@ -131,17 +152,26 @@ def run(problem: Problem, seed: int, minutes: float, out: Path) -> None:
     proof = wp.prove(*posed(problem, seed), resume=partial if partial.exists() else None, **options)
     seconds = before + time.process_time() - start
     print(f"{problem.name}, seed {seed}\n{proof}", flush=True)
-    if "callback" in proof.reason or "interrupted" in proof.reason:
+    finished = not ("callback" in proof.reason or "interrupted" in proof.reason)
+    if not finished:
         proof.save(partial)
         spent.write_text(str(seconds))
-        return
+    store(record, problem, seed, proof, seconds, finished=finished)
+    if finished:
+        spent.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def store(record: Path, problem: Problem, seed: int, proof: wp.Proof, seconds: float, *, finished: bool) -> None:
+    """Writes the record of a proof, also of one that was stopped."""
     steps = proof.steps
     ratios = [ratio for ratio in steps["mask_ratio"] if ratio is not None]
     found = {
         "problem": problem.name,
         "seed": seed,
+        "finished": finished,
         "verdict": str(proof.verdict),
-        "reason": proof.reason,
+        "reason": proof.reason if finished else "stopped, to be continued",
         "num_steps": proof.num_steps,
         "step_size": proof.step_size,
         "delta": proof.delta,
@@ -152,38 +182,58 @@ def run(problem: Problem, seed: int, minutes: float, out: Path) -> None:
         "mask_ratio": min(ratios) if ratios else None,
         "tail": proof.tail,
         "attempts": proof.attempts[-3:],
+        "missing": None if finished else missing(problem, seed, proof),
         "cpu_seconds": round(seconds, 1),
         "wall_seconds": round(proof.seconds, 1),
         "torch": torch.__version__,
     }
     record.write_text(json.dumps(found, indent=1) + "\n")
-    spent.unlink(missing_ok=True)
-    shutil.rmtree(partial, ignore_errors=True)
 
 
-def table(out: Path) -> str:
+def span(records: list[dict[str, Any]], name: str, form: str) -> str:
+    """The least and the largest value of a column, or the one that there is."""
+    values = [record[name] for record in records if record[name] is not None]
+    if not values:
+        return "-"
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def rows(out: Path) -> list[dict[str, str]]:
     """The table of all records."""
-    lines = [
-        f"| problem | {SQUARE} | network | proved | steps K | loss at K | delta_K | least mask ratio | CPU s each | bar |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    found = []
     for problem in PROBLEMS:
         records = [json.loads(path.read_text()) for path in sorted(out.glob(f"{problem.name}-[0-9]*.json"))]
         if not records:
             continue
-
-        def span(name: str, form: str, records: list[Any] = records) -> str:
-            values = [record[name] for record in records if record[name] is not None]
-            if not values:
-                return "-"
-            low, high = form.format(min(values)), form.format(max(values))
-            return low if low == high else f"{low} to {high}"
-
         proved = sum(record["verdict"] == "CERTIFIED" for record in records)
-        cells = [problem.name, str(problem.sizes), problem.network, f"{proved} of {len(records)}", span("num_steps", "{}")]
-        cells += [span("loss", "{:.1e}"), span("delta", "{:.1e}"), span("mask_ratio", "{:.1e}"), span("cpu_seconds", "{:.0f}")]
-        lines.append("| " + " | ".join([*cells, problem.bar or "-"]) + " |")
-    return "\n".join(lines) + "\n"
+        going = sum(not record.get("finished", True) for record in records)
+        found.append(
+            {
+                "name": problem.name,
+                "data": DATA.get(problem.data, problem.data),
+                "sizes": str(problem.sizes),
+                "network": NETWORKS.get(problem.network, problem.network),
+                "proved": f"{proved} of {len(records)}" + (", unfinished" if going else ""),
+                "steps": ("" if proved else "stopped at ") + span(records, "num_steps", "{}"),
+                "loss": span(records, "loss", "{:.1e}"),
+                "delta": span(records, "delta", "{:.0e}"),
+                "growth": span(records, "growth", "{:.1f}"),
+                "ratio": span(records, "mask_ratio", "{:.0e}"),
+                "seconds": span(records, "cpu_seconds", "{:.0f}"),
+                "bar": problem.bar or "-",
+            }
+        )
+    return found
+
+
+def table(found: list[dict[str, str]]) -> str:
+    """As Markdown, with all columns."""
+    columns = {"name": "problem", "sizes": "(n, m, d)", "network": "network", "proved": "proved", "steps": "K"}
+    columns |= {"loss": "loss at K", "delta": "delta_K", "growth": "log growth", "ratio": "least mask ratio"}
+    columns |= {"seconds": "CPU s each", "bar": "bar"}
+    lines = [list(columns.values()), ["---"] * len(columns), *([row[name] for name in columns] for row in found)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def main() -> None:
@@ -200,7 +250,9 @@ def main() -> None:
             continue
         for seed in range(options.seeds or problem.seeds):
             run(problem, seed, options.minutes, out)
-            (options.out / "proofs.md").write_text(table(out))
+            found = rows(out)
+            (options.out / "proofs.md").write_text(table(found))
+            (options.out / "proofs.json").write_text(json.dumps({"rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/choosing.md", "docs/speed.md")
+PAGES = ("README.md", "docs/certificates.md", "docs/choosing.md", "docs/speed.md")
 PAGES += tuple(f"docs/tasks/{name}.md" for name in ("graphs", "imaging", "language", "reasoning"))
 PLACE = re.compile(r"(<!-- table of (\S+\.json): (\w+): (.+?) -->\n\n)((?:\|.*\n)+)")
 

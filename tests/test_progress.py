@@ -39,6 +39,23 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert shown.out == "" and "work" in shown.err and "7/7 [the end]" in shown.err
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_heading_is_written_once_and_text_stands_alone(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if terminal:
+        pytest.importorskip("rich")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(_progress, "SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr(_progress, "SECONDS_BETWEEN_UPDATES", -1.0)
+    with progress_display("work", line="{text}", bar=None, heading="[names]") as display:
+        display.update(1, "one")
+        display.update(2, "two")
+    shown = capsys.readouterr().err
+    assert shown.count("[names]") == 1 and shown.index("[names]") < shown.index("two") and "work" not in shown
+    assert terminal or shown == "[names]\none\ntwo\n"
+
+
 def test_nothing_if_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_display("work", 2, show=False) as display:
         display.update(2, "the end")

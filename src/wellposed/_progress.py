@@ -57,7 +57,8 @@ def progress_display(
     *,
     show: bool = True,
     line: str = "{title}: {done:g} of {total:g}",
-    bar: str = "{text}",
+    bar: str | None = "{text}",
+    heading: str = "",
     ends: bool = True,
 ) -> Iterator[ProgressDisplay]:
     """The display of some work while the context is open.
@@ -67,11 +68,17 @@ def progress_display(
         total: All of the work; None if `update` gives it later.
         show: Whether to show anything.
         line: Format of a line, with title, done, total, percent and text.
-        bar: Format of the text beside the bar, with done, total and text.
+        bar: Format of the text beside the bar, with done, total and text; None shows the text
+            alone, for work whose end is not known.
+        heading: Written once, above the first line.
         ends: Whether the end of the work is always shown in a line.
     """
 
+    above = [heading] if heading else []
+
     def write(done: float, total: float | None, text: str) -> None:
+        while above:
+            print(above.pop(), file=sys.stderr, flush=True)
         percent = int(100 * done / total) if total else 0
         print(line.format(title=title, done=done, total=total or 0, percent=percent, text=text), file=sys.stderr, flush=True)
 
@@ -88,12 +95,16 @@ def progress_display(
     if not console.is_terminal:
         yield ProgressDisplay(total, SECONDS_BETWEEN_LINES, write, ends=ends)
         return
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.fields[text]}", markup=False), TimeRemainingColumn())
+    beside = TextColumn("{task.fields[text]}", markup=False)
+    columns = (beside,) if bar is None else (TextColumn(title), BarColumn(), beside, TimeRemainingColumn())
     with Progress(*columns, console=console) as rich_bar:
         task = rich_bar.add_task(title, total=total, text="")
 
         def draw(done: float, total: float | None, text: str) -> None:
-            rich_bar.update(task, completed=done, total=total, text=bar.format(done=done, total=total or 0, text=text))
+            while above:
+                console.print(above.pop(), markup=False, highlight=False)
+            shown = text if bar is None else bar.format(done=done, total=total or 0, text=text)
+            rich_bar.update(task, completed=done, total=total, text=shown)
 
         yield ProgressDisplay(total, SECONDS_BETWEEN_UPDATES, draw)
 

@@ -184,7 +184,7 @@ def test_other_units_do_not_switch_in_the_ball(seed: int) -> None:
     crude = pairs_in(found, point, ball)
     ball = within_slopes(found, point, contraction, ball, crude)
     wide = pairs_in(found, point, ball)
-    pairs = Centre(found, point, contraction, wide).fewer(found, point, contraction, ball)
+    pairs = Centre(found, point, contraction, wide).fewer(found, point, ball)
     assert pairs.count <= crude.count and not bool((pairs.of_z & ~wide.of_z).any())
     W, U = model.W.detach(), model.U.detach()
     one = torch.eye(m, dtype=I64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 import wellposed as wp
 from exact_descent import problem
+from wellposed import _progress
 from wellposed.prove._network import read_network
 from wellposed.prove._run import Run, predicted_end
 from wellposed.prove.format import sha256
@@ -299,6 +301,28 @@ def test_the_end_is_predicted_from_the_last_attempts() -> None:
     assert predicted_end([]) is None and predicted_end([attempt(3, 2.0)]) is None
     assert predicted_end([attempt(0, 8.0), attempt(10, None), attempt(20, 2.0)]) == 30
     assert predicted_end([attempt(0, 2.0), attempt(10, 4.0)]) is None
+
+
+@pytest.mark.parametrize("kind", ["relu", "tanh"])
+def test_progress_is_a_table_of_80_columns(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "SECONDS_BETWEEN_LINES", -1.0)
+    proof = wp.prove(*problem(*TINY, kind=kind), progress=True)
+    first, second, names, *rows = capsys.readouterr().err.splitlines()
+    assert first.startswith("prove: plain descent is followed") and "within delta" in second
+    assert ("mask ratio" in names) is ("mask ratios" in second) is (kind == "relu")
+    assert len(rows) == proof.num_steps + 1 and max(map(len, [first, second, names, *rows])) <= 80
+    ends = [match.end() for match in re.finditer(r"step|loss|delta|least mask ratio|predicted end", names)]
+    for k, row in enumerate(rows[:-1]):
+        assert [row[: ends[0]].strip(), row[ends[0] : ends[1]].strip()] == [str(k + 1), f"{proof_loss(proof, k + 1):.1e}"]
+        assert all(row[end - 1] != " " and (end == len(row) or row[end] == " ") for end in ends)
+    ratios = [ratio for ratio in proof.steps["mask_ratio"] if ratio is not None]
+    assert kind == "tanh" or f"{min(ratios):.1e}" in rows[-1]
+
+
+def proof_loss(proof: wp.Proof, k: int) -> float:
+    return proof.loss if k == proof.num_steps else proof.steps["loss"][k]
 
 
 class Snapshots:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import wellposed as wp
+from exact_descent import problem
 from stored_proofs import NETWORKS, Stored, proved
 from wellposed.errors import RunError, WellposedError
 from wellposed.prove.seal import seal
@@ -300,3 +301,38 @@ def test_nothing_numerical_is_shared_with_the_prover() -> None:
                 assert module in allowed or module.startswith("wellposed.prove.verify_"), f"{path.name} imports {module}"
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [module or ""]
             assert not any(name.split(".")[0] in ("torch", "scipy") for name in names), path.name
+
+
+@pytest.mark.parametrize("kind", ["relu", "softplus"])
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-300, 2e299])
+def test_numbers_at_the_ends_of_float64_are_rejected_or_refused(
+    kind: str, value: float, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    genuine = Stored(folders[kind])
+    for name in genuine.document["tail"]:
+        changed = genuine.copy()
+        changed.document["tail"][name] = value
+        changed.document["radius"] = max(value, 1e-300)
+        assert not accepted(changed.write(tmp_path / "forged", sealed=True)), name
+
+
+@pytest.mark.parametrize(("kind", "weights", "labels"), [("tanh", 1e3, 1.0), ("softplus", 1e-11, 0.0)])
+def test_saturated_networks_and_equilibria_near_0_are_verified(
+    kind: str, weights: float, labels: float, tmp_path: Path
+) -> None:
+    model, X, y = problem(2, 3, 4, 2, kind=kind, variance=0.02)
+    with torch.no_grad():
+        model.U *= weights
+    proof = wp.prove(model, X, labels * y)
+    assert proof.verdict is wp.Verdict.CERTIFIED, proof
+    found = wp.verify(proof.save(tmp_path), steps=100, seed=0)
+    assert found.ok, found
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_numbers_below_the_digits_of_the_check_are_said_to_be(seed: int, tmp_path: Path) -> None:
+    model, X, y = problem(1, 3, 2, seed, kind="skip")
+    proof = wp.prove(model, 1e-12 * X, 1e-12 * y)
+    assert proof.verdict is wp.Verdict.CERTIFIED, proof
+    with pytest.raises(RunError, match="the check has numbers to .* only"):
+        wp.verify(proof.save(tmp_path), steps=100, seed=0)

@@ -21,6 +21,7 @@ from wellposed.linalg.verified_cholesky import (
     norm_upper_by_test,
     symmetric_part_upper,
 )
+from wellposed.prove._explicit import Explicit
 from wellposed.prove._problem import Exact
 from wellposed.prove._resolvent import Resolvents
 from wellposed.prove._slopes import AbstractSlopes
@@ -46,12 +47,12 @@ class Contraction:
 
     Attributes:
         omega: >= lambda_max(sym R). R_norm: >= |R|. tau: 1/(1 - omega), infinite if omega >= 1.
-        resolvents: What is proved of single samples, for smooth slopes.
+        resolvents: What is proved of single samples, for smooth slopes. explicit: T_i, for ReLU.
     """
 
     def __init__(self, slopes: AbstractSlopes) -> None:
         self._slopes = slopes
-        self.resolvents = Resolvents()
+        self.resolvents, self.explicit = Resolvents(), Explicit()
         self._reference: Tensor | None = None
         self._above: Tensor | None = None
         self._weights: Tensor | None = None

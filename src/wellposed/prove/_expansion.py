@@ -14,7 +14,9 @@ and one, u, of (p_i)_i: xi_i = sum_j v_j(i) b_j + rest. Every T_i is only known 
 
     |sum_i r_i v_j(i) T_i| <= tau |r o v_j|_1,     |sum_i r_i u(i) v_j(i) T_i| <= tau |r o u o v_j|_1,
 
-and Cauchy's inequality does for the rests. The vectors need not be exact: see `_Expansion.factor`.
+and Cauchy's inequality does for the rests. Where the T_i themselves are known (`_explicit`), the
+sums on the left are made, and the norm of those with all v_j side by side is bounded: signs of r_i
+then cancel. The vectors need not be exact: see `_Expansion.factor`.
 E = lambda_max(g Gram g), g_i^2 = |r_i| c_i, c_i >= |K_i^T diag(a_i s''_i) K_i|, K_i = (I - R
 D_i)^-1.
 """
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from wellposed.prove._contraction import Contraction
+from wellposed.prove._explicit import Explicit
 from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Problem
@@ -70,8 +73,10 @@ def expansion(
     contraction: Contraction,
     ball: Ball,
     norms: SampleNorms | None = None,
+    explicit: Explicit | None = None,
 ) -> float:
-    """M on the ball, in which slopes do not jump; better if the norms of its samples are known."""
+    """M on the ball, in which slopes do not jump; better if the norms of its samples, or its T_i,
+    are known."""
     slopes, k = problem.slopes, problem.k
     c: Tensor | None
     if norms is not None:
@@ -90,7 +95,7 @@ def expansion(
         B = k * float(point.p_norm.max()) * tau * r * Xi
     else:
         Xi = jacobian.Xi
-        A, B = _linear_and_quadratic(problem, point, jacobian, tau)
+        A, B = _linear_and_quadratic(problem, point, jacobian, tau, ball, explicit)
     # r, p and xi at other points of the ball, and their errors; each part is linear in them
     moved_Xi = Xi + k * norm_up(ball.dz)
     moved_read = math.hypot(problem.trains_w, k * float((point.p_norm + ball.dp).max()))
@@ -100,25 +105,33 @@ def expansion(
     return (half + math.hypot(half, A) + extra) * SLACK
 
 
-def _linear_and_quadratic(problem: Problem, point: Point, jacobian: Jacobian, tau: float) -> tuple[float, float]:
+def _linear_and_quadratic(
+    problem: Problem, point: Point, jacobian: Jacobian, tau: float, ball: Ball, explicit: Explicit | None
+) -> tuple[float, float]:
     """A and B of this module at the computed r, p, xi, for c = U x."""
     r = point.r
     xi = _Expansion(jacobian.gram, jacobian.gram_error, _VECTORS_XI)
     p = _Expansion(jacobian.PP, jacobian.PP_error, _VECTORS_P)
-    r_norm = norm_up(r)
+    leading = r * xi.vectors * torch.tensor(xi.sizes[:-1], dtype=torch.float64).unsqueeze(1)
+
+    def block(weights: Tensor) -> list[float]:
+        """Norms of the sums of weights_ji T_i, of all or one by one."""
+        if explicit is None or not len(weights):
+            return [tau * float(row.abs().sum()) for row in weights]
+        inverse = 1 + ball.R_norm * tau
+        return [explicit.norm_of_sums(weights, tau=tau, inverse=inverse, change=problem.k * ball.radius)]
+
     A = 0.0
     if problem.trains_w:
-        parts = [s * tau * float((r * v).abs().sum()) for s, v in zip(xi.sizes, xi.vectors, strict=False)]
-        A = math.hypot(*parts, xi.sizes[-1] * tau * r_norm) * xi.factor
-    N = torch.zeros(len(p.sizes), len(xi.sizes), dtype=torch.float64)
-    for a, s in enumerate(p.sizes):
-        for b, t in enumerate(xi.sizes):
-            factors = [*p.vectors[a : a + 1], *xi.vectors[b : b + 1]]  # none for a rest
-            if len(factors) == 2:
-                weight = float((r * factors[0] * factors[1]).abs().sum())
-            else:
-                weight = norm_up(r * factors[0]) if factors else float(r.abs().max())
-            N[a, b] = problem.k * s * t * tau * weight
+        A = math.hypot(*block(leading), xi.sizes[-1] * tau * norm_up(r)) * xi.factor
+    rows = []
+    for u, s in zip(p.vectors, p.sizes, strict=False):
+        rows.append([s * part for part in (*block(u * leading), xi.sizes[-1] * tau * norm_up(r * u))])
+    rest = [tau * norm_up(row) for row in leading]
+    if explicit is not None and rest:
+        rest = [math.hypot(*rest)]
+    rows.append([p.sizes[-1] * part for part in (*rest, xi.sizes[-1] * tau * float(r.abs().max()))])
+    N = problem.k * torch.tensor(rows, dtype=torch.float64)
     # |N| from its Gram matrix, which has at most 2 rows; the trace is exact enough for the rounding of it
     NN = N @ N.T
     B = math.sqrt(top_eigenvalue(NN) + 16 * gamma(4) * float(NN.trace())) * p.factor * xi.factor

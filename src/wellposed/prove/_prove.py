@@ -17,7 +17,7 @@ from wellposed._package import CallablePackage
 from wellposed._progress import progress_display
 from wellposed.certify import Verdict
 from wellposed.descent import Callback
-from wellposed.descent.recorder import PROGRESS_LINE, check_callbacks
+from wellposed.descent.recorder import check_callbacks
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.families import AbstractNetwork
 from wellposed.prove._monotone import curvature_at_start
@@ -99,7 +99,7 @@ def prove(
     run = Run(*found, step_size)
     if resume is not None:
         run.continue_from(resume if isinstance(resume, Proof) else Proof.load(Path(resume)), step_size)
-    with progress_display("prove: step", max_steps, show=progress, line=PROGRESS_LINE, ends=False) as display:
+    with progress_display("prove", show=progress, line="{text}", bar=None, heading=run.heading(), ends=False) as display:
         try:
             while run.result is None:
                 run.advance(max_steps)

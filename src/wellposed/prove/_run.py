@@ -59,6 +59,7 @@ class Run:
         self._checkpoints: dict[int, dict[str, Tensor]] = {}
         self._stride, self._below, self._before = 1, math.inf, 0.0
         self._tail: Tail | None = None
+        self._least: float | None = None
         self._began = time.perf_counter()
         try:
             self._now = _Now(0, at, 0.0, *self._evaluated(at))
@@ -124,6 +125,7 @@ class Run:
             following = _Now(now.step + 1, at, delta, *self._evaluated(at), row.mask_ratio)
             self._rows[now.step :] = [row]  # an interruption may have left one too many
             self._now = following
+            self._least = min((ratio for ratio in (self._least, row.mask_ratio) if ratio is not None), default=None)
         except Refused as refusal:
             self.result = str(refusal)
 
@@ -138,17 +140,24 @@ class Run:
         else:
             self._attempts.append({"step": now.step, "loss": self.loss, "reason": found.reason, "shortfall": found.shortfall})
 
+    def heading(self) -> str:
+        """Above the columns of `text`: their names, and two sentences about them."""
+        told = "Exact descent is within delta" + ("." if self.problem.slopes.smooth else "; mask ratios must stay above 1.")
+        names = "  ".join(f"{name:>{width}}" for name, width in self._columns())
+        return f"prove: plain descent is followed until a theorem proves the rest.\n{told}\n{names}"
+
     def text(self) -> str:
-        """For the progress display."""
-        parts = [f"loss {self.loss:.3e}", f"delta {self._now.delta:.1e}"]
-        if self._now.ratio is not None:
-            parts.append(f"mask ratio {self._now.ratio:.1e}")
+        """For the progress display: numbers of the present point, as wide as their names."""
         end = predicted_end(self._attempts)
-        if end is not None:
-            parts.append(f"predicted end: step {max(end, self.step)}")
-        if self._attempts:
-            parts.append(f"tail tried at {self._attempts[-1]['step']}: {self._attempts[-1]['reason']}")
-        return ", ".join(parts)
+        shown = [f"{self.step}", f"{self.loss:.1e}", f"{self._now.delta:.1e}"]
+        if not self.problem.slopes.smooth:
+            shown.append("-" if self._least is None else f"{self._least:.1e}")
+        shown.append("not known yet" if end is None else f"step {max(end, self.step)}")
+        return "  ".join(f"{value:>{width}}" for value, (_, width) in zip(shown, self._columns(), strict=True))
+
+    def _columns(self) -> list[tuple[str, int]]:
+        names = ["step", "loss", "delta", *([] if self.problem.slopes.smooth else ["least mask ratio"]), "predicted end"]
+        return [(name, max(len(name), 9)) for name in names]
 
     def _keep(self) -> None:
         """A checkpoint; when there are too many, every second one is dropped."""
@@ -222,6 +231,7 @@ class Run:
             )
         columns = [item.name for item in fields(Row)]
         self._rows = [Row(*(old.steps[name][k] for name in columns)) for k in range(old.num_steps)]
+        self._least = min((ratio for ratio in old.steps["mask_ratio"] if ratio is not None), default=None)
         self.eta = old.step_size
         self._attempts, self._before = list(old.attempts), old.seconds
         self._checkpoints = dict(old._checkpoints)

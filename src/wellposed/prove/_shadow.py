@@ -22,6 +22,7 @@ from torch import Tensor
 
 from wellposed.prove._contraction import Contraction
 from wellposed.prove._expansion import around, expansion
+from wellposed.prove._explicit import MOST_NUMBERS
 from wellposed.prove._jacobian import Ball, Jacobian
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Exact, Parameters, Problem
@@ -30,6 +31,8 @@ from wellposed.prove.error_free import SLACK, UNIT, norm_up, outer_sum, two_prod
 
 #: How much of log(1 + eta M), added up, old norms of samples may cost before they are renewed.
 _LOST = 0.2
+#: Growth in a step, 1 + eta M, above which M is bounded by explicit T_i, about as long as the step itself takes.
+_WORTH = 1e-3
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,15 @@ def _expansion(
     problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball, step_size: float
 ) -> float:
     """M on the ball; for smooth slopes with norms of single samples, which are proved anew when
-    their age has cost `_LOST` of the exponent of growth."""
+    their age has cost `_LOST` of the exponent of growth, and for ReLU with explicit T_i, as long as
+    errors grow by more than `_WORTH` in a step."""
     if not problem.slopes.smooth:
-        return expansion(problem, point, jacobian, contraction, ball)
+        M, m = expansion(problem, point, jacobian, contraction, ball), point.Z.shape[1]
+        fits = problem.n * m * m <= MOST_NUMBERS and not problem.rectified
+        if ball.radius > 0 and fits and step_size * M > _WORTH:
+            contraction.explicit.follow(point.at.R, point.D)
+            M = min(M, expansion(problem, point, jacobian, contraction, ball, explicit=contraction.explicit))
+        return M
     known, here = contraction.resolvents, around(problem, point, contraction, ball)
     if ball.radius == 0:  # nothing can grow
         known.see(here)

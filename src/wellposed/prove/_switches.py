@@ -140,24 +140,24 @@ class Centre:
         E = len(sample)
         start = torch.zeros(E, m, dtype=torch.float64)
         start[torch.arange(E), unit] = 1.0
-        slopes, lam = D[sample], start
-        for _ in range(_ITERATIONS if E else 0):
-            following = torch.addcmul(start, slopes, lam @ R)
-            change = float(torch.linalg.vector_norm(following - lam))
-            lam = following
-            if not change > 1e-13 * float(torch.linalg.vector_norm(lam)):
-                break
+        slopes, lam = D[sample], torch.zeros_like(start)
+        for i in sample.unique().tolist():
+            # units without slope stay 0, and those that may switch have one
+            active, chosen = D[i].nonzero().squeeze(1), sample == i
+            A = torch.eye(len(active), dtype=torch.float64) - D[i][active].unsqueeze(1) * R[active][:, active].T
+            rows = torch.zeros(int(chosen.sum()), m, dtype=torch.float64)
+            rows[:, active] = torch.linalg.solve(A, start[chosen][:, active].T).T
+            lam[chosen] = rows
         RL = lam @ R
         size = rows_up(lam)
         rounding = (gamma(m) * R_frobenius + low) * size * SLACK
-        self._slopes, self._factor = slopes, factor
         self.lambda_error = (rows_up(start + slopes * RL - lam) + 4 * UNIT * (size + 1) + rounding) * factor
         self.sample, self.unit, self.of_z = sample, unit, torch.ones(E, dtype=torch.bool)
         self.left_A = self.left_U = lam
         same = sample.unsqueeze(1) == sample
-        error = (rounding + contraction.R_norm * self.lambda_error).unsqueeze(0)
+        self._RL, self._RL_error = RL, (rounding + contraction.R_norm * self.lambda_error) * SLACK
         # entry (u, v): (R^T lambda_v)_u
-        self.coupling = torch.where(same, RL[:, unit].T.abs() + error, 0.0) * SLACK
+        self.coupling = torch.where(same, RL[:, unit].T.abs() + self._RL_error, 0.0) * SLACK
         self.strength = (self.A[sample, unit].abs() + self.a_error[sample]) * SLACK
 
     def _add_switches_of_c(self, of_c: Tensor, D_c: Tensor, read: Tensor) -> None:
@@ -179,30 +179,22 @@ class Centre:
         self.of_z = torch.cat([self.of_z, torch.zeros(E, dtype=torch.bool)])
         self.sample, self.unit = torch.cat([self.sample, sample]), torch.cat([self.unit, unit])
 
-    def fewer(self, problem: Problem, point: Point, contraction: Contraction, ball: Ball) -> Pairs:
+    def fewer(self, problem: Problem, point: Point, ball: Ball) -> Pairs:
         """The pairs that remain with sharper bounds of how far their pre-activations move."""
         z = self.of_z
         i, unit, lam_error = self.sample[z], self.unit[z], self.lambda_error[z]
         E, R, k, rho, tau = len(i), point.at.R.high, problem.k, ball.radius, ball.tau
         if not E:
             return self._pairs
-        start = R[unit]
-        P = self._slopes * start
-        for _ in range(_ITERATIONS):
-            following = self._slopes * (start + P @ R)
-            change = float(torch.linalg.vector_norm(following - P))
-            P = following
-            if not change > 1e-10 * float(torch.linalg.vector_norm(P)):
-                break
-        A = start + P @ R
-        p, R_frobenius, low = rows_up(P), norm_up(R), norm_up(point.at.R.low)
-        rounding = ((gamma(R.shape[0]) * R_frobenius + low) * (p + 1)) * SLACK
-        error = (rows_up(self._slopes * A - P) + 2 * UNIT * p + rounding) * self._factor
-        size = p + error
+        # T^T R_u = lambda_u - e_u, and R_u + R^T T^T R_u = R^T lambda_u
+        A, lam = self._RL, rows_up(self.left_A[z]) + lam_error
+        P = self.left_A[z].clone()
+        P[torch.arange(E), unit] -= 1.0
+        p = rows_up(P)
+        size = p + 2 * UNIT * (p + 1) + lam_error
         smooth = tau * k * rho * (1 + size) * SLACK
-        lam = rows_up(self.left_A[z]) + lam_error
-        column = norm_up_columns(R)[unit] + low
-        error_a = rounding + contraction.R_norm * error + k * rho * (1 + size)
+        column = norm_up_columns(R)[unit] + norm_up(point.at.R.low)
+        error_a = self._RL_error + k * rho * (1 + size)
         spread = torch.zeros(E, dtype=torch.float64)
         for sample in i.unique():
             b = (i == sample).nonzero().squeeze(1)
@@ -222,9 +214,7 @@ class Centre:
             else:
                 return self._pairs
             spread[b] = s + y
-        own = P.clone()
-        own[torch.arange(E), unit] += 1.0
-        amplification = (rows_up(own) + 2 * UNIT * (1 + p) + error + spread) * SLACK
+        amplification = (lam + spread) * SLACK
         xi = torch.hypot(k * point.z_norm, problem.ell * problem.x_norms)[i]
         stays = point.V[i, unit].abs() <= (point.v_error[i, unit] + rho * xi * amplification) * SLACK
         of_z = self._pairs.of_z.clone()

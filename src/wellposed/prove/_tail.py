@@ -96,7 +96,7 @@ def tail(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contra
         pairs = pairs_in(problem, point, ball)
         if wide is None or not pairs.same(wide[0]):
             wide = pairs, Centre(problem, point, contraction, pairs)
-        pairs = wide[1].fewer(problem, point, contraction, ball)
+        pairs = wide[1].fewer(problem, point, ball)
         if known is None or not pairs.same(known[0]):
             centre = Centre(problem, point, contraction, pairs)
             known = pairs, centre, _Kernel(problem, point, jacobian, centre)

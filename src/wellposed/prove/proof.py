@@ -14,7 +14,7 @@ from wellposed.errors import InvalidArgument
 from wellposed.prove._problem import Parameters, Problem
 
 ASSUMPTIONS = (
-    "IEEE float64 arithmetic with rounding to nearest and gradual underflow",
+    "IEEE float64 and float32 arithmetic with rounding to nearest and gradual underflow",
     "matrix products by the definition, in any order of summation (not Strassen's)",
 )
 #: Also assumed of smooth activations.

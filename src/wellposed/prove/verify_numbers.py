@@ -34,12 +34,12 @@ def check_numbers(proof: StoredProof, report: Report) -> None:
         M, eps, L, e = (Fraction(steps[name][j]) for name in ("expansion", "error", "jacobian", "gradient_error"))
         follows = (1 + eta * M) * delta[j] + eps
         fine = follows <= delta[j + 1] <= (1 + _TIGHT) * follows
-        report("delta", fine, f"step {j}: {steps['delta'][j + 1]:.6g} stored, {float(follows):.6g} follows")
+        report("delta", fine, f"step {j}: {steps['delta'][j + 1]:.6g} stored, {_shown(follows):.6g} follows")
         fine = eta * e <= eps <= 2 * eta * e
-        report("error", fine, f"step {j}: eps {float(eps):.4g}, from once to twice eta e = {float(eta * e):.4g}")
-        report("jacobian", eta * L * L <= 2, f"step {j}: eta L^2 = {float(eta * L * L):.6g}, at most 2")
+        report("error", fine, f"step {j}: eps {_shown(eps):.4g}, from once to twice eta e = {_shown(eta * e):.4g}")
+        report("jacobian", eta * L * L <= 2, f"step {j}: eta L^2 = {_shown(eta * L * L):.6g}, at most 2")
         room = 1 - Fraction(steps["omega"][j]) - k * delta[j]
-        report("omega", room > 0, f"step {j}: 1 - omega - k delta = {float(room):.4g}")
+        report("omega", room > 0, f"step {j}: 1 - omega - k delta = {_shown(room):.4g}")
         ratio, least = steps["mask_ratio"][j], steps["least"][j]
         fine = (ratio is None) == (proof.smooth or delta[j] == 0) and (least is None) == proof.smooth
         report("mask", fine and (ratio is None or ratio > 1), f"step {j}: ratio {ratio}, least {least}")
@@ -49,7 +49,7 @@ def check_numbers(proof: StoredProof, report: Report) -> None:
             report(
                 "delta",
                 Fraction(value) == delta[K],
-                f"{value:.6g} stored for the last point, {float(delta[K]):.6g} in its column",
+                f"{value:.6g} stored for the last point, {_shown(delta[K]):.6g} in its column",
             )
     proved = proof.text("verdict") == "proved"
     claims = proved and proof.tail is not None and proof.text("reason") == ""
@@ -72,17 +72,25 @@ def _check_tail(proof: StoredProof, eta: Fraction, k: Fraction, delta: Fraction,
     radius = Fraction(proof.number("radius", proof.document.get("radius"), least=0.0))
     rate = Fraction(proof.number("rate", proof.document.get("rate"), least=0.0))
     t = {name: Fraction(value) for name, value in proof.tail.items()}
-    report("tail", 0 <= rate < 1, f"rate {float(rate)!r} below 1")
+    report("tail", 0 <= rate < 1, f"rate {_shown(rate)!r} below 1")
     report(
         "tail",
         t["omega"] + k * (delta + radius) < 1,
-        f"omega {float(t['omega']):.4g} on the ball of radius {float(radius):.4g}",
+        f"omega {_shown(t['omega']):.4g} on the ball of radius {_shown(radius):.4g}",
     )
     check = _check_smooth if proof.smooth else _check_relu
     check(t, eta, delta, radius, rate, report)
     if not proof.smooth:
         whole = t["switches"].denominator == 1 and t["switches"] <= proof.n * proof.m
-        report("tail", whole, f"{float(t['switches']):g} switches")
+        report("tail", whole, f"{_shown(t['switches']):g} switches")
+
+
+def _shown(x: Fraction) -> float:
+    """For messages: x as a float64 number, infinite if it is too large for one."""
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf if x > 0 else -math.inf
 
 
 def _near(value: Fraction, follows: Fraction) -> bool:
@@ -94,17 +102,17 @@ def _check_relu(
     t: dict[str, Fraction], eta: Fraction, delta: Fraction, radius: Fraction, rate: Fraction, report: Report
 ) -> None:
     s, L, f, e0, kappa, e = (t[name] for name in ("s", "L", "f", "e0", "kappa", "residual"))
-    report("tail", 0 < s <= L, f"0 < s = {float(s):.4g} <= L = {float(L):.4g}")
+    report("tail", 0 < s <= L, f"0 < s = {_shown(s):.4g} <= L = {_shown(L):.4g}")
     if not (0 < s <= L and kappa > 0):
-        report("tail", False, f"kappa {float(kappa):.4g} is not positive")
+        report("tail", False, f"kappa {_shown(kappa):.4g} is not positive")
         return
     holds, least = _least_quotient(s, L, f, e0, eta, kappa)
     report(
-        "tail", holds and kappa >= (1 - _KAPPA_TIGHT) * least, f"kappa {float(kappa):.6g}, least quotient {float(least):.6g}"
+        "tail", holds and kappa >= (1 - _KAPPA_TIGHT) * least, f"kappa {_shown(kappa):.6g}, least quotient {_shown(least):.6g}"
     )
-    report("tail", kappa * eta * (L + f) <= 1, f"kappa eta (L + f) = {float(kappa * eta * (L + f)):.4g}, at most 1")
-    report("tail", radius * kappa >= e, f"radius {float(radius):.4g}, at least residual/kappa = {float(e / kappa):.4g}")
-    report("tail", _near(1 - rate, eta * kappa * (s + f)), f"rate {float(rate)!r}")
+    report("tail", kappa * eta * (L + f) <= 1, f"kappa eta (L + f) = {_shown(kappa * eta * (L + f)):.4g}, at most 1")
+    report("tail", radius * kappa >= e, f"radius {_shown(radius):.4g}, at least residual/kappa = {_shown(e / kappa):.4g}")
+    report("tail", _near(1 - rate, eta * kappa * (s + f)), f"rate {_shown(rate)!r}")
 
 
 def _least_quotient(
@@ -157,32 +165,42 @@ def _grid(s: Fraction, L: Fraction) -> Iterator[Fraction]:
 
 
 def _short(x: Fraction, *, up: bool) -> Fraction:
-    """A fraction near x with few digits, on this side of it."""
-    scaled = x * (1 << 80)
-    return Fraction(math.ceil(scaled) if up else math.floor(scaled), 1 << 80)
+    """A fraction near x > 0 with few digits, on this side of it."""
+    unit = Fraction(2) ** (_exponent(x) - 80)
+    return (math.ceil(x / unit) if up else math.floor(x / unit)) * unit
 
 
 def _root(x: Fraction, *, up: bool) -> Fraction:
-    """sqrt(x) from above or from below, to 2^-80."""
-    scaled = math.isqrt(math.floor(max(x, Fraction(0)) * (1 << 160)))
-    return Fraction(scaled + 1 if up else scaled, 1 << 80)
+    """sqrt(x) from above or from below, to 2^-78 of itself; 0 if x is not positive."""
+    if x <= 0:
+        return Fraction(0)
+    unit = Fraction(2) ** (_exponent(x) // 2 - 80)
+    scaled = math.isqrt(math.floor(x / unit**2))
+    return (scaled + 1 if up else scaled) * unit
+
+
+def _exponent(x: Fraction) -> int:
+    """e with 2^(e - 1) < x < 2^(e + 1)."""
+    return x.numerator.bit_length() - x.denominator.bit_length()
 
 
 def _check_smooth(
     t: dict[str, Fraction], eta: Fraction, delta: Fraction, radius: Fraction, rate: Fraction, report: Report
 ) -> None:
     e, s0, L, Lam, c, slope, s1 = (t[name] for name in ("residual", "s0", "L", "Lambda", "c", "slope", "s1"))
-    report("tail", 0 < s0 <= L, f"0 < s0 = {float(s0):.4g} <= L = {float(L):.4g}")
+    report("tail", 0 < s0 <= L, f"0 < s0 = {_shown(s0):.4g} <= L = {_shown(L):.4g}")
     # the least of A1 y + A2/y over y >= x is x (1 - eta x^2/2) at y = x if it rises there, and never below 2 sqrt(A1 A2)
     square, A1 = eta * L * L, 1 - eta * L * L / 2 - eta * s0 * s0 / 2
     rises = 1 - square - eta * s0 * s0 / 2 >= 0
     most = 1 - eta * s0 * s0 / 2 if rises else _root(2 * square * A1, up=False) if A1 > 0 else Fraction(0)
-    report("tail", _near(c, most), f"c = {float(c):.6g}, at most {float(most):.6g}")
+    report("tail", _near(c, most), f"c = {_shown(c):.6g}, at most {_shown(most):.6g}")
     follows = s0 - Lam * (delta + radius)
-    report("tail", s1 > 0 and _near(s1, follows), f"s1 = {float(s1):.6g}, {float(follows):.6g} follows")
+    report("tail", s1 > 0 and _near(s1, follows), f"s1 = {_shown(s1):.6g}, {_shown(follows):.6g} follows")
     bend = eta * Lam * L * e / 2
-    report("tail", slope > 0 and _near(slope, c * s1 - bend), f"slope = {float(slope):.6g}, {float(c * s1 - bend):.6g} follows")
+    report(
+        "tail", slope > 0 and _near(slope, c * s1 - bend), f"slope = {_shown(slope):.6g}, {_shown(c * s1 - bend):.6g} follows"
+    )
     reach = radius * (c * (s0 - Lam * delta - Lam * radius / 2) - bend)
-    report("tail", reach >= e, f"the residual can fall by {float(reach):.6g} in the ball, at least {float(e):.6g} needed")
-    report("tail", eta * L * c * s0 <= 1, f"eta L c s0 = {float(eta * L * c * s0):.4g}, at most 1")
-    report("tail", _near(1 - rate, eta * slope * s1), f"rate {float(rate)!r}")
+    report("tail", reach >= e, f"the residual can fall by {_shown(reach):.6g} in the ball, at least {_shown(e):.6g} needed")
+    report("tail", eta * L * c * s0 <= 1, f"eta L c s0 = {_shown(eta * L * c * s0):.4g}, at most 1")
+    report("tail", _near(1 - rate, eta * slope * s1), f"rate {_shown(rate)!r}")

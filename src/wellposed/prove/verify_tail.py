@@ -12,7 +12,7 @@ from wellposed.prove.verify_digits import Digits, Floats
 from wellposed.prove.verify_jumps import check_jumps
 from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
 from wellposed.prove.verify_reading import StoredProof
-from wellposed.prove.verify_step import Ball, PointCheck, Report, check_values
+from wellposed.prove.verify_step import Ball, PointCheck, Report, check_values, residual_scale
 
 #: Steps after the last point that are computed in more digits.
 _STEPS = 2
@@ -39,7 +39,7 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> list[int]:
     L = math.sqrt(check.J_square) + ball.dJ
     L = min(L, tail["L"]) if proof.smooth else L  # |J| <= tail.L in a larger ball is checked by itself
     most = norm(r) + norm(check.point.r_error) + L * delta
-    fine = most <= tail["residual"] <= 1.001 * most + 1e-9 * norm(data.y.floats())
+    fine = most <= tail["residual"] <= 1.001 * most + 1e-9 * norm(data.y.floats()) + residual_scale(check)
     report("tail", fine, f"residual {tail['residual']:.8g} stored, at most {most:.8g} found")
     loss = float(proof.document["loss"])
     report("loss", abs(loss - check.loss) <= 1e-6 * check.loss + 1e-20, f"point {K}: {loss:.8g} stored, {check.loss:.8g} found")
