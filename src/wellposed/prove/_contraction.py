@@ -27,8 +27,9 @@ from wellposed.prove._resolvent import Resolvents
 from wellposed.prove._slopes import AbstractSlopes
 from wellposed.prove.error_free import SLACK, UNIT, norm_up
 
-#: How far R may move before its reference is renewed, and the same for wide networks.
-_DRIFT, _DRIFT_WIDE, _WIDE = 0.02, 0.06, 800
+#: How far R may move before its reference is renewed, and the same for wide networks: omega is at most twice this above
+#: the eigenvalue, and `verify` holds it to that.
+_DRIFT, _DRIFT_WIDE, _WIDE = 0.01, 0.06, 800
 #: Added to smooth slopes of a reference, so that small ones do not leave it soon.
 _ROOM = 0.05
 #: How many times the reference slopes may become before the reference is renewed.

@@ -38,6 +38,8 @@ Report = Callable[[str, bool, str], None]
 _COMPUTED = 1e-9
 #: Bounds that are made of computed numbers by a formula of `format` agree to this.
 _CLOSE = 1e-4
+#: By how much a stored omega may exceed the eigenvalue, below and from `_WIDE` units: see `wellposed.prove.format`.
+_ABOVE, _ABOVE_WIDE, _WIDE = 0.021, 0.13, 800
 
 
 class Ball:
@@ -178,9 +180,12 @@ def check_point(proof: StoredProof, check: PointCheck, k: int, away: float, repo
     at, eta = f"step {k}", proof.step_size
     ball = Ball(proof, check.data, check.point, check.omega, row["delta"] + away)
     drift = proof.scales["R"] * away
+    most = check.omega + drift + (_ABOVE if proof.m < _WIDE else _ABOVE_WIDE)
     report(
         "omega",
-        row["omega"] + drift >= check.omega_below and check.omega + proof.scales["R"] * row["delta"] + drift < 1 and ball.holds,
+        check.omega_below - drift <= row["omega"] <= most
+        and check.omega + proof.scales["R"] * row["delta"] + drift < 1
+        and ball.holds,
         f"{at}: {row['omega']:.6g} stored, between {check.omega_below:.6g} and {check.omega:.6g}",
     )
     if not ball.holds:
