@@ -34,20 +34,27 @@ def test_the_blur_of_the_data_is_that_of_imaging() -> None:
 def test_inputs_are_blurred_targets_with_noise(name: str, files: Path) -> None:
     data = wp.data.load(name, n=4, n_test=3, dtype=torch.float64)
     side = 160 if name == "deblurring" else 64
-    assert data.y.shape == (4, 1, 64, 64) and data.y_test.shape == data.X_test.shape == (3, 1, side, side)
+    assert data.y.shape == (4, 3, 64, 64) and data.y_test.shape == data.X_test.shape == (3, 3, side, side)
     noise = torch.cat([(data.X - blur(data.y)).flatten(), (data.X_test - blur(data.y_test)).flatten()])
     assert abs(float(noise.std()) - NOISE) < 5 * NOISE / (2 * len(noise)) ** 0.5
-    assert 0 <= float(data.y.min()) and float(data.y.max()) <= 1 and "noise of 0.04" in str(data)
+    assert 0 <= float(data.y.min()) and float(data.y.max()) <= 1 and "noise of 0.1" in str(data)
     quiet = wp.data.load(name, n=2, n_test=3, noise=0.0, dtype=torch.float64)
     torch.testing.assert_close(quiet.X, blur(quiet.y))
     more = wp.data.load(name, n=1, n_test=3, dtype=torch.float64)
     assert torch.equal(more.X_test, data.X_test)  # does not depend on n
 
 
-def test_photographs_are_luminances_in_the_order_of_the_file(files: Path) -> None:
-    data = wp.data.load("deblurring", dtype=torch.float64)
-    stored = np.load(files / "cbsd68.npz")["x_test"] / 255 @ np.array([0.299, 0.587, 0.114])
-    np.testing.assert_allclose(data.y_test[:, 0].numpy(), stored, rtol=1e-12)
+def test_photographs_are_in_the_order_of_the_file(files: Path) -> None:
+    data, grey = (wp.data.load("deblurring", grey=grey, dtype=torch.float64) for grey in (False, True))
+    stored = np.load(files / "cbsd68.npz")["x_test"] / 255
+    np.testing.assert_allclose(data.y_test.movedim(1, 3).numpy(), stored, rtol=1e-12)
+    np.testing.assert_allclose(grey.y_test[:, 0].numpy(), stored @ np.array([0.299, 0.587, 0.114]), rtol=1e-12)
+
+
+def test_drawn_images_have_colours_or_their_luminance() -> None:
+    colours, grey = (wp.data.load("deblurring_leaves", n=2, n_test=1, size=16, grey=grey).y for grey in (False, True))
+    assert grey.shape == (2, 1, 16, 16) and float((colours[:, 0] - colours[:, 1]).abs().max()) > 0.05
+    torch.testing.assert_close(grey, torch.tensordot(torch.tensor([0.299, 0.587, 0.114]), colours, ([0], [1]))[:, None])
 
 
 def test_files_without_labels_have_their_images_as_targets(files: Path) -> None:

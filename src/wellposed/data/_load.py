@@ -144,7 +144,7 @@ def load(
         flatten: (n, d) rows instead of (n, channels, height, width) images.
         features: d of "sphere".
         noise: Standard deviation in "moons" and "chains" (0.1 if not given), and in images to
-            restore (0.04).
+            restore (0.1).
         givens: Numbers of given cells of "sudoku"; 6 to 10 if not given.
         target, columns: Columns of a table: to learn ("target", "y" or "label" if not given), and
             to learn from (all others).
@@ -194,7 +194,7 @@ def load(
         X, y, steps = [torch.from_numpy(x) for x in drawn[0]], [torch.from_numpy(t) for t in drawn[1]], drawn[2]
     elif name in PAIRS:
         with enough_memory(n, n_test):
-            X, y, steps = pairs(name, n, n_test, size, noise, rng)
+            X, y, steps = pairs(name, n, n_test, grey=grey, size=size, noise=noise, rng=rng)
     elif name in IMAGES:
         X, y, steps = images(name, n, n_test, grey, size, rng)
     else:

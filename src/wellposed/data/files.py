@@ -157,12 +157,17 @@ def choose(y: np.ndarray, classes: tuple[int, ...], n: int | None, rng: np.rando
     return rng.permutation(np.concatenate([pool[:number] for pool, number in zip(pools, wanted, strict=True)]))
 
 
+def luminance(x: Tensor) -> Tensor:
+    """(n, 3, height, width) red, green and blue -> (n, 1, height, width)."""
+    return (x * torch.tensor([0.299, 0.587, 0.114], dtype=x.dtype).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+
+
 def pixels(images: np.ndarray, *, grey: bool, size: int | None) -> Tensor:
     """(n, H, W[, 3]) uint8 -> (n, channels, h, w) in [0, 1]; grey by luminance, resized."""
     x = torch.from_numpy(np.ascontiguousarray(images)).to(torch.float64) / 255
     x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
     if grey and x.shape[1] == 3:
-        x = (x * torch.tensor([0.299, 0.587, 0.114], dtype=x.dtype).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+        x = luminance(x)
     if size is not None and tuple(x.shape[2:]) != (size, size):
         x = torch.nn.functional.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)
     return x

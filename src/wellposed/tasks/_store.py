@@ -68,7 +68,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "wellposed.tasks.puzzles:PuzzleSolver.mazes", {"width": 24}, "python examples/puzzles.py mazes --save {folder}"
     ),
     "deblurring": Architecture(
-        "wellposed.tasks.imaging:deblurrer", {"width": 40}, "python examples/deblurring.py --save {folder}"
+        "wellposed.tasks.imaging:deblurrer", {"width": 40, "channels": 3}, "python examples/deblurring.py --save {folder}"
     ),
 }
 

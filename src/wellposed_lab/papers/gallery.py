@@ -1,6 +1,7 @@
 """Pages from records: the claims in docs/reproduce.md, and docs/gallery.md with its pictures.
 
-`python -m wellposed_lab.papers.gallery records docs` writes both anew.
+`python -m wellposed_lab.papers.gallery records docs` writes both anew, and the table of
+docs/tasks/segmentation.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from wellposed_lab.papers.claims import Check, ClaimOutcome
 from wellposed_lab.papers.record import Record
 from wellposed_lab.papers.registry import EXPERIMENTS
 from wellposed_lab.papers.storage import path_of, stored
+from wellposed_lab.papers.xie2021.segmentation_table import segmentation_table
 
 __all__ = ["MARKER", "causes_of", "claims_table", "gallery", "shown_in", "write_pages"]
 
@@ -147,6 +149,9 @@ def write_pages(folder: Path, docs: Path) -> None:
     written = page.read_text(encoding="utf-8").partition(MARKER)[0]
     page.write_text(f"{written}{MARKER}\n{claims_table(folder)}", encoding="utf-8")
     (docs / "gallery.md").write_text(gallery(folder), encoding="utf-8")
+    if (task := docs / "tasks" / "segmentation.md").is_file():
+        written = task.read_text(encoding="utf-8").partition(MARKER)[0]
+        task.write_text(f"{written}{MARKER}\n{segmentation_table(shown_in(folder))}", encoding="utf-8")
     pictures = docs / "images" / "papers"
     pictures.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"format": "png", "dpi": 80, "metadata": {"Software": None}}

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from wellposed.convex import OptEq
 from wellposed.errors import InvalidArgument, did_you_mean
 from wellposed.implicit import PhantomGradient
-from wellposed.nn import DenseCell, EquilibriumLayer, MonotoneClassifier, MonotoneConvCell, Spectral, TransformerDEQ
+from wellposed.nn import (
+    DenseCell,
+    EquilibriumLayer,
+    MonotoneClassifier,
+    MonotoneConvCell,
+    MultiscaleDEQ,
+    Spectral,
+    TransformerDEQ,
+)
 from wellposed.nn.families import FAMILIES
 from wellposed.solve import PeacemanRachford, TunedStep
 from wellposed.tasks import NodeClassifier, PuzzleSolver, deblurrer
@@ -141,6 +149,13 @@ def _deblurring(d: _Design) -> nn.Module:
     return deblurrer(d.width, channels=d.shape[0], generator=generator, **d.options, **d.solver_kwargs).to(dtype)
 
 
+def _multiscale(d: _Design) -> nn.Module:
+    if len(d.shape) != 3:
+        raise InvalidArgument(f"model.name='multiscale_segmenter' needs images, as of data.name=camvid; got {d.shape}.")
+    sizes: dict[str, Any] = {"stride": 4 if min(d.shape[1:]) >= 64 else 1, "groups": 1}
+    return MultiscaleDEQ.segmenter(d.shape[0], (d.width, d.width), d.classes, **sizes, **d.factory_kwargs, **d.solver_kwargs)
+
+
 def _puzzle(make: Callable[..., PuzzleSolver], data: str) -> Callable[[_Design], nn.Module]:
     def made(d: _Design) -> nn.Module:
         solver = make(d.width, generator=d.factory_kwargs["generator"], **d.solver_kwargs).to(d.factory_kwargs["dtype"])
@@ -204,6 +219,9 @@ MODELS: dict[str, ModelKind] = {
     ),
     "opteq_classifier": ModelKind("classification", (), _opteq, "opteq with a linear read-out"),
     "segmenter": ModelKind("segmentation", ("margin",), Segmenter, "monotone convolution, logits for every pixel", images=True),
+    "multiscale_segmenter": ModelKind(
+        "segmentation", (), _multiscale, "two resolutions of an image as one equilibrium [bai2020]", images=True
+    ),
     "node_classifier": ModelKind("segmentation", ("bound",), _nodes, "graph equilibrium, logits for every node", images=True),
     "sudoku_solver": ModelKind(
         "segmentation", (), _puzzle(PuzzleSolver.sudoku, "sudoku"), "iterates to the answer", images=True

@@ -256,7 +256,7 @@ def _drawn(data: DataSection) -> int:
     train = data.n or 100
     samples = train + (data.n_test or train)
     each = {"sphere": data.features, "moons": 2, "chains": 20 * (data.size or 100), "mazes": 4 * (data.size or 9) ** 2}
-    each["deblurring_leaves"] = 2 * (data.size or 64) ** 2
+    each["deblurring_leaves"] = 6 * (data.size or 64) ** 2
     return 2 * 8 * samples * each.get(data.name, 0)
 
 

@@ -16,7 +16,9 @@ from wellposed_lab.papers.image_training import accuracy, fit
 from wellposed_lab.papers.nguyen2022.figure4_2 import residual, wander
 from wellposed_lab.papers.nguyen2022.figure4_3 import _last, _nearest
 from wellposed_lab.papers.nguyen2022.figure4_5 import minima
+from wellposed_lab.papers.record import Record
 from wellposed_lab.papers.xie2021.networks import NeuralODE, count, deep_opteq, network, widest
+from wellposed_lab.papers.xie2021.segmentation_table import segmentation_table
 from wellposed_lab.papers.xie2021.table2 import measures
 from wellposed_lab.papers.xie2021.table2 import network as segmenter
 
@@ -117,6 +119,19 @@ def test_segmenters_have_no_more_parameters_than_the_opteq(kind: str) -> None:
     task = {"channels": (8, 16), "state_channels": 8, "seed": 0}
     most = count(segmenter({**task, "network": "OptEq"}))
     assert 0.7 * most < count(segmenter({**task, "network": kind})) <= most
+
+
+def test_the_table_of_the_page_about_segmentation() -> None:
+    assert "No run is stored yet" in segmentation_table({})
+    values = {"parameters": 5000, "mIoU": 0.3, "mAcc": 0.4, "aAcc": 0.8}
+    results = [
+        Result({"network": "FCN", "seed": seed}, values | {"mIoU": 0.3 + 0.1 * seed}, seconds=2.0 + seed) for seed in range(2)
+    ]
+    config = {"images": 24, "test_images": 16, "data": "camvid", "epochs": 4}
+    record = Record("xie2021/table2", "", "quick", config, [], results, [], [], [], {}, 0.0)
+    table = segmentation_table({"xie2021/table2": record})
+    assert table.splitlines()[-1] == "| FCN | 5,000 | 2 | 35.0 ± 5.0 | 40.0 ± 0.0 | 80.0 ± 0.0 | 2 |"  # others are not run
+    assert "24 images of camvid to train and 16 to test, 4 epochs" in table
 
 
 def test_measures_of_a_segmentation_by_hand() -> None:

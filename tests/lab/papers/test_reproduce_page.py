@@ -7,6 +7,7 @@ from pathlib import Path
 from wellposed_lab.papers import EXPERIMENTS
 from wellposed_lab.papers.gallery import MARKER, QUICK, causes_of, claims_table, gallery, records_in, shown_in, without_cause
 from wellposed_lab.papers.storage import thinned
+from wellposed_lab.papers.xie2021.segmentation_table import segmentation_table
 
 ROOT = Path(__file__).parents[3]
 RECORDS, DOCS = ROOT / "records", ROOT / "docs"
@@ -16,6 +17,8 @@ PAGE = (DOCS / "reproduce.md").read_text(encoding="utf-8")
 def test_the_pages_are_those_of_the_records() -> None:
     assert PAGE.partition(MARKER)[2] == f"\n{claims_table(RECORDS)}", "run `make gallery`"
     assert (DOCS / "gallery.md").read_text(encoding="utf-8") == gallery(RECORDS), "run `make gallery`"
+    task = (DOCS / "tasks" / "segmentation.md").read_text(encoding="utf-8")
+    assert task.partition(MARKER)[2] == f"\n{segmentation_table(shown_in(RECORDS))}", "run `make gallery`"
     for name in shown_in(RECORDS):
         assert (DOCS / "images" / "papers" / f"{name.replace('/', '-')}.png").is_file(), "run `make gallery`"
 
