@@ -81,7 +81,7 @@ class ReversibleGradient(AbstractUnrolled):
     def unroll(self, f: AbstractMap, z: Tensor, options: SolveOptions) -> Tensor:
         f = as_seen_inside(f)
         known = f.inputs()
-        first, captured = record(f.tracked, z.detach(), known)
+        first, captured, f = record(f, z.detach(), known)
         f.forget()
         value: Tensor = _Reversible.apply(self, f, options, first.detach(), z, *known, *captured)
         return value
