@@ -102,6 +102,8 @@ def test_inexact_modes_report_no_linear_solve():
         (lambda: wp.PhantomGradient(5, 0.0), "'damping' parameter of PhantomGradient"),
         (lambda: wp.PhantomGradient(5, 1.5), "Got 1.5"),
         (lambda: wp.UnrolledGradient(0), "'steps' parameter of UnrolledGradient"),
+        (lambda: wp.UnrolledGradient(3, 0), "'recorded' parameter of UnrolledGradient"),
+        (lambda: wp.UnrolledGradient(3, 4), "at most steps=3. Got 4"),
         (lambda: wp.ImplicitGradient("gmres"), "solver such as GMRES"),
         (lambda: wp.ImplicitGradient(wp.GMRES), "linear_solver"),
     ],
@@ -138,6 +140,19 @@ def test_unrolling_is_the_loop(steps):
     assert_same(grad(z.square().sum(), (W, x, z0)), grad(expected.square().sum(), (W, x, z0)))
 
 
+@pytest.mark.parametrize("recorded", [1, 3, 7])
+def test_only_the_last_steps_may_be_recorded(recorded):
+    W, x, z0 = leaf(3, 3, scale=0.5), leaf(2, 3, seed=1), leaf(2, 3, seed=2)
+    gradient = wp.UnrolledGradient(7, recorded)
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(z @ W.T + x), gradient=gradient, on_failure="ignore")
+    z, middle = layer(x, z0), loop(W, x, z0, 7 - recorded)
+    expected = loop(W, x, middle if recorded == 7 else middle.detach(), recorded)
+    torch.testing.assert_close(z, expected)
+    ours, theirs = (grad(value.square().sum(), (W, x, z0), allow_unused=True) for value in (z, expected))
+    assert (ours[2] is None) is (theirs[2] is None) is (recorded < 7)
+    assert_same(ours[:2], theirs[:2])
+
+
 @pytest.mark.parametrize("policy", ["warn", "raise", "ignore"])
 def test_a_depth_too_small_is_no_success(policy):
     W, x = normal(3, 3, scale=0.5), normal(2, 3, seed=1)
@@ -165,7 +180,9 @@ def test_a_depth_that_suffices_is_a_success():
     assert bool(layer.last_solution.converged.all())
 
 
-@pytest.mark.parametrize("gradient", [wp.PhantomGradient(3), wp.JacobianFree(), wp.UnrolledGradient(60)], ids=repr)
+@pytest.mark.parametrize(
+    "gradient", [wp.PhantomGradient(3), wp.JacobianFree(), wp.UnrolledGradient(60), wp.UnrolledGradient(60, 2)], ids=repr
+)
 def test_inexact_modes_inside_transforms_agree_with_themselves_outside(gradient):
     case = CASES["tanh"]()
     layer = case.layer(gradient=gradient)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval, check_positive_integer
+from wellposed._torch import apart
+from wellposed.errors import InvalidArgument
 from wellposed.implicit._transformed import solve_transformed
 from wellposed.implicit.gradient import AbstractGradient, AbstractUnrolled
 from wellposed.solve._samples import Outcome
@@ -85,23 +87,39 @@ class UnrolledGradient(AbstractUnrolled):
 
     The solver of the layer is not used: the value is that of the unrolled network, and its residual
     is measured (one more evaluation, without a graph), so that the status shows a depth too small
-    for the tolerance. Memory grows with `steps`.
+    for the tolerance. Memory grows with the steps that are recorded.
 
     Args:
         steps: Depth.
+        recorded: How many of the last steps are recorded; None for all. Fewer are cheaper, in time
+            and memory, and *inexact*: the state before them is held fixed.
     """
 
     steps: int
+    recorded: int | None = None
 
     def __post_init__(self) -> None:
         check_positive_integer("UnrolledGradient", "steps", self.steps)
+        if self.recorded is not None:
+            check_positive_integer("UnrolledGradient", "recorded", self.recorded)
+            if self.recorded > self.steps:
+                raise InvalidArgument(
+                    f"The 'recorded' parameter of UnrolledGradient must be at most steps={self.steps}. Got {self.recorded} "
+                    "instead."
+                )
 
     @property
     def evaluations(self) -> int:
         return self.steps
 
     def unroll(self, f: AbstractMap, z: Tensor, options: SolveOptions) -> Tensor:
-        for _ in range(self.steps):
+        recorded = self.steps if self.recorded is None else self.recorded
+        if recorded < self.steps:
+            with torch.no_grad(), apart():
+                for _ in range(self.steps - recorded):
+                    z = f.tracked(z)
+            z = z.detach()
+        for _ in range(recorded):
             z = f.tracked(z)
         return z
 

@@ -5,6 +5,7 @@ from wellposed.implicit.warm_start import EquilibriumCache
 from wellposed.nn._constrain import constrain
 from wellposed.nn._export import export
 from wellposed.nn._trajectory import correction_loss, trajectory
+from wellposed.nn._truncated import truncated
 from wellposed.nn.activations import AbstractActivation, Identity, LeakyReLU, ReLU, Sigmoid, Softplus, SoftThreshold, Tanh
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.constructions import unrolled, weight_tied
@@ -58,6 +59,7 @@ __all__ = [
     "jacobian_penalty",
     "train_learned",
     "trajectory",
+    "truncated",
     "unrolled",
     "weight_tied",
 ]

@@ -152,6 +152,28 @@ def test_penalized_training_lowers_the_penalty() -> None:
 
 
 @pytest.mark.parametrize("make", [residual, multiscale])
+def test_regularized_predicts_after_few_steps_with_their_residual(make: Any) -> None:
+    model, X = make(init_std=0.1), images()
+    prediction, penalty = model.regularized(X, steps=3, recorded=3, weight=2.0)
+    twin = model.twin(3)
+    torch.testing.assert_close(prediction, twin(X))
+    torch.testing.assert_close(penalty, 2 * model.layer.last_solution.residual.square().mean())
+    prediction.square().sum().backward()
+    twin(X).square().sum().backward()
+    torch.testing.assert_close(next(model.cell.parameters()).grad, next(twin.cell.parameters()).grad)
+    assert model.layer.last_solution.num_steps.tolist() == [4, 4, 4] and not model.layer.failure_counts
+
+
+def test_images_of_other_strides_give_the_same_state() -> None:
+    model, X = residual(), torch.randn(3, 5, 5, 1, generator=seeded(1), dtype=torch.float64).permute(0, 3, 1, 2)
+    wide = ResidualDEQ(2, 4, 3, groups=2, generator=seeded(), dtype=torch.float64)
+    Y = torch.randn(3, 5, 5, 2, generator=seeded(1), dtype=torch.float64).permute(0, 3, 1, 2)
+    for network, images_of in ((model, X), (wide, Y)):
+        assert network.inputs(images_of).is_contiguous()
+        torch.testing.assert_close(network(images_of), network(images_of.contiguous()))
+
+
+@pytest.mark.parametrize("make", [residual, multiscale])
 def test_spectral_radius_agrees_with_dense_eigenvalues(make: Any) -> None:
     model, X = make(), images(2, 4)
     found = model.spectral_radius(X)

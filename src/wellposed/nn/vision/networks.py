@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from wellposed._tree import leaves, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn._solver_kwargs import SolverKwargs, check_solver_kwargs
+from wellposed.nn._truncated import truncated
 from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
 from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
@@ -64,6 +65,10 @@ class EquilibriumNetwork(AbstractImageNetwork):
     def cell(self) -> Any:
         return self.layer.cell
 
+    def inputs(self, X: Tensor) -> Any:
+        """As for every image network, contiguous: sums of other strides cost as much as a convolution."""
+        return map_leaves(lambda leaf: leaf.contiguous(), super().inputs(X))
+
     def forward(self, X: Tensor) -> Tensor:
         """(batch, C, H, W) -> predictions."""
         prediction: Tensor = self.head(self.equilibrium(X), tuple(X.shape[2:]))
@@ -88,6 +93,13 @@ class EquilibriumNetwork(AbstractImageNetwork):
         held = self.layer.last_solution.value
         penalty = jacobian_penalty(self.cell, held, x, probes=probes, generator=generator)
         return self.head(z, tuple(X.shape[2:])), penalty
+
+    def regularized(self, X: Tensor, *, steps: int = 8, recorded: int = 2, weight: float = 3.0) -> tuple[Tensor, Tensor]:
+        """Predictions after few steps, and `weight` times the penalty of `truncated`, to be added
+        to the loss: cheap training. The gradient is inexact; that of `model(X)` is exact."""
+        x = self.inputs(X)
+        z, penalty = truncated(self.layer, x, self.cell.initial(x), steps=steps, recorded=recorded)
+        return self.head(z, tuple(X.shape[2:])), weight * penalty
 
     def spectral_radius(self, X: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """(batch,) spectral radii of df/dz, estimated; see `equilibrium_spectral_radius`."""
