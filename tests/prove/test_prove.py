@@ -84,6 +84,20 @@ def test_a_saved_proof_is_read_back(proved: Any, tmp_path: Path) -> None:
     assert {0, proof.num_steps} <= set(record["checkpoints"]) and len(record["checkpoints"]) >= min(20, proof.num_steps)
 
 
+@pytest.mark.parametrize("kind", ["relu", "tanh"])
+def test_defaults_of_the_caller_do_not_matter(kind: str) -> None:
+    model, X, y = problem(*TINY, kind=kind)
+    expected = wp.prove(model, X, y)
+    for dtype in (torch.float16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device("meta"):
+                proof = wp.prove(model, X, y)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert (proof.verdict, proof.num_steps, proof.delta) == (expected.verdict, expected.num_steps, expected.delta)
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"format": "other"}', '{"format": "wellposed-proof", "version": 1}'])
 def test_a_damaged_proof_ends_in_one_sentence(proved: Any, tmp_path: Path, content: str) -> None:
     proved[3].save(tmp_path)
@@ -205,6 +219,9 @@ def infinite(model: Any) -> Any:
             "9 samples and 8 units",
         ),
         ({"X": lambda X: X * torch.nan}, "X has NaN"),
+        ({"X": lambda X: X.to_sparse()}, "X is stored as torch.sparse_coo; a proof needs a dense tensor"),
+        ({"y": lambda y: y.to("meta")}, "y is on the device 'meta'"),
+        ({"model": lambda m: m.to("meta")}, "W of GaussianDEQ is on the device 'meta'"),
         ({"y": lambda y: y / 0}, "y has NaN or infinite"),
         ({"y": lambda y: y[:2]}, "one target for each of the 3 rows"),
         ({"X": lambda X: X[:, :2]}, r"shape \(n, 4\)"),

@@ -121,8 +121,15 @@ def _check_parameters(model: AbstractNetwork) -> None:
                 f"prove: {key} of {name} is {parameter.dtype}, and a proof follows descent in float64; "
                 "convert the network and the data with .double()."
             )
+        _check_values(f"{key} of {name}", parameter)
         if not bool(torch.isfinite(parameter).all()):
             raise InvalidArgument(f"prove: {key} of {name} has NaN or infinite entries; start from finite parameters.")
+
+
+def _check_values(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta or tensor.layout != torch.strided:
+        kind = "on the device 'meta', without values" if tensor.is_meta else f"stored as {tensor.layout}"
+        raise InvalidArgument(f"prove: {name} is {kind}; a proof needs a dense tensor of numbers.")
 
 
 def _check_data(model: AbstractNetwork, X: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -133,6 +140,7 @@ def _check_data(model: AbstractNetwork, X: Any, y: Any) -> tuple[Tensor, Tensor]
             raise InvalidArgument(
                 f"prove: {name} is {tensor.dtype}, and a proof needs float64; convert it with {name}.double()."
             )
+        _check_values(name, tensor)
         if not bool(torch.isfinite(tensor).all()):
             raise InvalidArgument(f"prove: {name} has NaN or infinite entries; clean the data first.")
     if X.dim() != 2 or X.shape[1] != model.in_features or X.shape[0] == 0:

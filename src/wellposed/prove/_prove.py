@@ -93,16 +93,18 @@ def prove(
     callbacks = check_callbacks(callbacks)
     check_positive_integer("prove", "max_steps", max_steps)
     _check_step_size(step_size)
-    found = read_network(model, X, y)
-    if found is None:
-        return _without_theorem(model, X, y)  # type: ignore[arg-type]  # a theory network, as was checked
-    run = Run(*found, step_size)
-    if resume is not None:
-        run.continue_from(resume if isinstance(resume, Proof) else Proof.load(Path(resume)), step_size)
+    with torch.device("cpu"):  # whatever the default of the caller is
+        found = read_network(model, X, y)
+        if found is None:
+            return _without_theorem(model, X, y)  # type: ignore[arg-type]  # a theory network, as was checked
+        run = Run(*found, step_size)
+        if resume is not None:
+            run.continue_from(resume if isinstance(resume, Proof) else Proof.load(Path(resume)), step_size)
     with progress_display("prove", show=progress, line="{text}", bar=None, heading=run.heading(), ends=False) as display:
         try:
             while run.result is None:
-                run.advance(max_steps)
+                with torch.device("cpu"):
+                    run.advance(max_steps)
                 display.update(run.step, run.text)
                 state = ProofStep(**run.state(), proof=run.proof)
                 answers = [callback.on_step(state) for callback in callbacks]  # type: ignore[arg-type]  # a step of a proof stands for one of descent

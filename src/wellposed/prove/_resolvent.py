@@ -202,9 +202,9 @@ def ritz_values(R: Tensor, D: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return x
 
     steps = min(_STEPS, m)
-    v = torch.randn(n, m, generator=torch.Generator().manual_seed(0))
+    v = torch.randn(n, m, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     v = v / v.norm(dim=1, keepdim=True)
-    old, beta = torch.zeros_like(v), torch.zeros(n, 1)
+    old, beta = torch.zeros_like(v), torch.zeros(n, 1, dtype=torch.float32)
     T = torch.zeros(n, steps, steps, dtype=torch.float64)
     for j in range(steps):
         u = product(v) - beta * old
