@@ -90,7 +90,8 @@ class Table1a(AbstractTable):
     departures = (
         *DEPARTURES,
         "Without averaging the gradient is exact; the paper unrolls 20 steps, which is one row here ('unrolled'). Weights of "
-        f"the decorrelation ({DECORRELATION:g}, as a prior a gradient step of 0.1) are ours; its columns are pixels.",
+        f"the decorrelation ({DECORRELATION:g}, as a prior a gradient step of 0.1) are ours; its columns are pixels. The "
+        "kernels of the DNN start with the variance 2/(fan in).",
     )
     quick = Table1aConfig()
     full = Table1aConfig(**FULL, channels=(16, 32, 64, 128, 128), alphas=ALPHAS)
