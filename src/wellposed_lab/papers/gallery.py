@@ -109,7 +109,9 @@ def _check(check: Check, cause: str | None) -> str:
     claim = check.claim
     source = "(our question)" if claim.ours else claim.source
     text = f"- **{check.outcome.value}**: {_plain(claim.text)} {source}. Measured: {_plain(check.finding.measured)}."
-    return text if cause is None else f"{text} Cause: {cause}"
+    if cause is None:
+        return text
+    return f"{text} {'Why `--quick` differs' if check.outcome is ClaimOutcome.REPRODUCED else 'Cause'}: {cause}"
 
 
 def _wrapped(text: str) -> str:

@@ -107,6 +107,28 @@ def test_other_networks_have_no_more_parameters_and_not_many_fewer(kind: str) ->
     assert 0.85 * most < count(network(1, task)) <= most
 
 
+def test_small_alphas_are_trained_as_in_the_paper_and_two_equal_rows_are_one_task() -> None:
+    """20 steps do not reach the equilibrium of a small alpha, which the exact gradient hides: the claims need the same one."""
+    table = EXPERIMENTS["xie2021/table1a"]
+    rows = table.rows(table.full)  # type: ignore[attr-defined]
+    assert [rows[f"alpha {a:g}"]["gradient"] for a in (0.01, 0.1, 0.4, 1.0)] == ["unrolled"] * 2 + ["implicit"] * 2
+    assert rows["alpha 0.1, prior"]["gradient"] == "unrolled" and rows["alpha 0.1, exact"]["gradient"] == "implicit"
+    tasks = table.tasks(table.quick.changed({"alphas": (0.1,), "seeds": (0,)}))
+    assert len(tasks) == len({str(sorted(task.items())) for task in tasks}) == 11
+
+
+def test_the_signal_reaches_the_head_of_the_explicit_network() -> None:
+    """With the start of torch a convolution and ReLU keep a sixth of the mean square: the DNN of Table 1a learned nothing."""
+    task = {**EXPERIMENTS["xie2021/table1a"].full.to_dict(), "network": "dnn", "seed": 0}
+    model = network(3, task)
+    assert isinstance(model, nn.Sequential)
+    X = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = model[0](X)
+        after = model[1:-1](before)
+    assert 0.2 < float(after.square().mean() / before.square().mean()) < 5
+
+
 @pytest.mark.parametrize(("name", "printed"), [("table1a", 199_000), ("table1b", 162_000), ("table3", 199_000)])
 def test_the_networks_have_the_parameters_of_the_paper(name: str, printed: int) -> None:
     full = EXPERIMENTS[f"xie2021/{name}"].full

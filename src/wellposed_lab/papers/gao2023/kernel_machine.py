@@ -35,7 +35,7 @@ class KernelMachineConfig(ExperimentConfig):
     """Sizes."""
 
     data: str = "mnist"  # name of a data set
-    widths: tuple[int, ...] = (100, 200, 400, 800)  # m
+    widths: tuple[int, ...] = (100, 200, 400)  # m
     n: int = 60  # n, n_test: samples to train and to test
     n_test: int = 100
     steps: int = 200  # of descent, with step 1/lambda_max(H(0))
@@ -75,7 +75,7 @@ class KernelMachine(AbstractExperiment):
         "and sqrt((y - u)^T H^(-1) (y - u)/n) as its dominating term.",
     )
     quick = KernelMachineConfig()
-    full = KernelMachineConfig(widths=(250, 500, 1000, 2000), n=200, n_test=400, steps=500)
+    full = KernelMachineConfig(widths=(125, 250, 500, 1000), n=100, n_test=400, steps=300)
 
     def available(self, config: KernelMachineConfig) -> tuple[KernelMachineConfig, list[str]]:
         (data,), n, n_test, notes = two_classes((config.data,), config.n, config.n_test, paper="gao2023")

@@ -50,7 +50,7 @@ class Lemma1(AbstractExperiment):
     departures = (f"sigma_w^2 = {WEIGHT_VARIANCE:g}, as in the paper's experiments; the bound is then {BOUND:.3f}.",)
     varied = {"width": "widths"}
     quick = Lemma1Config()
-    full = Lemma1Config(widths=(100, 200, 400, 800, 1600), draws=200)
+    full = Lemma1Config(widths=(100, 200, 400, 800), draws=200)
 
     def run(self, task: Task) -> dict[str, Any]:
         m, generator = task["width"], torch.Generator().manual_seed(task["seed"])

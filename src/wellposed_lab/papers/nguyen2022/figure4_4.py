@@ -39,7 +39,7 @@ class LandscapeConfig(ExperimentConfig):
     epochs: int = 8  # epochs, batch, lr: of Adam, its step falling along a cosine
     batch: int = 25
     lr: float = 1e-2
-    slow: float = 30.0  # cells take steps so many times smaller than encoders and heads
+    slow: float = 3.0  # cells take steps so many times smaller than encoders and heads
     points: int = 7  # points, radius: of the surface, along each of two filter-normalized directions
     radius: float = 1.0
 
@@ -51,7 +51,7 @@ LANDSCAPE_RECIPE = (
 )
 #: The sizes of --full.
 FULL = LandscapeConfig(
-    data="cifar10", n=10000, n_test=2000, n_seen=100, size=16, channels=12, epochs=10, batch=100, lr=1e-3, points=51, slow=3.0
+    data="cifar10", n=10000, n_test=2000, n_seen=100, size=16, channels=12, epochs=10, batch=100, lr=1e-3, points=51
 )
 
 

@@ -83,9 +83,11 @@ class AbstractTable(AbstractExperiment):
         raise NotImplementedError
 
     def tasks(self, config: Any) -> list[Task]:
-        """By seed, then by row."""
+        """By seed, then by row; two rows of one network are one task."""
+        rows = list(self.rows(config).values())
         shared = config.part(*(field.name for field in dataclasses.fields(ConvConfig) if field.name != "seeds"))
-        return [{**row, "seed": seed, **shared} for seed in config.seeds for row in self.rows(config).values()]
+        unique = [row for i, row in enumerate(rows) if row not in rows[:i]]
+        return [{**row, "seed": seed, **shared} for seed in config.seeds for row in unique]
 
     def run(self, task: Task) -> dict[str, Any]:
         return learned(task)

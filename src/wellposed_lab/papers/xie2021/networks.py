@@ -173,11 +173,15 @@ class _Monotone(nn.Module):
 
 def _dnn(in_channels: int, width: int, task: Task) -> nn.Module:
     """An explicit network: as many 3 x 3 convolutions as the OptEq has layers, their channels in
-    the same proportions."""
+    the same proportions; kernels have the variance 2/(fan in), as U_l of the OptEq. With the
+    variance 1/(3 fan in) of torch the signal is lost, and nothing is learned for many steps."""
     features, layers = task["feature_channels"], [_extractor(in_channels, task["feature_channels"], task)]
     for share in task["channels"]:
         channels = max(1, round(width * share / max(task["channels"])))
-        layers += [nn.Conv2d(features, channels, 3, padding=1), nn.ReLU()]
+        convolution = nn.Conv2d(features, channels, 3, padding=1)
+        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+        nn.init.zeros_(convolution.bias)
+        layers += [convolution, nn.ReLU()]
         features = channels
     return nn.Sequential(*layers, _head(features))
 

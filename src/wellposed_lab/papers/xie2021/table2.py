@@ -41,7 +41,7 @@ class Table2Config(ExperimentConfig):
     test_images: int = 16
     channels: tuple[int, ...] = (8, 16, 16)  # of the layers of the deep OptEq
     state_channels: int = 8
-    epochs: int = 4  # epochs, batch, lr, weight_decay: of SGD with momentum, the step falling like (1 - t)^0.9
+    epochs: int = 30  # epochs, batch, lr, weight_decay: of SGD with momentum, the step falling like (1 - t)^0.9
     batch: int = 8
     lr: float = 0.01
     weight_decay: float = 1e-3

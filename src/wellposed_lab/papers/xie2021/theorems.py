@@ -71,7 +71,7 @@ class Theorems(AbstractExperiment):
         "float64.",
     )
     quick = TheoremsConfig()
-    full = TheoremsConfig(width=60, features=30, n=50, directions=2000, alphas=(0.1, 0.03, 0.01, 0.003), seeds=(0, 1, 2, 3, 4))
+    full = TheoremsConfig(width=60, features=30, n=50, directions=500, alphas=(0.1, 0.03, 0.01, 0.003), seeds=(0, 1, 2, 3, 4))
 
     def run(self, task: Task) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(task["seed"])
