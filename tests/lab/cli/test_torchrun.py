@@ -129,6 +129,25 @@ def test_pieces_of_batches_and_clipped_gradients(cli: Any, tmp_path: Path) -> No
         assert_equal_to_rounding(tmp_path / "plain", tmp_path / name)
 
 
+SPREAD = ["run.strategy=fsdp", "optimizer.name=adam", "optimizer.clip=0.01", "run.accumulate=2"]
+
+
+def test_spread_over_processes_by_fsdp(cli: Any, tmp_path: Path) -> None:
+    """FSDP2 gives what one process gives; a killed run continues with the same bits, and in one process too."""
+    plain = tmp_path / "plain"
+    assert cli.run(*words(plain, *SPREAD[1:])) == 0, cli.output
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert together(cli, *words(whole, *SPREAD)) == [0, 0], cli.output
+    assert_equal_to_rounding(plain, whole)
+    assert together(cli, *words(folder, *SPREAD), kill_at=[31, False]) == [-signal.SIGKILL, 3], cli.output
+    assert "Another process of this run ended" in cli.output and "Traceback" not in cli.output
+    assert 0 < len(metrics(folder)) < 4
+    assert together(cli, *words(folder)) == [0, 0], cli.output
+    assert content(folder) == content(whole)
+    assert cli.run(*words(folder), "--set", "run.strategy=ddp", "--set", "run.epochs=4") == 0, cli.output
+    assert len(metrics(folder)) == 5  # the checkpoint is whole
+
+
 @pytest.mark.parametrize("write", [pytest.param(12, marks=pytest.mark.slow), 31])
 def test_the_first_process_is_killed(cli: Any, two: Path, write: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"

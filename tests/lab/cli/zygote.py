@@ -26,7 +26,9 @@ import wellposed_lab.cli
 import wellposed_lab.cli.commands  # noqa: F401
 
 with contextlib.suppress(ImportError):  # of several processes; an optional package
-    import lightning_fabric  # noqa: F401
+    import lightning_fabric.strategies  # noqa: F401
+    import torch.distributed.fsdp  # noqa: F401
+    import torch.distributed.tensor  # noqa: F401
 
 torch.set_num_threads(1)
 # Otherwise every child walks through all of it, and copies its pages: half of the time of a small run.
