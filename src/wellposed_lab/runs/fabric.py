@@ -35,7 +35,7 @@ __all__ = ["FabricStep", "FabricWorld", "fabric_world", "reached"]
 #: How long the other processes wait for the first one, which certifies.
 PATIENCE = timedelta(hours=12)
 #: Seconds to the end of a step or a certificate after SIGTERM, by which a launcher says that another process died.
-GRACE = 20.0
+GRACE = 15.0
 #: What gloo and NCCL say when another process does not answer.
 _LOST = re.compile(r"\bgloo\b|\bnccl\b|connection (was )?(closed|reset|refused)|broken pipe|remote process", re.IGNORECASE)
 

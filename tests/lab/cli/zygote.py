@@ -71,6 +71,7 @@ def child(task: dict[str, Any]) -> None:
         os.dup2(log, stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(task.get("environment", {}))
+    os.chdir(task.get("folder", "."))
     if "kill_at" in task:
         kill_at(*task["kill_at"])
     if "signal_at" in task:
