@@ -35,7 +35,8 @@ def shard(model: nn.Module, mesh: Any) -> nn.Module:
     except ImportError:
         raise InvalidArgument("run.strategy=fsdp needs torch 2.6 or newer, which has fully_shard; use ddp.") from None
     numbers = {parameter for parameter in model.parameters() if parameter.dim() == 0}
-    fully_shard(model, mesh=mesh["data_parallel"], **({"ignored_params": numbers} if numbers else {}))
+    options: Any = {"ignored_params": numbers} if numbers else {}
+    fully_shard(model, mesh=mesh["data_parallel"], **options)
     return model
 
 
@@ -97,9 +98,9 @@ class ShardedStep(FabricStep):
         with reached():
             for whole, parameter in zip(self._whole.parameters(), self.model.parameters(), strict=True):
                 whole.copy_(_full(parameter))
-            for whole, buffer in zip(self._whole.buffers(), self.model.buffers(), strict=True):
+            for mine, buffer in zip(self._whole.buffers(), self.model.buffers(), strict=True):
                 torch.distributed.broadcast(buffer, 0)  # each process has its own; the first decides
-                whole.copy_(buffer)
+                mine.copy_(buffer)
             for whole, parameter in zip(_parameters(self._whole_optimizer), _parameters(self._optimizer), strict=True):
                 slots = {name: _full(value) for name, value in self._optimizer.state.get(parameter, {}).items()}
                 if self.world.first and slots:
