@@ -105,7 +105,7 @@ $(VENV)/.installed-run: pyproject.toml constraints.txt | $(VENV)/.created
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) -e '.[cli,data,report,tests,dev]'
+	$(PIP) -e '.[cli,data,report,export,tests,dev]'
 	@touch $@
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/.created

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType, WellposedWarning
-from wellposed.kernel import deq_ntk, population_gram
+from wellposed.kernel import deq_limit, deq_ntk, population_gram, relu_gram, wide_limits
 from wellposed.nn import Identity, ReLU, Tanh
 
 F64 = torch.float64
@@ -231,6 +231,31 @@ def test_equal_rows_have_exactly_the_diagonal():
     X = samples(1, 7).repeat(3, 1) * torch.tensor([[1.0], [3.0], [1.0]], dtype=F64)
     H = deq_ntk(X, weight_variance=0.9)
     torch.testing.assert_close(H / H[0, 0], torch.tensor([[1, 3, 1], [3, 9, 3], [1, 3, 1]], dtype=F64), rtol=1e-14, atol=0.0)
+
+
+def test_blocks_are_the_matrix(monkeypatch):
+    """Blocks of 4 rows and columns; of one set of samples, those on and below the diagonal."""
+    X, X2, sizes, angles = samples(10, 3), samples(7, 3, seed=1), [], deq_limit.angles
+
+    def seen(A, B):
+        sizes.append((len(A), len(B)))
+        return angles(A, B)
+
+    for second, blocks in ((None, 6), (X2, 6)):
+        whole = deq_ntk(X, second, weight_variance=0.2, width=5, by_parameter=True)
+        grams = (relu_gram(X, second), population_gram(X, 0.2, second))
+        with monkeypatch.context() as patch:
+            patch.setattr(wide_limits, "BLOCK", 4)
+            patch.setattr(deq_limit, "angles", seen)
+            parts = deq_ntk(X, second, weight_variance=0.2, width=5, by_parameter=True)
+            assert len(sizes) == blocks and max(max(size) for size in sizes) <= 4
+            found = (relu_gram(X, second), population_gram(X, 0.2, second))
+            s = torch.tensor(0.2, dtype=F64, requires_grad=True)
+            assert deq_ntk(X, second, weight_variance=s).requires_grad and len(sizes) == blocks + 1  # in one piece
+        sizes.clear()
+        for a, b in [*((parts[name], whole[name]) for name in whole), *zip(found, grams, strict=True)]:
+            torch.testing.assert_close(a, b, rtol=16 * torch.finfo(F64).eps, atol=0.0)
+            assert second is not None or torch.equal(a, a.T)
 
 
 def test_gradients_by_the_weight_variance():

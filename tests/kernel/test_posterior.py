@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.errors import InvalidArgument
-from wellposed.kernel import KernelMachine, deq_ntk, population_gram, relu_gram
+from wellposed.kernel import KernelMachine, deq_ntk, linearised, population_gram, relu_gram
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -36,6 +36,38 @@ def test_posterior_is_that_of_dense_algebra(outputs):
     mean, variance = machine.posterior(noise=0.3)  # on the training inputs
     torch.testing.assert_close(mean, f0 + H @ torch.linalg.solve(A, y - f0), rtol=1e-10, atol=1e-11)
     torch.testing.assert_close(variance, (H - H @ torch.linalg.solve(A, H)).diagonal(), rtol=1e-9, atol=1e-11)
+
+
+def test_the_posterior_takes_a_factor_and_not_the_eigenvectors(monkeypatch):
+    """The same numbers from both, and the spectrum only where it is asked for."""
+    H, k, d, y, f0, f0_new = problem(outputs=(3,))
+    with monkeypatch.context() as patch:
+        patch.setattr(linearised, "spectrum", None)  # calling it would be an error
+        quick = KernelMachine(H, y, f0)
+        found = [*quick.posterior(k, d, noise=0.3, f0=f0_new), quick.log_likelihood(0.3)]
+        assert quick._factor is not None and quick.posterior(k[:1], d[:1], noise=0.3)[0].shape == (1, 3)
+    slow = KernelMachine(H, y, f0)
+    assert slow.num_frozen == 0  # from the spectrum, which then serves
+    for a, b in zip(found, [*slow.posterior(k, d, noise=0.3, f0=f0_new), slow.log_likelihood(0.3)], strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e3 * EPS * float(H.diagonal().max()) / 0.3 * float(b.abs().max()))
+    other = quick.posterior(k, d, noise=0.6, f0=f0_new)[1]  # another noise, another factor
+    torch.testing.assert_close(other, slow.posterior(k, d, noise=0.6)[1], rtol=1e-12, atol=1e-13)
+
+
+def test_a_lazy_spectrum_has_the_graph_of_its_kernel():
+    H, k, d, y, *_ = problem()
+    H.requires_grad_()
+    machine = KernelMachine(H, y)
+    with torch.no_grad():
+        machine.predict(1.0)  # the spectrum is made here
+    assert machine.predict(1.0).requires_grad
+    machine = KernelMachine(H.detach(), y)
+    with torch.inference_mode():
+        machine.posterior(k, d, noise=0.3)  # and the factor here
+    k.requires_grad_()
+    machine.posterior(k, d, noise=0.3)[1].sum().backward()
+    A = H.detach() + 0.3 * torch.eye(len(H), dtype=F64)
+    torch.testing.assert_close(k.grad, -2 * torch.linalg.solve(A, k.detach().T).T, rtol=1e-10, atol=1e-12)
 
 
 def test_without_noise_frozen_directions_take_no_part():

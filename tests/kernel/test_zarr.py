@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -154,6 +155,53 @@ def test_a_chunk_that_is_not_whole_is_computed_again(tmp_path: Path, monkeypatch
     assert not list((tmp_path / "k.zarr").rglob("*.partial"))
 
 
+@pytest.mark.parametrize("where", ["block", "transpose"])
+def test_a_chunk_that_was_changed_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """It has the right size, and even numbers of this kernel; one bit is wrong, or it is another block."""
+    model, X = network(), draw(20, 3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=5)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    chunks = tmp_path / "k.zarr.part" / "c"
+    (chunks / "0" / "0").write_bytes((chunks / "1" / "1").read_bytes())
+    changed = chunks / ("1/0" if where == "block" else "0/1")
+    content = bytearray(changed.read_bytes())
+    content[17] ^= 1
+    changed.write_bytes(content)
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, at=0)
+        K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+        assert len(calls) == 10 - 2  # of four blocks that were done, two are as they were
+    check_same(K, wp.tangent_kernel(model, X))
+    assert names(tmp_path / "k.zarr") == ["c", "zarr.json"]
+
+
+@pytest.mark.parametrize(
+    ("record", "kept"), [(b"", 0), (b"\xff\x00\n0 0\n", 0), (None, 0), ("torn", 2), ("others", 0)], ids=repr
+)
+def test_a_damaged_record_costs_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Any, kept: int) -> None:
+    model, X = network(), draw(20, 3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=4)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    path = tmp_path / "k.zarr.part" / "blocks.txt"
+    lines = path.read_bytes()
+    assert lines.count(b"\n") == 3
+    if record is None:
+        path.unlink()
+    else:
+        path.write_bytes({"torn": lines[:-9], "others": lines.replace(b"a", b"b").replace(b"1", b"2")}.get(record, record))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        calls = interrupt(patch, at=10 - kept)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    assert len(calls) == 10 - kept
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, at=0)
+        K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+        assert len(calls) == 1  # the line after a torn one was read
+    check_same(K, wp.tangent_kernel(model, X))
+
+
 def test_a_store_is_replaced_only_by_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted while the old store is removed: there is no half of it under its name."""
     model, X, rmtree = network(), draw(9, 3), shutil.rmtree
@@ -258,7 +306,7 @@ def test_a_part_with_other_metadata_is_refused(tmp_path: Path, wrong: str) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-@pytest.mark.parametrize("name", ["zarr.json", "c/0/0", "c"])
+@pytest.mark.parametrize("name", ["zarr.json", "c/0/0", "c", "blocks.txt"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_part_with_links_or_pipes_is_refused(tmp_path: Path, name: str, kind: str) -> None:
     options: Any = {"block_size": 4, "key": "k", "norms": ()}
@@ -286,6 +334,12 @@ def client() -> Iterator[Any]:
         distributed.Client(cluster) as client,
     ):
         yield client
+
+
+def wait_until_idle(client: Any) -> None:
+    """What was running when a call failed ends; the scheduler has forgotten it."""
+    while any(client.run(lambda dask_worker: dask_worker.state.executing_count).values()):
+        time.sleep(0.01)
 
 
 def test_a_client_needs_a_store_and_a_closed_form(tmp_path: Path, client: Any) -> None:
@@ -318,10 +372,10 @@ def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: An
         solved.append(len(X))
         return features_of(model, X)
 
-    def fails_on_the_last_row(left: Any, right: Any, terms: Any, rows: slice, *args: Any, **options: Any) -> None:
+    def fails_on_the_last_row(left: Any, right: Any, terms: Any, rows: slice, *args: Any, **options: Any) -> Any:
         if rows.start == 18:
             raise KeyError("out of order")
-        block_task(left, right, terms, rows, *args, **options)
+        return block_task(left, right, terms, rows, *args, **options)
 
     monkeypatch.setattr(_cluster, "features_of", counted)
     with monkeypatch.context() as patch:
@@ -329,8 +383,7 @@ def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: An
         with pytest.raises(KeyError, match="out of order"):
             wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
     assert names(tmp_path) == ["k.zarr.part"]
-    while any(client.processing().values()):  # what was running then ends
-        time.sleep(0.01)
+    wait_until_idle(client)
     assert solved and len(solved) <= 4
     K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
     assert sorted(solved) == [2, 6, 6, 6]  # no feature is computed twice
@@ -338,22 +391,64 @@ def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: An
     assert names(tmp_path) == ["k.zarr"]
 
 
+def test_a_cluster_does_not_take_over_what_was_changed(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk, features that are damaged, and features of other rows."""
+    model, X, write_chunks, written = network(), draw(20, 3), _cluster.write_chunks, []
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=5)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    part = tmp_path / "k.zarr.part"
+    (part / "c" / "0" / "0").write_bytes(bytes(6 * 6 * 8))
+    (part / "features").mkdir()
+    (part / "features" / "0-0.npz").write_bytes(b"half")
+    options: Any = {"dtype": torch.float64, "names": ("Z", "P"), "owner": "others"}
+    _cluster.features_task(pickle.dumps(model), X[:6].numpy(), str(part / "features" / "0-6.npz"), **options)
+
+    def counted(array: Any, block: Tensor, rows: slice, columns: slice, **options: Any) -> str:
+        written.append((rows.start, columns.start))
+        return write_chunks(array, block, rows, columns, **options)
+
+    monkeypatch.setattr(_cluster, "write_chunks", counted)
+    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
+    assert sorted(written) == [(0, 0), (12, 6), (12, 12), (18, 0), (18, 6), (18, 12), (18, 18)]  # three are as they were
+    check_same(K, wp.tangent_kernel(model, X))
+
+
+@pytest.mark.filterwarnings("ignore::wellposed.errors.WellposedWarning")
+def test_a_cluster_writes_blocks_of_nan(tmp_path: Path, client: Any) -> None:
+    """zarr leaves out chunks that hold nothing else, and they are not missing."""
+    model = network()
+    with torch.no_grad():
+        model.a.fill_(torch.nan)
+    K = wp.tangent_kernel(model, draw(9, 3), out=tmp_path / "k.zarr", block_size=4, client=client)
+    assert np.isnan(K[:]).all()
+
+
+def test_features_that_come_late_do_not_block_the_store(tmp_path: Path) -> None:
+    """Of a task that was running when a later call gave the store its name."""
+    model, X = network(), draw(9, 3)
+    wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
+    (tmp_path / "k.zarr" / "features").mkdir()
+    (tmp_path / "k.zarr" / "features" / "0-0.npz").write_bytes(b"late")
+    check_same(wp.tangent_kernel(model, 2 * X, out=tmp_path / "k.zarr", block_size=4), wp.tangent_kernel(model, 2 * X))
+    assert names(tmp_path / "k.zarr") == ["c", "zarr.json"]
+
+
 def test_features_of_another_network_are_not_taken_over(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster stops; the rest is done without it, or the part is removed; then comes another network."""
     X, block_task = draw(20, 3), _cluster.block_task
 
-    def fails(left: Any, right: Any, terms: Any, rows: slice, *args: Any, **options: Any) -> None:
+    def fails(left: Any, right: Any, terms: Any, rows: slice, *args: Any, **options: Any) -> Any:
         if rows.start == 18:
             raise KeyError("out of order")
-        block_task(left, right, terms, rows, *args, **options)
+        return block_task(left, right, terms, rows, *args, **options)
 
     for end in ("without a cluster", "removed"):
         out, model = tmp_path / f"{end}.zarr", network()
         with monkeypatch.context() as patch, pytest.raises(KeyError, match="out of order"):
             patch.setattr(_cluster, "block_task", fails)
             wp.tangent_kernel(model, X, out=out, block_size=6, client=client)
-        while any(client.processing().values()):
-            time.sleep(0.01)
+        wait_until_idle(client)
         if end == "removed":
             shutil.rmtree(tmp_path / f"{end}.zarr.part")
         else:

@@ -92,7 +92,9 @@ ONNX = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util
 
 
 @pytest.mark.skipif(bool(ONNX), reason=f"not installed: {', '.join(ONNX)} (pip install 'wellposed[export]')")
-@pytest.mark.parametrize("name", ["dense", "block", "turning", "constrained"])
+@pytest.mark.parametrize(
+    "name", ["block", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dense", "turning", "constrained"))]
+)
 def test_onnxruntime_gives_the_same_values(name: str, tmp_path: Path) -> None:
     import onnxruntime
 

@@ -4,12 +4,14 @@ kernel.
 A task that computes features writes them into a folder of the store, and reads them there if it
 runs again: whatever happens to workers or to the client, no feature is computed twice. A task that
 computes a block writes its chunk. Both are whole or absent, so a lost worker costs what it was at,
-and an interrupted computation continues where it was.
+and an interrupted computation continues where it was: workers compare the blocks that are done with
+their digests, and the client keeps the record of them.
 """
 
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,15 @@ from wellposed._io import replacing
 from wellposed._progress import ProgressDisplay
 from wellposed.errors import InvalidArgument, InvalidType, required
 from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks, Terms, features_of
-from wellposed.kernel._method import Done, KernelLayout, KernelMethod
+from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage
 from wellposed.kernel._zarr import ZarrStorage, open_part, write_chunks
 from wellposed.kernel._zarr_checks import FEATURES
+from wellposed.kernel._zarr_record import stored_digest
 
 Features = Mapping[str, np.ndarray]
+#: Among the features in a file; no feature has a name like this.
+_OWNER = "kernel and rows"
 
 
 def check_cluster(client: Any, chosen: KernelMethod, path: Path | None) -> None:
@@ -54,7 +59,6 @@ def compute_on_cluster(
     chosen: ClosedFormMethod,
     layout: KernelLayout,
     storages: Mapping[str, AbstractStorage],
-    done: Done,
     display: ProgressDisplay,
 ) -> None:
     """Computes the blocks that are not done; returns when all of them are in the stores."""
@@ -63,10 +67,12 @@ def compute_on_cluster(
     parts = {name: (str(storage.part.resolve()), storage.key) for name, storage in stores.items()}
     folder = Path(next(iter(parts.values()))[0]) / FEATURES
     weight = chosen.shape(layout)[0] * len(storages)
-    missing = [place for place in chosen.places() if not done(*place)]
-    display.advance(sum(chosen.entries(*place) for place in chosen.places() if done(*place)) * weight)
+    done = _unchanged(client, stores, parts, chosen)
+    missing = [place for place in chosen.places() if not done.get(_start(*place))]
+    display.advance(sum(chosen.entries(*place) for place in chosen.places() if done.get(_start(*place))) * weight)
     if missing:
         folder.mkdir(exist_ok=True)
+    key = next(iter(parts.values()))[1]
     # The result of a task can be made again on any worker; what is scattered is lost with its worker. As bytes, because Dask
     # has a serialization of modules of its own, which does not take ours.
     model = client.submit(bytes, pickle.dumps(chosen.model), pure=False)
@@ -77,7 +83,7 @@ def compute_on_cluster(
         if (side, rows.start) not in features:
             X = chosen.inputs[side][rows].cpu().numpy()
             file = str(folder / f"{side}-{rows.start}.npz")
-            options = {"dtype": chosen.dtype, "names": chosen.features}
+            options = {"dtype": chosen.dtype, "names": chosen.features, "owner": f"{key} {side} {rows.start}"}
             features[side, rows.start] = client.submit(features_task, model, X, file, **options, pure=False)
         return features[side, rows.start]
 
@@ -90,9 +96,15 @@ def compute_on_cluster(
         waiting[client.submit(block_task, *arguments, symmetric=chosen.symmetric, pure=False)] = (rows, columns)
     try:
         for future in distributed.as_completed(list(waiting)):
-            future.result()
-            place = waiting.pop(future)
-            if not done(*place):
+            digests, place = future.result(), waiting.pop(future)
+            for name, store in stores.items():
+                store.record(*place, digests[name])
+            # zarr writes no chunk of NaN alone
+            seen = (
+                s.present(*place, symmetric=chosen.symmetric) or s.done(*place, symmetric=chosen.symmetric)
+                for s in stores.values()
+            )
+            if not all(seen):
                 raise InvalidArgument(
                     f"tangent_kernel: a worker wrote a block into {str(folder.parent)!r}, which is not seen from here. Choose a"
                     " folder on a file system that the client and all workers share."
@@ -102,7 +114,35 @@ def compute_on_cluster(
         client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
 
 
-def features_task(model: bytes, X: np.ndarray, file: str, *, dtype: torch.dtype, names: tuple[str, ...]) -> Features:
+def _start(rows: slice, columns: slice) -> tuple[int, int]:
+    return rows.start, columns.start
+
+
+def _unchanged(
+    client: Any, stores: Mapping[str, ZarrStorage], parts: Mapping[str, tuple[str, str]], chosen: ClosedFormMethod
+) -> dict[tuple[int, int], bool]:
+    """First row and column of recorded blocks -> whether they hold what was written; the workers
+    read them."""
+    recorded = {}
+    for place in chosen.places():
+        digests = {name: store.recorded(*place) for name, store in stores.items()}
+        if all(digests.values()):
+            task = client.submit(check_task, digests, *place, parts, symmetric=chosen.symmetric, pure=False)
+            recorded[_start(*place)] = task
+    return dict(zip(recorded, client.gather(list(recorded.values())), strict=True))
+
+
+def check_task(
+    digests: Mapping[str, str], rows: slice, columns: slice, parts: Mapping[str, tuple[str, str]], *, symmetric: bool
+) -> bool:
+    """Whether the stores hold a block with these digests."""
+    arrays = {name: open_part(*part) for name, part in parts.items()}
+    return all(stored_digest(arrays[name], rows, columns, symmetric=symmetric) == digest for name, digest in digests.items())
+
+
+def features_task(
+    model: bytes, X: np.ndarray, file: str, *, dtype: torch.dtype, names: tuple[str, ...], owner: str
+) -> Features:
     """Features of some rows: read from the file if they are there, else computed and written.
 
     Args:
@@ -110,15 +150,26 @@ def features_task(model: bytes, X: np.ndarray, file: str, *, dtype: torch.dtype,
         X: (r, d) the rows.
         file: Where the features are kept.
         dtype, names: Of the features.
+        owner: The kernel and the rows; features with another owner are not taken over.
     """
-    if Path(file).is_file():
-        with np.load(file) as stored:
-            return dict(stored)
+    stored = _stored_features(Path(file), owner)
+    if stored is not None:
+        return stored
     found = features_of(pickle.loads(model), torch.from_numpy(X)).features
     features = {name: found[name].to(dtype).numpy() for name in names}
     with replacing(Path(file)) as target:
-        np.savez(target, allow_pickle=False, **features)
+        np.savez(target, allow_pickle=False, **features, **{_OWNER: np.array(owner)})
     return features
+
+
+def _stored_features(file: Path, owner: str) -> Features | None:
+    """Features that were written; None without a sound file of this owner."""
+    try:
+        with np.load(file) as stored:  # members have checksums
+            found = dict(stored)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    return found if str(found.pop(_OWNER, "")) == owner else None
 
 
 def block_task(
@@ -130,13 +181,15 @@ def block_task(
     parts: Mapping[str, tuple[str, str]],
     *,
     symmetric: bool,
-) -> None:
+) -> dict[str, str]:
     """Computes one block and writes it into its store, or its parts into theirs; `parts` has folder
-    and key of each."""
+    and key of each. Returns their digests."""
     both = (left, left if right is None else right)
     sides = [{name: torch.from_numpy(value) for name, value in side.items()} for side in both]
     size = max(rows.stop - rows.start, columns.stop - columns.start)
     whole = (slice(0, rows.stop - rows.start), slice(0, columns.stop - columns.start))
     grams = GramBlocks(sides[0], sides[1], terms, block_size=size, symmetric=right is None)
-    for name, part in grams.block(*whole, by_parameter=len(parts) > 1).items():
-        write_chunks(open_part(*parts[name]), part, rows, columns, symmetric=symmetric)
+    return {
+        name: write_chunks(open_part(*parts[name]), part, rows, columns, symmetric=symmetric)
+        for name, part in grams.block(*whole, by_parameter=len(parts) > 1).items()
+    }

@@ -10,7 +10,8 @@ from torch import Tensor
 from wellposed.errors import InvalidArgument, InvalidType
 
 
-def check_kernel(H: Tensor) -> None:
+def check_kernel(H: Tensor) -> Tensor:
+    """A copy of H, exactly symmetric; raises unless it is symmetric up to rounding and finite."""
     if not isinstance(H, Tensor):
         raise InvalidType(f"KernelMachine: H must be a tensor, got {type(H).__name__}.")
     if H.ndim != 2 or H.shape[0] != H.shape[1] or H.numel() == 0:
@@ -18,11 +19,18 @@ def check_kernel(H: Tensor) -> None:
     if H.dtype not in (torch.float32, torch.float64):
         raise InvalidArgument(f"KernelMachine: H must be float32 or float64, got {H.dtype}. Use H.double().")
     check_like(H, H, "KernelMachine: H")
-    asymmetry, size = float((H - H.T).detach().abs().max()), float(H.detach().abs().max())
+    asymmetry, size = _largest(H.detach() - H.detach().T), _largest(H.detach())
     if asymmetry > math.sqrt(torch.finfo(H.dtype).eps) * size:
         raise InvalidArgument(
             f"KernelMachine: H must be symmetric, and max |H - H^T| = {asymmetry:.1e} next to entries of up to {size:.1e}."
         )
+    return (H + H.T) / 2 if asymmetry > 0 or H.requires_grad else H.clone()
+
+
+def _largest(A: Tensor) -> float:
+    """max |A_ij|, in one pass without a copy."""
+    low, high = A.aminmax()
+    return max(abs(float(low)), abs(float(high)))
 
 
 def check_like(value: object, H: Tensor, what: str) -> None:
@@ -32,23 +40,30 @@ def check_like(value: object, H: Tensor, what: str) -> None:
         raise InvalidArgument(
             f"{what} must have the dtype and device of H ({H.dtype}, {H.device}), got {value.dtype}, {value.device}."
         )
-    if not torch.isfinite(value).all():
+    if value.numel() and not all(math.isfinite(float(bound)) for bound in value.detach().aminmax()):
         raise InvalidArgument(f"{what} has {int((~torch.isfinite(value)).sum())} entries that are NaN or infinite.")
 
 
-def kernels_of_new(cross: Tensor | None, diagonal: Tensor | None, eigenvalues: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+def check_cross(cross: Tensor, like: Tensor) -> None:
+    """Raises unless `cross` is a kernel (p, n) of new with training inputs; `like` is (n, ...)."""
+    check_like(cross, like, "KernelMachine: cross")
+    if cross.ndim != 2 or cross.shape[1] != len(like):
+        raise InvalidArgument(
+            f"KernelMachine: cross must be (p, {len(like)}), new by training inputs; got {tuple(cross.shape)}. Is it"
+            " transposed?"
+        )
+
+
+def check_new(cross: Tensor | None, diagonal: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """Kernels (p, n) of new with training inputs and (p,) of new ones with themselves, checked;
-    those of the training inputs, from the eigendecomposition, if there are none."""
-    if cross is None and diagonal is None:
-        H = (V * eigenvalues) @ V.T
-        return H, H.diagonal()
+    `like` is (n, ...)."""
     if cross is None or diagonal is None:
         raise InvalidArgument("KernelMachine: give both cross (p, n) and diagonal (p,), or neither for the training inputs.")
-    check_like(cross, V, "KernelMachine: cross")
-    check_like(diagonal, V, "KernelMachine: diagonal")
-    if cross.ndim != 2 or cross.shape[1] != len(V) or diagonal.shape != cross.shape[:1]:
+    check_like(cross, like, "KernelMachine: cross")
+    check_like(diagonal, like, "KernelMachine: diagonal")
+    if cross.ndim != 2 or cross.shape[1] != len(like) or diagonal.shape != cross.shape[:1]:
         raise InvalidArgument(
-            f"KernelMachine: cross must be (p, {len(V)}) and diagonal (p,); got {tuple(cross.shape)} and"
+            f"KernelMachine: cross must be (p, {len(like)}) and diagonal (p,); got {tuple(cross.shape)} and"
             f" {tuple(diagonal.shape)}."
         )
     if bool((diagonal < 0).any()):

@@ -3,7 +3,7 @@
 The chunks are written into `kernel.zarr.part`, each whole or not at all, and the store gets its
 name when it is complete. A fingerprint of the computation (parameters, inputs, blocks) is stored
 with them, and so are the norms of the first features: chunks of another kernel are never taken
-over.
+over. A record has a digest of every block that is done: what was changed since is computed again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from wellposed._io import is_at, try_lock
 from wellposed.errors import InvalidArgument, required
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage, symmetrized
-from wellposed.kernel._zarr_checks import BEFORE, FEATURES, KEY, METADATA, NORMS, check_part, check_replaceable
+from wellposed.kernel._zarr_checks import BEFORE, FEATURES, KEY, METADATA, NORMS, RECORD, check_part, check_replaceable
+from wellposed.kernel._zarr_record import BlockRecord, digest_of, stored_digest
 
 
 class ZarrStorage(AbstractStorage):
@@ -41,6 +42,7 @@ class ZarrStorage(AbstractStorage):
         key: The fingerprint of the computation.
         norms: Of the first features: what the fingerprint cannot see of a network, for example its
             activation, changes them.
+        continues: Whether blocks are independent, so that those that are done need not be again.
     """
 
     def __init__(
@@ -53,12 +55,15 @@ class ZarrStorage(AbstractStorage):
         block_size: int,
         key: str,
         norms: tuple[float, ...] = (),
+        continues: bool = True,
     ) -> None:
         self._zarr = required("zarr", "A kernel in a .zarr store needs zarr", extra="kernels")
         self._path, self._part, self._lock = path, path.with_name(f"{path.name}.part"), -1
         self._shape, self._public, self._block_size, self._key, self._norms = shape, public, block_size, key, norms
         self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
         self._array: Any = None
+        self._continues = continues
+        self._record: BlockRecord | None = None
 
     @property
     def part(self) -> Path:
@@ -86,6 +91,7 @@ class ZarrStorage(AbstractStorage):
             ) from error
         try:
             self._check_alone()
+            self._record = BlockRecord(self._part) if self._continues else None
         except BaseException:
             self._unlock()
             raise
@@ -117,6 +123,9 @@ class ZarrStorage(AbstractStorage):
                 raise InvalidArgument(f"tangent_kernel: another process is writing {str(self._part)!r}. Wait for it to end.")
 
     def _unlock(self) -> None:
+        if self._record is not None:
+            self._record.close()
+            self._record = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -134,6 +143,7 @@ class ZarrStorage(AbstractStorage):
             left.unlink()
         for name in (FEATURES, BEFORE):
             shutil.rmtree(self._part / name, ignore_errors=True)
+        (self._part / RECORD).unlink(missing_ok=True)
         if self._path.exists():
             self._path.rename(self._part / BEFORE)
         self._part.rename(self._path)
@@ -144,7 +154,21 @@ class ZarrStorage(AbstractStorage):
         return self._zarr.open_array(self._path, mode="r+")
 
     def done(self, rows: slice, columns: slice, *, symmetric: bool) -> bool:
-        """Whether the chunks of a block are there, as long as they must be."""
+        """Whether a block is there, with the numbers that were written."""
+        digest = self.recorded(rows, columns)
+        return digest is not None and digest == stored_digest(self._array, rows, columns, symmetric=symmetric)
+
+    def recorded(self, rows: slice, columns: slice) -> str | None:
+        """The digest of a block that was written; None without one."""
+        return None if self._record is None else self._record.digest(rows, columns)
+
+    def record(self, rows: slice, columns: slice, digest: str) -> None:
+        """A block was written, here or by a worker."""
+        if self._record is not None:
+            self._record.add(rows, columns, digest)
+
+    def present(self, rows: slice, columns: slice, *, symmetric: bool) -> bool:
+        """Whether the chunks of a block are there, as long as they must be; nothing is read."""
         i, j = rows.start // self._block_size, columns.start // self._block_size
         places = {(i, j), (j, i)} if symmetric else {(i, j)}
         return all(self._is_whole(k, *place) for place in places for k in range(self._shape[0]))
@@ -159,7 +183,8 @@ class ZarrStorage(AbstractStorage):
             return False
 
     def write(self, block: Tensor, rows: slice, columns: slice, *, symmetric: bool) -> int:
-        return write_chunks(self._array, block, rows, columns, symmetric=symmetric)
+        self.record(rows, columns, write_chunks(self._array, block, rows, columns, symmetric=symmetric))
+        return block.numel() * (2 if symmetric and rows != columns else 1)
 
 
 def open_part(part: str, key: str) -> Any:
@@ -172,16 +197,17 @@ def open_part(part: str, key: str) -> Any:
     return array
 
 
-def write_chunks(array: Any, block: Tensor, rows: slice, columns: slice, *, symmetric: bool) -> int:
-    """Writes a block (s, r, c) and, in a symmetric kernel, its transpose; returns the entries."""
+def write_chunks(array: Any, block: Tensor, rows: slice, columns: slice, *, symmetric: bool) -> str:
+    """Writes a block (s, r, c) and, in a symmetric kernel, its transpose; returns their digest."""
     if symmetric and rows == columns:
         block = symmetrized(block)
     squeezed = block if array.ndim == 3 else block[0]
-    array[..., rows, columns] = squeezed.cpu().numpy()
+    written = [squeezed.contiguous().cpu().numpy()]
+    array[..., rows, columns] = written[0]
     if symmetric and rows != columns:
-        array[..., columns, rows] = squeezed.mT.contiguous().cpu().numpy()
-        return 2 * block.numel()
-    return block.numel()
+        written.append(squeezed.mT.contiguous().cpu().numpy())
+        array[..., columns, rows] = written[1]
+    return digest_of(written)
 
 
 def fingerprint(chosen: KernelMethod, layout: KernelLayout, X: Tensor, X2: Tensor | None, block_size: int) -> str:

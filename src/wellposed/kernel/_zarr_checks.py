@@ -18,6 +18,8 @@ from wellposed.errors import InvalidArgument
 KEY, NORMS = "wellposed", "norms"
 #: Folders inside that of the chunks: features while a cluster computes, and a store that is being replaced.
 FEATURES, BEFORE = "features", "before"
+#: The file with the blocks that are done.
+RECORD = "blocks.txt"
 #: What describes the array, and its largest size in bytes: norms are the longest part of it.
 METADATA, _LARGEST = "zarr.json", 2**22
 _CHUNKS, _PARTIAL = "c", ".partial"
@@ -39,7 +41,8 @@ def check_replaceable(path: Path) -> None:
         raise InvalidArgument(
             f"tangent_kernel: out={str(path)!r} is a zarr store that no kernel wrote, and is not replaced. Choose another name."
         )
-    if foreign := next(_foreign(path, {METADATA, _CHUNKS, BEFORE}), ""):
+    # features: of a task of a cluster that was still running when the store got its name
+    if foreign := next(_foreign(path, {METADATA, _CHUNKS, BEFORE, FEATURES}), ""):
         raise InvalidArgument(
             f"tangent_kernel: out={str(path)!r} holds {foreign}, which no kernel wrote. It is not replaced; choose another."
         )
@@ -57,7 +60,7 @@ def check_part(part: Path, expected: Mapping[str, Any], rtol: float) -> None:
         raise InvalidArgument(
             f"tangent_kernel: cannot write {str(part)!r} (it is not a folder). Remove it, or choose another out."
         )
-    if foreign := next(_foreign(part, {METADATA, _CHUNKS, FEATURES, BEFORE}), ""):
+    if foreign := next(_foreign(part, {METADATA, RECORD, _CHUNKS, FEATURES, BEFORE}), ""):
         raise InvalidArgument(f"tangent_kernel: {str(part)!r} holds {foreign}, which no kernel wrote. Remove it.")
     found = _metadata(part)
     attributes, wanted = found.get("attributes"), expected["attributes"]
@@ -94,12 +97,12 @@ def _metadata(folder: Path) -> dict[str, Any]:
 def _foreign(folder: Path, known: set[str]) -> Iterator[str]:
     """Names in a store that are not those of a kernel, or not regular files and folders."""
     for entry in _entries(folder):
-        if entry.is_dir(follow_symlinks=False) and entry.name in known - {METADATA}:
+        if entry.is_dir(follow_symlinks=False) and entry.name in known - {METADATA, RECORD}:
             if entry.name == BEFORE:
-                yield from _foreign(Path(entry.path), {METADATA, _CHUNKS, BEFORE})
+                yield from _foreign(Path(entry.path), {METADATA, _CHUNKS, BEFORE, FEATURES})
             else:
                 yield from _foreign_below(Path(entry.path), chunks=entry.name == _CHUNKS)
-        elif not (entry.is_file(follow_symlinks=False) and (entry.name == METADATA or entry.name.endswith(_PARTIAL))):
+        elif not (entry.is_file(follow_symlinks=False) and (entry.name in {METADATA, RECORD} & known or _is_partial(entry))):
             yield repr(entry.name)
 
 
@@ -109,6 +112,10 @@ def _foreign_below(folder: Path, *, chunks: bool) -> Iterator[str]:
             yield from _foreign_below(Path(entry.path), chunks=chunks)
         elif not entry.is_file(follow_symlinks=False) or (chunks and not _is_chunk(entry.name)):
             yield repr(os.path.join(folder.name, entry.name))
+
+
+def _is_partial(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(_PARTIAL)
 
 
 def _is_chunk(name: str) -> bool:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._angle import angles, equilibrium_angles, sine_defect
+from wellposed.kernel._method import TOTAL
 from wellposed.kernel._population import Function, population
 from wellposed.kernel._stack import WideLayer, layers_of, stack_parts
-from wellposed.kernel.wide_limits import check_fraction, check_positive, check_samples, symmetric
+from wellposed.kernel.wide_limits import by_blocks, check_fraction, check_positive, check_samples, symmetric
 from wellposed.nn.activations import ReLU
 
 
@@ -96,21 +97,30 @@ def deq_ntk(
         layers = layers_of(before, equilibrium, float(weight_variance), after)
         parts = stack_parts(X, X2, layers, readout_variance, width=width, ntk=ntk_parametrization)
         return parts if by_parameter else sum(parts.values(), torch.zeros_like(parts["a"]))
+    variances = {"input_variance": input_variance, "bias_variance": bias_variance}
+
+    def parts_of(X: Tensor, X2: Tensor, K: Tensor, k: Tensor) -> dict[str, Tensor]:
+        K, k = symmetric(K, X, X2), symmetric(k, X, X2)
+        Pi = readout_variance * k / (1 - 2 * weight_variance * k)
+        if ntk_parametrization:
+            of_W, of_U, of_b = 2 * weight_variance, 2 * input_variance / X.shape[1], 2 * bias_variance
+            of_a = readout_variance
+        else:
+            of_W, of_U, of_b, of_a = 1.0, *(2 * [0.0 if width is None else 1 / width]), 1.0
+        parts = {"W": of_W * Pi * K, "U": of_U * Pi * symmetric(X @ X2.T, X, X2), "a": of_a * K}
+        if bias_variance > 0:
+            parts["b"] = of_b * Pi
+        return parts if by_parameter else {TOTAL: sum(parts.values(), torch.zeros_like(K))}
+
     if isinstance(activation, ReLU):
-        K, k = _relu_population(X, X2, weight_variance, input_variance=input_variance, bias_variance=bias_variance)
+
+        def block(A: Tensor, B: Tensor) -> dict[str, Tensor]:
+            return parts_of(A, B, *_relu_population(A, B, weight_variance, **variances))
+
+        parts = by_blocks(block, X, X2, weight_variance)
     else:
-        K, k = _population(activation, X, X2, s=weight_variance, input_variance=input_variance, bias_variance=bias_variance)
-    K, k = symmetric(K, X, X2), symmetric(k, X, X2)
-    Pi = readout_variance * k / (1 - 2 * weight_variance * k)
-    if ntk_parametrization:
-        of_W, of_U, of_b = 2 * weight_variance, 2 * input_variance / X.shape[1], 2 * bias_variance
-        of_a = readout_variance
-    else:
-        of_W, of_U, of_b, of_a = 1.0, *(2 * [0.0 if width is None else 1 / width]), 1.0
-    parts = {"W": of_W * Pi * K, "U": of_U * Pi * symmetric(X @ X2.T, X, X2), "a": of_a * K}
-    if bias_variance > 0:
-        parts["b"] = of_b * Pi
-    return parts if by_parameter else sum(parts.values(), torch.zeros_like(K))
+        parts = parts_of(X, X2, *_population(activation, X, X2, s=weight_variance, **variances))
+    return parts if by_parameter else parts[TOTAL]
 
 
 def _relu_population(

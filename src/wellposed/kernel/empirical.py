@@ -162,6 +162,7 @@ def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, k
                 storage: AbstractStorage = MemoryStorage(shape, public, chosen.dtype, chosen.device)
             elif target.suffix == ".zarr":
                 options: Any = {"block_size": block_size, "key": f"{name} {key}", "norms": chosen.norms}
+                options["continues"] = isinstance(chosen, ClosedFormMethod)
                 storage = ZarrStorage(target, shape, public, chosen.dtype, **options)
             else:
                 storage = FileStorage(target, shape, public, chosen.dtype)
@@ -174,7 +175,7 @@ def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, k
         with progress_display("tangent kernel", entries, show=show, line="{title}: {percent} %") as display:
             if client is not None:
                 assert isinstance(chosen, ClosedFormMethod)
-                compute_on_cluster(client, chosen, layout, storages, done, display)
+                compute_on_cluster(client, chosen, layout, storages, display)
             else:
                 for block in chosen.blocks(layout, done):
                     if not block.parts:

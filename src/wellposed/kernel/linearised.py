@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument, WellposedWarning, did_you_mean
-from wellposed.kernel._matrix import check_kernel, check_like, kernels_of_new
+from wellposed.kernel._factor import NoisyFactor
+from wellposed.kernel._matrix import check_cross, check_kernel, check_like, check_new
+from wellposed.kernel._spectrum import Spectrum, Steps, Times, freezes_none, spectrum
 from wellposed.kernel.wide_limits import check_positive
-
-Times = float | Sequence[float] | Tensor
-Steps = int | Sequence[int] | Tensor
 
 
 class KernelMachine:
     r"""Predictions of a model with the constant tangent kernel H, at any time, from one
-    eigendecomposition.
+    eigendecomposition, which is made when it is needed: `posterior` takes a Cholesky factor.
 
     Directions whose eigenvalue is at most `rtol` times the largest are noise: H^(-1) would blow
     them up. They are *frozen* at every time: the residual keeps its part in them, and predictions
@@ -61,8 +62,7 @@ class KernelMachine:
     def __init__(
         self, H: Tensor, y: Tensor, f0: Tensor | None = None, *, rtol: float | None = None, on_failure: str = "warn"
     ) -> None:
-        check_kernel(H)
-        n = H.shape[0]
+        self._H, n = check_kernel(H), len(H)
         f0 = torch.zeros_like(y) if f0 is None and isinstance(y, Tensor) else f0
         for name, value in (("y", y), ("f0", f0)):
             check_like(value, H, f"KernelMachine: {name}")
@@ -77,29 +77,45 @@ class KernelMachine:
             raise InvalidArgument(
                 f"KernelMachine: 'on_failure' must be one of {known}, got {on_failure!r}.{did_you_mean(str(on_failure), known)}"
             )
-        eigenvalues, self._V = torch.linalg.eigh((H + H.T) / 2)
-        threshold = self._threshold = (
-            n * torch.finfo(H.dtype).eps if rtol is None else rtol
-        ) * eigenvalues.detach().abs().max()
-        # Rounding in H itself may make eigenvalues negative by more than eigh's own error.
-        least, largest = float(eigenvalues[0].detach()), float(eigenvalues[-1].detach())
-        if least < -max(10 * threshold, math.sqrt(torch.finfo(H.dtype).eps) * eigenvalues.detach().abs().max()):
-            raise InvalidArgument(
-                f"KernelMachine: H must be positive semi-definite, and has eigenvalues from {least:.3e} to {largest:.3e}."
-                " The kernel of the training inputs with themselves was expected."
-            )
-        self._active = eigenvalues > threshold
-        self.eigenvalues = torch.where(self._active, eigenvalues, 0.0)
-        self.num_frozen = int((~self._active).sum())
-        self._y = y
-        self._residual = self._V.T @ (y - f0).reshape(n, -1)  # of y - f0, in the basis of eigenvectors
-        if self.num_frozen and on_failure != "ignore":
-            self._report(float(threshold), on_failure)
+        self._rtol, self._y = rtol, y
+        self._difference = (y - f0).reshape(n, -1)
+        self._factor: NoisyFactor | None = None
+        if not freezes_none(self._H, rtol) and self.num_frozen and on_failure != "ignore":
+            self._report(on_failure)
 
-    def _report(self, threshold: float, on_failure: str) -> None:
-        held = self._residual.detach()[~self._active].norm() / self._residual.detach().norm().clamp(min=torch.finfo().tiny)
+    @cached_property
+    def _spectrum(self) -> Spectrum:
+        with self._as_at_construction():
+            found = spectrum(self._H, self._rtol)
+        self._H, self._factor = self._H[:0], None  # (n, n) each, and not needed any more
+        return found
+
+    @cached_property
+    def _residual(self) -> Tensor:
+        """(n, outputs) y - f0 in the basis of eigenvectors."""
+        with self._as_at_construction():
+            return self._spectrum.V.T @ self._difference
+
+    @contextmanager
+    def _as_at_construction(self) -> Iterator[None]:
+        """What is kept has a graph if H or y had one, wherever it is asked for first."""
+        graph = self._H.requires_grad or self._difference.requires_grad
+        with torch.inference_mode(self._H.is_inference()), torch.set_grad_enabled(graph):
+            yield
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        return self._spectrum.eigenvalues
+
+    @property
+    def num_frozen(self) -> int:
+        return self._spectrum.num_frozen
+
+    def _report(self, on_failure: str) -> None:
+        r = self._residual.detach()
+        held = r[~self._spectrum.active].norm() / r.norm().clamp(min=torch.finfo().tiny)
         message = (
-            f"KernelMachine: {self.num_frozen} of {len(self.eigenvalues)} directions have eigenvalues up to {threshold:.1e}"
+            f"KernelMachine: {self.num_frozen} of {len(r)} directions have eigenvalues up to {self._spectrum.threshold:.1e}"
             f" and are frozen; they hold {float(held):.1e} of the norm of y - f0, which is never fitted. Equal inputs do this;"
             ' remove them, or pass on_failure="ignore".'
         )
@@ -118,7 +134,7 @@ class KernelMachine:
     def norm(self) -> Tensor:
         """sqrt((y - f0)^T H^+ (y - f0)) per output: the norm of what is learnt, the B of [gao2023,
         Lemma 4.2]."""
-        inverse = torch.where(self._active, 1 / torch.where(self._active, self.eigenvalues, 1.0), 0.0)
+        inverse = self._spectrum.flow(math.inf)[1]
         return (inverse[:, None] * self._residual**2).sum(dim=0).sqrt().reshape(self._y.shape[1:])
 
     def predict(self, t: Times, cross: Tensor | None = None, f0: Tensor | None = None) -> Tensor:
@@ -134,22 +150,22 @@ class KernelMachine:
             Shaped as y, with p for n if `cross` is given; in front of it the number of times, if t
             is not a single number.
         """
-        return self._predict(*self._flow(t), cross, f0)
+        return self._predict(*self._spectrum.flow(t), cross, f0)
 
     def predict_descent(
         self, num_steps: Steps, step_size: float, cross: Tensor | None = None, *, f0: Tensor | None = None
     ) -> Tensor:
         """Predictions after steps of gradient descent; as `predict`. Diverges above
         `max_step_size`, as it should."""
-        return self._predict(*self._descent(num_steps, step_size), cross, f0)
+        return self._predict(*self._spectrum.descent(num_steps, step_size), cross, f0)
 
     def loss(self, t: Times) -> Tensor:
         """|f_t - y|^2/2 along gradient flow: a scalar, or (times,)."""
-        return self._loss(self._flow(t)[0])
+        return self._loss(self._spectrum.flow(t)[0])
 
     def loss_descent(self, num_steps: Steps, step_size: float) -> Tensor:
         """|f - y|^2/2 after steps of gradient descent: a scalar, or (numbers of steps,)."""
-        return self._loss(self._descent(num_steps, step_size)[0])
+        return self._loss(self._spectrum.descent(num_steps, step_size)[0])
 
     def posterior(
         self, cross: Tensor | None = None, diagonal: Tensor | None = None, *, noise: float | Tensor, f0: Tensor | None = None
@@ -170,9 +186,23 @@ class KernelMachine:
         Returns:
             The mean, shaped as one of `predict`, and the variance (p,) without the noise.
         """
-        gain = self._regularized(noise, least=float(self._threshold))
+        value = check_positive(noise, "KernelMachine", "noise", or_zero=True)
+        if cross is not None and diagonal is not None and "_spectrum" not in self.__dict__:
+            cross, diagonal = check_new(cross, diagonal, self._difference)
+            mean, variance = self._factor_of(noise, value).posterior(cross, diagonal)
+            return self._with_start(mean.reshape(cross.shape[0], *self._y.shape[1:]), cross, f0), variance
+        gain = self._spectrum.regularized(noise, frozen=value <= self._spectrum.threshold)
         mean = self._predict(torch.where(gain > 0, noise * gain, 1.0), gain, cross, f0)
         return mean, self._explained(gain, cross, diagonal)
+
+    def _factor_of(self, noise: float | Tensor, value: float) -> NoisyFactor:
+        """The last one serves again, unless it has a graph."""
+        if any(isinstance(part, Tensor) and part.requires_grad for part in (noise, self._H, self._difference)):
+            return NoisyFactor(self._H, self._difference, noise)
+        if self._factor is None or self._factor.noise != value:
+            with self._as_at_construction():
+                self._factor = NoisyFactor(self._H, self._difference, value)
+        return self._factor
 
     def variance(
         self,
@@ -200,38 +230,44 @@ class KernelMachine:
             (p,), or (times, p).
         """
         if start is None:
-            return self._explained(self._flow(2 * torch.as_tensor(t, dtype=self._V.dtype))[1], cross, diagonal)
-        K, K_cross = start
+            return self._explained(
+                self._spectrum.flow(2 * torch.as_tensor(t, dtype=self._spectrum.V.dtype))[1], cross, diagonal
+            )
+        (K, K_cross), V = start, self._spectrum.V
         for value in start:
-            check_like(value, self._V, "KernelMachine: start")
-        cross, diagonal = kernels_of_new(cross, diagonal, self.eigenvalues, self._V)
-        if K.shape != self._V.shape or K_cross.shape != cross.shape:
+            check_like(value, V, "KernelMachine: start")
+        cross, diagonal = self._kernels_of_new(cross, diagonal)
+        if K.shape != V.shape or K_cross.shape != cross.shape:
             raise InvalidArgument(
-                f"KernelMachine: start must be of shapes {tuple(self._V.shape)} and {tuple(cross.shape)}, as H and cross are;"
+                f"KernelMachine: start must be of shapes {tuple(V.shape)} and {tuple(cross.shape)}, as H and cross are;"
                 f" got {tuple(K.shape)} and {tuple(K_cross.shape)}."
             )
-        A = ((cross @ self._V) * self._flow(t)[1][..., None, :]) @ self._V.T  # f_t(x) = f_0(x) + A (y - f_0)
+        A = ((cross @ V) * self._spectrum.flow(t)[1][..., None, :]) @ V.T  # f_t(x) = f_0(x) + A (y - f_0)
         return (diagonal + ((A @ K - 2 * K_cross) * A).sum(dim=-1)).clamp(min=0.0)
 
     def log_likelihood(self, noise: float | Tensor) -> Tensor:
         """log p(y) under the Gaussian process of `posterior`, summed over outputs; a scalar with a
         gradient by `noise`, which must be above 0."""
-        check_positive(noise, "KernelMachine", "noise")
-        n, outputs = self._residual.shape
-        gain = self._regularized(noise)
+        value = check_positive(noise, "KernelMachine", "noise")
+        searched = isinstance(noise, Tensor) and noise.requires_grad  # many values will follow, which one spectrum serves
+        if "_spectrum" not in self.__dict__ and not searched:
+            return self._factor_of(noise, value).log_likelihood()
+        n, outputs = self._difference.shape
+        gain = self._spectrum.regularized(noise, frozen=False)
         return -(gain[:, None] * self._residual**2).sum() / 2 + outputs * (gain.log().sum() - n * math.log(2 * math.pi)) / 2
 
-    def _regularized(self, noise: float | Tensor, least: float = 0.0) -> Tensor:
-        """1/(lambda + noise); 0 for frozen directions if the noise is at most `least`: it would
-        multiply their rounding errors."""
-        alone = check_positive(noise, "KernelMachine", "noise", or_zero=True) <= least
-        gain = 1 / torch.where(self._active, self.eigenvalues + noise, 1.0 if alone else noise)
-        return torch.where(self._active, gain, 0.0) if alone else gain
+    def _kernels_of_new(self, cross: Tensor | None, diagonal: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Kernels (p, n) of new with training inputs and (p,) of new ones with themselves; those of
+        the training inputs if there are none."""
+        if cross is None and diagonal is None:
+            H = (self._spectrum.V * self.eigenvalues) @ self._spectrum.V.T
+            return H, H.diagonal()
+        return check_new(cross, diagonal, self._difference)
 
     def _explained(self, gain: Tensor, cross: Tensor | None, diagonal: Tensor | None) -> Tensor:
         """k(x, x) - sum_i gain_i (k(x) v_i)^2, at least 0."""
-        cross, diagonal = kernels_of_new(cross, diagonal, self.eigenvalues, self._V)
-        return (diagonal - ((cross @ self._V) ** 2 * gain[..., None, :]).sum(dim=-1)).clamp(min=0.0)
+        cross, diagonal = self._kernels_of_new(cross, diagonal)
+        return (diagonal - ((cross @ self._spectrum.V) ** 2 * gain[..., None, :]).sum(dim=-1)).clamp(min=0.0)
 
     def _loss(self, decay: Tensor) -> Tensor:
         return ((decay[..., None] * self._residual) ** 2).sum(dim=(-2, -1)) / 2
@@ -244,53 +280,18 @@ class KernelMachine:
                 raise InvalidArgument(
                     "KernelMachine: f0 of the training inputs was given at construction; pass it here only with cross."
                 )
-            moved = self._V @ (decay[..., None] * self._residual)
+            moved = self._spectrum.V @ (decay[..., None] * self._residual)
             return self._y - moved.reshape(*decay.shape[:-1], *self._y.shape)
-        n = len(self.eigenvalues)
-        check_like(cross, self._V, "KernelMachine: cross")
-        if cross.ndim != 2 or cross.shape[1] != n:
-            raise InvalidArgument(
-                f"KernelMachine: cross must be (p, {n}), new by training inputs; got {tuple(cross.shape)}. Is it transposed?"
-            )
-        learnt = (cross @ self._V) @ (gain[..., None] * self._residual)
+        check_cross(cross, self._difference)
+        learnt = (cross @ self._spectrum.V) @ (gain[..., None] * self._residual)
         learnt = learnt.reshape(*decay.shape[:-1], cross.shape[0], *outputs)
+        return self._with_start(learnt, cross, f0)
+
+    def _with_start(self, learnt: Tensor, cross: Tensor, f0: Tensor | None) -> Tensor:
         if f0 is None:
             return learnt
-        check_like(f0, self._V, "KernelMachine: f0")
-        if f0.shape != (cross.shape[0], *outputs):
-            raise InvalidArgument(
-                f"KernelMachine: f0 must be {(cross.shape[0], *outputs)}, as cross and y are; got {tuple(f0.shape)}."
-            )
+        check_like(f0, self._difference, "KernelMachine: f0")
+        expected = (cross.shape[0], *self._y.shape[1:])
+        if f0.shape != expected:
+            raise InvalidArgument(f"KernelMachine: f0 must be {expected}, as cross and y are; got {tuple(f0.shape)}.")
         return f0 + learnt
-
-    def _flow(self, t: Times) -> tuple[Tensor, Tensor]:
-        """e^(-lambda t) and (1 - e^(-lambda t))/lambda, the latter 0 for frozen directions."""
-        times = torch.as_tensor(t, dtype=self._V.dtype, device=self._V.device)
-        if times.ndim > 1 or not (times >= 0).all():
-            raise InvalidArgument(f"KernelMachine: t must be a number or a sequence of numbers, each at least 0, got {t!r}.")
-        rate = torch.where(self._active, self.eigenvalues, 1.0)
-        # The end is set apart: through exp(-inf) autograd would find inf * 0.
-        ended = torch.isinf(times)[..., None]
-        exponent = -rate * torch.where(ended, 0.0, times[..., None])
-        decay = torch.where(ended, 0.0, torch.exp(exponent))
-        gain = torch.where(ended, 1.0, -torch.expm1(exponent)) / rate
-        return torch.where(self._active, decay, 1.0), torch.where(self._active, gain, 0.0)
-
-    def _descent(self, num_steps: Steps, step_size: float) -> tuple[Tensor, Tensor]:
-        """(1 - step_size lambda)^k and (1 - (1 - step_size lambda)^k)/lambda."""
-        steps = torch.as_tensor(num_steps, device=self._V.device)
-        if steps.ndim > 1 or steps.is_floating_point() or steps.dtype == torch.bool or not (steps >= 0).all():
-            raise InvalidArgument(
-                f"KernelMachine: num_steps must be an integer or several, each at least 0, got {num_steps!r}."
-            )
-        if not (isinstance(step_size, (int, float)) and 0 < step_size < math.inf):
-            raise InvalidArgument(f"KernelMachine: step_size must be a finite number above 0, got {step_size!r}.")
-        steps = steps[..., None]
-        rate = torch.where(self._active, self.eigenvalues, 1.0)
-        small = step_size * rate < 0.5
-        # Near 1 the power is taken through its logarithm: 1 - (1 - e)^k keeps its digits for small e.
-        exponent = steps * torch.log1p(-torch.where(small, step_size * rate, 0.0))
-        power = (1 - step_size * rate) ** steps
-        decay = torch.where(small, torch.exp(exponent), power)
-        gain = torch.where(small, -torch.expm1(exponent), 1 - power) / rate
-        return torch.where(self._active, decay, 1.0), torch.where(self._active, gain, 0.0)

@@ -4,6 +4,7 @@ check of their arguments."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._angle import angles, equilibrium_angles, sine_defect
+from wellposed.kernel._method import TOTAL, slices
+
+#: Rows and columns of blocks: the dozen matrices that an entry takes fit into the cache.
+BLOCK = 256
 
 
 def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
@@ -40,8 +45,12 @@ def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
                 [1.0000, 3.1416]], dtype=torch.float64)
     """
     X, X2 = check_samples(X, X2, "relu_gram")
-    norm, norm2, _, phi = angles(X, X2)
-    return symmetric(norm * norm2 * (sine_defect(phi) / (2 * math.pi)), X, X2)
+
+    def gram(X: Tensor, X2: Tensor) -> dict[str, Tensor]:
+        norm, norm2, _, phi = angles(X, X2)
+        return {TOTAL: symmetric(norm * norm2 * (sine_defect(phi) / (2 * math.pi)), X, X2)}
+
+    return by_blocks(gram, X, X2)[TOTAL]
 
 
 def population_gram(X: Tensor, weight_variance: float | Tensor, X2: Tensor | None = None) -> Tensor:
@@ -72,8 +81,12 @@ def population_gram(X: Tensor, weight_variance: float | Tensor, X2: Tensor | Non
     """
     X, X2 = check_samples(X, X2, "population_gram")
     s = check_fraction(weight_variance, "population_gram", "weight_variance")
-    norm, norm2, _, phi = equilibrium_angles(angles(X, X2), s)
-    return symmetric(norm * norm2 * (sine_defect(phi) / (math.pi * X.shape[1] * (1 - s))), X, X2)
+
+    def gram(X: Tensor, X2: Tensor) -> dict[str, Tensor]:
+        norm, norm2, _, phi = equilibrium_angles(angles(X, X2), s)
+        return {TOTAL: symmetric(norm * norm2 * (sine_defect(phi) / (math.pi * X.shape[1] * (1 - s))), X, X2)}
+
+    return by_blocks(gram, X, X2, s)[TOTAL]
 
 
 def population_gram_layers(X: Tensor, weight_variance: float, num_layers: int, *, X2: Tensor | None = None) -> Tensor:
@@ -165,6 +178,36 @@ def symmetric(K: Tensor, X: Tensor, X2: Tensor) -> Tensor:
     """K (..., n, n2) made exactly symmetric if X2 is X: vectorized functions round by an entry's
     place in memory."""
     return (K + K.mT) / 2 if X2 is X else K
+
+
+def by_blocks(
+    function: Callable[[Tensor, Tensor], dict[str, Tensor]], X: Tensor, X2: Tensor, *others: object
+) -> dict[str, Tensor]:
+    """function(X, X2), its matrices (n, n2) formed in blocks that stay in the cache: at n = 2000 in
+    a fourth of the time, half of it because one set of samples needs only half of the blocks. In
+    one piece where something has a gradient.
+
+    Args:
+        function: Entry by entry a function of two samples.
+        X, X2: (n, d) and (n2, d) samples; X2 is X for one set of them.
+        others: What `function` depends on too, if it may have a gradient.
+    """
+    graph = any(isinstance(value, Tensor) and value.requires_grad for value in (X, X2, *others))
+    if (torch.is_grad_enabled() and graph) or max(len(X), len(X2)) <= BLOCK:
+        return function(X, X2)
+    result: dict[str, Tensor] = {}
+    for rows in slices(len(X), BLOCK):
+        for columns in slices(len(X2), BLOCK):
+            if X2 is X and columns.start > rows.start:
+                continue
+            A = X[rows]
+            for name, block in function(A, A if X2 is X and rows == columns else X2[columns]).items():
+                if name not in result:
+                    result[name] = block.new_empty(len(X), len(X2))
+                result[name][rows, columns] = block
+                if X2 is X and rows != columns:
+                    result[name][columns, rows] = block.mT
+    return result
 
 
 def check_fraction(value: float | Tensor, name: str, parameter: str) -> Any:

@@ -19,7 +19,7 @@ COUNT, SEED = 2**31 - 1, 2**63 - 1
 #: The longest text, in characters: no path and no name is longer, and a message that quotes one stays readable.
 LONGEST_TEXT = 1000
 #: Keys that decide only how long a run is and what is kept of it.
-FREE = {"devices", "keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
+FREE = {"devices", "strategy", "keep", "checkpoint_every", "tensorboard", "stop_loss", "patience"}
 #: Keys that earlier runs do not have. With these values they change nothing, so checkpoints of those runs stay usable.
 ADDED: dict[str, dict[str, Any]] = {
     "data": {**dict.fromkeys(("target", "columns", "standardize", "sha256", "givens", "words")), "length": 48},
@@ -174,6 +174,10 @@ class RunSection(_Section):
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     devices: int = Field(
         default=1, ge=1, le=1024, description="processes on this machine, each with a device; torchrun has its own number"
+    )
+    strategy: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="of several processes: whole copies, or FSDP2, which spreads gradients and the optimizer's state",
     )
     precision: Literal["full", "bf16-mixed"] = Field(
         default="full", description="of training steps; bf16-mixed multiplies in bfloat16 around the equilibria, for float32"

@@ -81,6 +81,7 @@ class EpochLogger:
 
     def close_epoch(self, *, rate: float, began: float) -> None:
         """A row, a certificate if one is due, the decision to stop, a checkpoint; in this order."""
+        self.train_step.collect()
         progress, options = self.progress, self.options
         last = progress.epoch == options.epochs
         row: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step, "learning_rate": rate}
@@ -109,6 +110,7 @@ class EpochLogger:
 
     def interrupted(self) -> RunOutcome:
         """Saves the state within an epoch."""
+        self.train_step.collect()
         self.checkpoint(interrupted=True)
         self.outcome.stop = "interrupted"
         return self.outcome

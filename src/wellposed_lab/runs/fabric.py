@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import RunSection
     from wellposed_lab.runs.losses import AbstractLoss
 
-__all__ = ["FabricStep", "FabricWorld", "fabric_world"]
+__all__ = ["FabricStep", "FabricWorld", "fabric_world", "reached"]
 
 #: How long the other processes wait for the first one, which certifies.
 PATIENCE = timedelta(hours=12)
 #: Seconds to the end of a step or a certificate after SIGTERM, by which a launcher says that another process died.
-GRACE = 20.0
+GRACE = 15.0
 #: What gloo and NCCL say when another process does not answer.
 _LOST = re.compile(r"\bgloo\b|\bnccl\b|connection (was )?(closed|reset|refused)|broken pipe|remote process", re.IGNORECASE)
 
@@ -50,7 +50,8 @@ def fabric_world(options: RunSection | None, size: int) -> Iterator[FabricWorld]
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    world = FabricWorld(_fabric(options, size), 1 if options is None else options.accumulate)
+    accumulate, sharded = (1, False) if options is None else (options.accumulate, options.strategy == "fsdp")
+    world = FabricWorld(_fabric(options, size), accumulate, sharded=sharded)
     try:
         yield world
     except BaseException as error:
@@ -66,10 +67,11 @@ class FabricWorld(World):
     Args:
         fabric: Launched.
         accumulate: Pieces of a batch whose gradients are added one after the other.
+        sharded: Whether gradients and the state of the optimizer are spread over the processes.
     """
 
-    def __init__(self, fabric: Any, accumulate: int) -> None:
-        self.fabric, self.accumulate = fabric, accumulate
+    def __init__(self, fabric: Any, accumulate: int, *, sharded: bool = False) -> None:
+        self.fabric, self.accumulate, self.sharded = fabric, accumulate, sharded
         self.rank, self.size, self.device = fabric.global_rank, fabric.world_size, fabric.device
         if "TORCHELASTIC_RUN_ID" in os.environ and hasattr(signal, "setitimer"):
             self.grace = GRACE
@@ -81,7 +83,7 @@ class FabricWorld(World):
 
     def add(self, numbers: Tensor) -> Tensor:
         """The sum over all processes."""
-        with _reached():
+        with reached():
             summed: Tensor = self.fabric.all_reduce(numbers.to(self.device), reduce_op="sum")
         return summed.to(numbers.device)
 
@@ -91,7 +93,7 @@ class FabricWorld(World):
 
     def agree(self, code: int) -> int:
         """The code of the first process."""
-        with _reached():
+        with reached():
             return int(self.fabric.broadcast(code))
 
     def step(
@@ -103,7 +105,10 @@ class FabricWorld(World):
                 f"loss.penalty={penalty:g} is for one process in full precision; omit it, or run.devices, run.precision and "
                 "run.accumulate."
             )
-        made = FabricStep(self, model, optimizer, loss, clip)
+        kind = FabricStep
+        if self.sharded:
+            from wellposed_lab.runs.sharded import ShardedStep as kind  # only here: most runs have none
+        made = kind(self, model, optimizer, loss, clip)
         self._steps.append(made)
         return made
 
@@ -139,12 +144,18 @@ class FabricStep:
         self, world: FabricWorld, model: nn.Module, optimizer: torch.optim.Optimizer, loss: AbstractLoss, clip: float | None
     ) -> None:
         self.world, self.model, self.loss, self.clip = world, model, loss, clip
-        with _reached():
+        with reached():
             self._wrapped, self._optimizer = world.fabric.setup(model, optimizer)
 
     def release(self) -> None:
         """Frees the wrapped model."""
         self._wrapped = self._optimizer = None
+
+    def collect(self) -> None:
+        """Brings model and optimizer up to date, where they are not those that are trained."""
+
+    def _is_finite(self) -> bool:
+        return has_finite_gradients(self.model)
 
     def __call__(self, X: Tensor, y: Tensor, rows: Tensor, *further: float) -> Tensor | None:
         """Takes a step on these rows; the sums are those of `MinibatchStep`, over all processes."""
@@ -157,7 +168,7 @@ class FabricStep:
         for number, piece in enumerate(pieces):
             weight, chosen = (1.0, piece) if len(piece) else (0.0, rows[:1])
             target = y[chosen.to(y.device)]
-            with _reached(), fabric.no_backward_sync(self._wrapped, enabled=number + 1 < len(pieces)):
+            with reached(), fabric.no_backward_sync(self._wrapped, enabled=number + 1 < len(pieces)):
                 total = self.loss.total(self._wrapped(X[chosen.to(X.device)]), target)
                 mine = [float(total.detach()), self.loss.count(target), *solves(self.model)]
                 counted = (mine if weight else [0.0] * len(TOTALS)) + [value * (number == 0) for value in further]
@@ -165,7 +176,7 @@ class FabricStep:
                 if not math.isfinite(float(sums[0])):
                     return None
                 fabric.backward(total * (weight * world.size / items))
-        if not has_finite_gradients(self.model):
+        if not self._is_finite():
             return None
         if self.clip is not None:
             fabric.clip_gradients(self._wrapped, self._optimizer, max_norm=self.clip)
@@ -208,7 +219,13 @@ def _fabric(options: RunSection | None, size: int) -> Any:
     if size > 1:
         plugins.append(TorchElasticEnvironment())
     # looking for unused parameters also keeps the order of sums, which would change after the first step of a session
-    strategy = DDPStrategy(timeout=PATIENCE, find_unused_parameters=True) if size > 1 else "auto"
+    strategy: Any = DDPStrategy(timeout=PATIENCE, find_unused_parameters=True) if size > 1 else "auto"
+    if options is not None and options.strategy == "fsdp":
+        from lightning_fabric.strategies import ModelParallelStrategy
+
+        from wellposed_lab.runs.sharded import shard
+
+        strategy = ModelParallelStrategy(shard, data_parallel_size=size, tensor_parallel_size=1, timeout=PATIENCE)
     devices = here if size > 1 or device.type == "cpu" else [device.index or 0]
     try:
         fabric = lightning.Fabric(
@@ -224,7 +241,7 @@ def _fabric(options: RunSection | None, size: int) -> Any:
 
 
 @contextmanager
-def _reached() -> Iterator[None]:
+def reached() -> Iterator[None]:
     """Turns the error of a process that lost another one into a sentence."""
     try:
         yield

@@ -18,7 +18,7 @@ from wellposed_lab.runs.processes import NEEDED
 __all__ = ["launch"]
 
 #: Seconds that a process has to end by itself after another one died; then it is killed.
-GRACE = 20
+GRACE = 15
 
 
 def launch(devices: int, words: Sequence[str]) -> tuple[int, str]:

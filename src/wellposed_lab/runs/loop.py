@@ -103,6 +103,7 @@ def fit(
             logger.close_epoch(rate=rate, began=began)
             if interrupted and progress.stop is None and progress.epoch < options.epochs:
                 return logger.interrupted()
+        train_step.collect()
     outcome.stop = progress.stop or "epochs"
     return outcome
 
@@ -140,6 +141,11 @@ class TrainStep:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return self._step(X, y, rows, float(interrupted))
+
+    def collect(self) -> None:
+        """Brings model and optimizer up to date, where shards of them are trained; all processes."""
+        if collect := getattr(self._step, "collect", None):
+            collect()
 
     @torch.no_grad()
     def evaluate(self, X: Tensor, y: Tensor) -> dict[str, float]:

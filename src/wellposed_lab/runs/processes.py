@@ -103,6 +103,10 @@ def joined(options: RunSection | None = None) -> Iterator[World]:
         raise InvalidArgument(
             f"run.devices={options.devices} needs {options.devices} processes: `wellposed train` or torchrun starts them."
         )
+    if options is not None and options.strategy == "fsdp" and size == 1:
+        raise InvalidArgument(
+            "run.strategy=fsdp spreads a model over several processes; use run.devices=2 or more, torchrun, or ddp."
+        )
     if size == 1 and (options is None or (options.precision == "full" and options.accumulate == 1)):
         yield World()
         return

@@ -26,7 +26,9 @@ import wellposed_lab.cli
 import wellposed_lab.cli.commands  # noqa: F401
 
 with contextlib.suppress(ImportError):  # of several processes; an optional package
-    import lightning_fabric  # noqa: F401
+    import lightning_fabric.strategies  # noqa: F401
+    import torch.distributed.fsdp  # noqa: F401
+    import torch.distributed.tensor  # noqa: F401
 
 torch.set_num_threads(1)
 # Otherwise every child walks through all of it, and copies its pages: half of the time of a small run.
@@ -69,6 +71,7 @@ def child(task: dict[str, Any]) -> None:
         os.dup2(log, stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(task.get("environment", {}))
+    os.chdir(task.get("folder", "."))
     if "kill_at" in task:
         kill_at(*task["kill_at"])
     if "signal_at" in task:

@@ -107,6 +107,13 @@ def test_who_ended_a_run(codes: dict[int, int], code: int, says: str) -> None:
     assert found == code and text.startswith(says) and bool(text) == bool(says)
 
 
+def test_one_process_has_nothing_to_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(InvalidArgument, match="run.strategy=fsdp spreads a model over several"):
+        with joined(resolve({}, ["run.strategy=fsdp"]).run):
+            pass
+
+
 def test_processes_are_not_started_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(InvalidArgument, match="run.devices=2 needs 2 processes"), joined(resolve({}, ["run.devices=2"]).run):
