@@ -19,6 +19,8 @@ __all__ = ["AbstractExperiment", "ExperimentConfig", "Result", "Task", "changes_
 #: What one process works on: plain Python that JSON can write, so that it can be hashed and sent.
 Task = dict[str, Any]
 Self = TypeVar("Self", bound="ExperimentConfig")
+#: Keys whose tuples are sizes in an order; all other tuples are choices, each of which is run.
+_IN_ORDER = ("channels",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ def _like(key: str, default: Any, value: Any) -> Any:
         parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
         if not parts:
             raise InvalidArgument(f"{key} must not be empty.")
-        if len(set(parts)) != len(parts):
+        if len(set(parts)) != len(parts) and key not in _IN_ORDER:
             raise InvalidArgument(f"{key} must not have a value twice; got {parts!r}.")
         return tuple(_like(key, default[0], part) for part in parts)
     kind = type(default)

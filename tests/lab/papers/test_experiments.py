@@ -309,3 +309,10 @@ def test_the_reference_equilibrium() -> None:
         W, C = model.recurrent(), model.injection(X)
     Z = dense_equilibrium(W, C)
     assert torch.allclose(Z, torch.relu(Z @ W.t() + C), atol=1e-12)
+
+
+def test_a_configuration_is_read_again_as_it_was() -> None:
+    """Two layers with as many channels are not a value given twice: records of the tables could not be judged anew."""
+    for experiment in EXPERIMENTS.values():
+        for config in (experiment.quick, experiment.full):
+            assert config.changed(config.to_dict()) == config
