@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from wellposed.convex import OptEq
 from wellposed.descent import descend
 from wellposed.kernel import population_gram, tangent_kernel
 from wellposed.nn import GaussianDEQ, ImplicitOnlyDEQ
@@ -11,6 +14,7 @@ from wellposed_lab.papers.datasets import samples
 from wellposed_lab.papers.gao2023.kernel_machine import _rank_correlation, machine
 from wellposed_lab.papers.ling2022.depth import _factor, _first, fresh_randomness, population_grams
 from wellposed_lab.papers.ling2022.figure1 import WEIGHT_VARIANCE
+from wellposed_lab.papers.xie2021.theorems import _least_rise
 
 F64 = torch.float64
 
@@ -73,3 +77,17 @@ def test_rank_correlation_by_hand() -> None:
     assert _rank_correlation([1, 2, 3], [10, 20, 30]) == 1 and _rank_correlation([1, 2, 3], [3, 2, 1]) == -1
     assert _rank_correlation([1, 2, 3], [5, 5, 5]) == 0
     assert abs(_rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) - 0.8) < 1e-12  # 1 - 6 * 2/(4 * 15)
+
+
+def test_perturbed_states_of_one_layer_have_values() -> None:
+    """Random states of 40 units are all outside the domain: their infinite values would decide nothing."""
+    generator = torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "rtol": 1e-13, "norm_bound": 0.8}
+    model = OptEq(6, 40, **options)
+    X = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    assert 0 < _least_rise(model, X, 10, generator) < 1
+    model.b.data += 1.0  # the objective of this network, at the equilibrium of another one
+    equilibrium = model.solve(X)
+    model.b.data -= 1.0
+    model.solve = lambda X: equilibrium  # type: ignore[method-assign, assignment]
+    assert _least_rise(model, X, 10, generator) < 0

@@ -180,6 +180,7 @@ def _dnn(in_channels: int, width: int, task: Task) -> nn.Module:
         channels = max(1, round(width * share / max(task["channels"])))
         convolution = nn.Conv2d(features, channels, 3, padding=1)
         nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+        assert convolution.bias is not None
         nn.init.zeros_(convolution.bias)
         layers += [convolution, nn.ReLU()]
         features = channels

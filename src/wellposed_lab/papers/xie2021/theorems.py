@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,13 +45,13 @@ class Theorems(AbstractExperiment):
             "one",
             "The equilibrium of one layer minimises its convex objective.",
             "[xie2021, Theorem 1]",
-            "no perturbed state has a smaller value, in any run",
+            "no perturbed state has a smaller value, and some have a finite one, in every run",
         ),
         Claim(
             "two",
             "The states of two layers minimise the objective of both.",
             "[xie2021, Corollary 1]",
-            "no perturbed state has a smaller value, in any run",
+            "no perturbed state has a smaller value, and some have a finite one, in every run",
         ),
         Claim(
             "three",
@@ -67,8 +68,8 @@ class Theorems(AbstractExperiment):
     )
     departures = (
         "The paper proves these statements and prints no experiment: sizes, random networks with kernels of norm 0.8 and "
-        "alpha = 0.5 for two and three layers are ours. That no state is better is tested at random states alone. Computed in "
-        "float64.",
+        "alpha = 0.5 for two and three layers are ours. That no state is better is tested at random states, half of them on "
+        "the way to an image of the layer, because the objective is infinite elsewhere if alpha = 1. Computed in float64.",
     )
     quick = TheoremsConfig()
     full = TheoremsConfig(width=60, features=30, n=50, directions=500, alphas=(0.1, 0.03, 0.01, 0.003), seeds=(0, 1, 2, 3, 4))
@@ -108,7 +109,7 @@ class Theorems(AbstractExperiment):
         for key in ("one", "two"):
             rises = [result.values["least_rise"][key] for result in results]
             text = f"least relative rise of the value {spread(rises)}, {config.directions * len(SIZES)} perturbations a sample"
-            findings[key] = decide(min(rises) >= -ROUNDING, text, rises=rises)
+            findings[key] = decide(all(-ROUNDING <= rise < math.inf for rise in rises), text, rises=rises)
         findings["three"] = decide(max(residuals) < ROUNDING, f"residual {spread(residuals)}", residuals=residuals)
         findings["limit"] = decide(all(abs(s - 1) <= ROOM for s in slopes), f"slope {spread(slopes)}", slopes=slopes)
         return findings
@@ -124,15 +125,21 @@ class Theorems(AbstractExperiment):
 
 def _least_rise(model: Any, X: torch.Tensor, directions: int, generator: torch.Generator) -> float:
     """The least of (value at a perturbed state - value at the equilibrium)/(1 + |value|): negative
-    if some state is better."""
+    if some state is better, infinite if all perturbed states are outside the domain.
+
+    One perturbation is random, the next one leads to images of random states under the layers: with
+    alpha = 1 the objective is finite at images, and between two of them, and hardly anywhere else.
+    """
     phi = objective(model, X)
     states = phi.states(model.solve(X).value)
     value = phi(*states)
     sizes = torch.tensor(SIZES, dtype=X.dtype)
-    least = float("inf")
-    for _ in range(directions):
+    least = math.inf
+    for number in range(directions):
         random = [torch.randn(z.shape, generator=generator, dtype=z.dtype) for z in states]
         ways = [d * (z.norm(dim=1) / d.norm(dim=1)).unsqueeze(1) for z, d in zip(states, random, strict=True)]
+        if number % 2:
+            ways = [block.prox(z + d) - z for block, z, d in zip(phi.blocks, states, ways, strict=True)]
         rise = (phi.along(states, ways, sizes) - value.unsqueeze(1)) / (1 + value.abs()).unsqueeze(1)
         least = min(least, float(rise.min()))
     return least
