@@ -24,7 +24,7 @@ FREE = {"devices", "strategy", "keep", "checkpoint_every", "tensorboard", "stop_
 ADDED: dict[str, dict[str, Any]] = {
     "data": {**dict.fromkeys(("target", "columns", "standardize", "sha256", "givens", "words")), "length": 48},
     "model": dict.fromkeys(("class", "arguments", "heads", "gradient_steps")),
-    "loss": {"penalty": 0.0},
+    "loss": {"penalty": 0.0, "residual": None},
     "run": {"precision": "full", "accumulate": 1},
 }
 
@@ -159,6 +159,11 @@ class LossSection(_Section):
     )
     penalty: float = Field(
         default=0.0, ge=0, description="weight of the Jacobian penalty of equilibria in training; not part of reported losses"
+    )
+    residual: float | None = Field(
+        default=None,
+        ge=0,
+        description="weight of the residual after few steps: residual, multiscale train so, with 3 if null; 0 solves instead",
     )
     ignore_index: int | None = Field(
         default=None, description="segmentation: label that does not count; null is void of camvid"

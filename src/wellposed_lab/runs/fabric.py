@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from wellposed.descent._minibatch import TOTALS, has_finite_gradients, solves
 from wellposed.errors import InvalidArgument, RunError, required
+from wellposed_lab.runs.losses import residual_weight
 from wellposed_lab.runs.processes import NEEDED, START, Step, World
 
 if TYPE_CHECKING:
-    from wellposed_lab.runs.config_sections import RunSection
+    from wellposed_lab.runs.config_sections import LossSection, RunSection
     from wellposed_lab.runs.losses import AbstractLoss
 
 __all__ = ["FabricStep", "FabricWorld", "fabric_world", "reached"]
@@ -97,13 +98,18 @@ class FabricWorld(World):
             return int(self.fabric.broadcast(code))
 
     def step(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: AbstractLoss, clip: float | None, penalty: float
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: AbstractLoss, clip: float | None, section: LossSection
     ) -> Step:
         """One step of the optimizer on (X, y, rows, *further)."""
-        if penalty:
+        if section.penalty:
             raise InvalidArgument(
-                f"loss.penalty={penalty:g} is for one process in full precision; omit it, or run.devices, run.precision and "
-                "run.accumulate."
+                f"loss.penalty={section.penalty:g} is for one process in full precision; omit it, or run.devices, "
+                "run.precision and run.accumulate."
+            )
+        if residual_weight(model, section.residual):
+            raise InvalidArgument(
+                f"{type(model).__name__} trains by few steps (loss.residual) in one process in full precision only. Set "
+                "loss.residual=0, or omit run.devices, run.precision and run.accumulate."
             )
         kind = FabricStep
         if self.sharded:

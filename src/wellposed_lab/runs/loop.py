@@ -133,8 +133,8 @@ class TrainStep:
     world: World
 
     def __post_init__(self) -> None:
-        clip, penalty = self.config.optimizer.clip, self.config.loss.penalty
-        self._step = self.world.step(self.model, self.optimizer, self.loss, clip, penalty)
+        options = self.config.optimizer.clip, self.config.loss
+        self._step = self.world.step(self.model, self.optimizer, self.loss, *options)
 
     def __call__(self, X: Tensor, y: Tensor, rows: Tensor, rate: float, *, interrupted: bool) -> Tensor | None:
         """A step on these rows; the last sum counts interrupted processes."""

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
 
-__all__ = ["AbstractLoss", "CrossEntropy", "NextToken", "Reconstruction", "Segmentation", "Squared"]
+__all__ = ["AbstractLoss", "CrossEntropy", "NextToken", "Reconstruction", "Segmentation", "Squared", "residual_weight"]
+
+#: The weight of the residual after few steps, if none is given: see benchmarks/recipe.py.
+RESIDUAL = 3.0
 
 
 class AbstractLoss(abc.ABC):
@@ -148,3 +151,20 @@ def _check_logits(output: Tensor, y: Tensor) -> None:
             f"Cross-entropy needs logits of shape (n, classes, ...) for targets of shape {tuple(y.shape)}; got "
             f"{tuple(output.shape)}."
         )
+
+
+def residual_weight(model: nn.Module, given: float | None) -> float:
+    """The weight of the residual in training by few steps; 0 for networks that do not train so.
+
+    Args:
+        model: The network; image networks have a method `regularized`.
+        given: `loss.residual` of the configuration.
+    """
+    if hasattr(model, "regularized"):
+        return RESIDUAL if given is None else given
+    if given:
+        raise InvalidArgument(
+            f"loss.residual={given:g} is for networks with a method `regularized`, such as model.name=residual; "
+            f"{type(model).__name__} has none. Omit it."
+        )
+    return 0.0

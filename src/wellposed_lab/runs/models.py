@@ -19,6 +19,7 @@ from wellposed.nn import (
     MonotoneClassifier,
     MonotoneConvCell,
     MultiscaleDEQ,
+    ResidualDEQ,
     Spectral,
     TransformerDEQ,
 )
@@ -114,13 +115,18 @@ def _monotone(d: _Design) -> nn.Module:
     return MonotoneClassifier.dense(d.features, d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
 
 
-def _monotone_conv(d: _Design) -> nn.Module:
-    if len(d.shape) != 3:
-        raise InvalidArgument(
-            f"model.name='monotone_conv' needs images, got inputs of shape {d.shape}: set data.flatten=false."
-        )
+def _monotone_conv(d: _Design, kwargs: dict[str, Any]) -> nn.Module:
     shape = (d.shape[0], d.shape[1], d.shape[2])
-    return MonotoneClassifier.conv(shape, d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
+    return MonotoneClassifier.conv(shape, d.width, d.classes, **kwargs)
+
+
+def _residual(d: _Design, kwargs: dict[str, Any]) -> nn.Module:
+    return ResidualDEQ(d.shape[0], d.width, d.classes, **{"grid": 2, "rtol": 1e-3, **kwargs})
+
+
+def _multiscale(d: _Design, kwargs: dict[str, Any]) -> nn.Module:
+    widths = (d.width, d.width)
+    return MultiscaleDEQ.classifier(d.shape[0], widths, d.classes, **{"grid": 2, "rtol": 1e-3, **kwargs})
 
 
 def _transformer(d: _Design) -> nn.Module:
@@ -149,7 +155,7 @@ def _deblurring(d: _Design) -> nn.Module:
     return deblurrer(d.width, channels=d.shape[0], generator=generator, **d.options, **d.solver_kwargs).to(dtype)
 
 
-def _multiscale(d: _Design) -> nn.Module:
+def _multiscale_segmenter(d: _Design) -> nn.Module:
     if len(d.shape) != 3:
         raise InvalidArgument(f"model.name='multiscale_segmenter' needs images, as of data.name=camvid; got {d.shape}.")
     sizes: dict[str, Any] = {"stride": 4 if min(d.shape[1:]) >= 64 else 1, "groups": 1}
@@ -203,6 +209,17 @@ def _family(name: str) -> ModelKind:
     return ModelKind("regression", options, _theory(network), summary)
 
 
+def _images(name: str, options: tuple[str, ...], make: Callable[[_Design, dict[str, Any]], nn.Module], what: str) -> ModelKind:
+    """A classifier of images."""
+
+    def made(d: _Design) -> nn.Module:
+        if len(d.shape) != 3:
+            raise InvalidArgument(f"model.name={name!r} needs images, got inputs of shape {d.shape}: set data.flatten=false.")
+        return make(d, {**d.options, **d.factory_kwargs, **d.solver_kwargs})
+
+    return ModelKind("classification", options, made, what, images=True)
+
+
 MODELS: dict[str, ModelKind] = {
     **{name: _family(name) for name in sorted(FAMILIES, key=[*_ABOUT, *FAMILIES].index)},
     "opteq": ModelKind("regression", (), _theory(OptEq), "the equilibrium minimises a convex function [xie2021]"),
@@ -210,17 +227,15 @@ MODELS: dict[str, ModelKind] = {
     "monotone_classifier": ModelKind(
         "classification", ("margin",), _monotone, "monotone equilibrium, linear read-out [winston2020]"
     ),
-    "monotone_conv": ModelKind(
-        "classification",
-        ("margin", "grid"),
-        _monotone_conv,
-        "one monotone convolution, averages, read-out [winston2020]",
-        images=True,
+    "monotone_conv": _images(
+        "monotone_conv", ("margin", "grid"), _monotone_conv, "one monotone convolution, averages, read-out [winston2020]"
     ),
+    "residual": _images("residual", ("grid",), _residual, "residual block [nguyen2022]; trains by few steps"),
+    "multiscale": _images("multiscale", ("grid",), _multiscale, "two resolutions [bai2020]; trains by few steps"),
     "opteq_classifier": ModelKind("classification", (), _opteq, "opteq with a linear read-out"),
     "segmenter": ModelKind("segmentation", ("margin",), Segmenter, "monotone convolution, logits for every pixel", images=True),
     "multiscale_segmenter": ModelKind(
-        "segmentation", (), _multiscale, "two resolutions of an image as one equilibrium [bai2020]", images=True
+        "segmentation", (), _multiscale_segmenter, "two resolutions of an image as one equilibrium [bai2020]", images=True
     ),
     "node_classifier": ModelKind("segmentation", ("bound",), _nodes, "graph equilibrium, logits for every node", images=True),
     "sudoku_solver": ModelKind(

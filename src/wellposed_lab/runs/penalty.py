@@ -1,37 +1,50 @@
-"""The Jacobian penalty of the equilibria of a network, whatever its layers are fed with."""
+"""What training adds to the loss: the Jacobian penalty of any equilibria, the residual of few steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer, jacobian_penalty
-from wellposed_lab.runs.losses import AbstractLoss
+from wellposed_lab.runs.losses import AbstractLoss, residual_weight
 
-__all__ = ["noted_inputs", "penalised", "penalty_of"]
+if TYPE_CHECKING:
+    from wellposed_lab.runs.config_sections import LossSection
+
+__all__ = ["noted_inputs", "objective", "penalty_of"]
 
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, float]]
 Inputs = list[tuple[EquilibriumLayer, Any]]
 
 
-def penalised(model: nn.Module, loss: AbstractLoss, weight: float) -> Objective:
+def objective(model: nn.Module, loss: AbstractLoss, section: LossSection) -> Objective:
     """(x, y) -> the sum of the loss over a batch and its number of items.
 
     The gradient of the sum has that of the penalty, but not its value: losses stay comparable.
     """
+    weight, few = section.penalty, residual_weight(model, section.residual)
+    if weight and few:
+        raise InvalidArgument(
+            f"loss.penalty={weight:g} is for equilibria, and {type(model).__name__} trains by few steps. Set loss.residual=0, "
+            "or omit loss.penalty."
+        )
 
-    def objective(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
-        with noted_inputs(model) as inputs:
-            total, count = loss.total(model(x), y), loss.count(y)
-        penalty = weight * count * penalty_of(inputs)
-        return total + (penalty - penalty.detach()), count
+    def total(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        if few:
+            output, penalty = model.regularized(x, weight=few)  # type: ignore[operator]
+        else:
+            with noted_inputs(model) as inputs:
+                output = model(x)
+            penalty = weight * penalty_of(inputs)
+        count = loss.count(y)
+        return loss.total(output, y) + count * (penalty - penalty.detach()), count
 
-    return objective
+    return total
 
 
 @contextmanager

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from wellposed._io import open_plain
 from wellposed.descent._minibatch import MinibatchStep
 from wellposed.errors import InvalidArgument
+from wellposed_lab.runs.losses import residual_weight
 
 if TYPE_CHECKING:
-    from wellposed_lab.runs.config_sections import RunSection
+    from wellposed_lab.runs.config_sections import LossSection, RunSection
     from wellposed_lab.runs.losses import AbstractLoss
 
 __all__ = ["Interruption", "Step", "World", "environment", "git_head", "joined", "largest_product", "on_threads", "threads_for"]
@@ -81,13 +82,13 @@ class World:
         return code
 
     def step(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: AbstractLoss, clip: float | None, penalty: float
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: AbstractLoss, clip: float | None, section: LossSection
     ) -> Step:
         """One step of the optimizer on (X, y, rows, *further), as `MinibatchStep` takes it."""
-        if penalty:
-            from wellposed_lab.runs.penalty import penalised  # only here: most runs have none
+        if section.penalty or residual_weight(model, section.residual):
+            from wellposed_lab.runs.penalty import objective  # only here: most runs have none
 
-            return MinibatchStep(model, optimizer, penalised(model, loss, penalty), clip)
+            return MinibatchStep(model, optimizer, objective(model, loss, section), clip)
         return MinibatchStep(model, optimizer, lambda x, y: (loss.total(model(x), y), loss.count(y)), clip)
 
 

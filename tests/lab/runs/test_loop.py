@@ -264,7 +264,11 @@ def test_losses_that_do_not_fit_are_refused() -> None:
         CrossEntropy().total(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("name", [name for name, kind in MODELS.items() if kind.task in ("regression", "classification")])
+FEW_STEPS = ("residual", "multiscale")  # tested in test_few_steps.py: their training does not look for equilibria
+SOLVED = [name for name, kind in MODELS.items() if kind.task in ("regression", "classification") and name not in FEW_STEPS]
+
+
+@pytest.mark.parametrize("name", SOLVED)
 def test_every_network_learns(name: str) -> None:
     classes = "[0, 1]" if MODELS[name].task == "regression" else "[0, 1, 2]"
     changes = [f"model.name={name}", f"data.classes={classes}", "data.n=24", "data.n_test=6", "model.width=24"]
