@@ -1,12 +1,12 @@
-"""Measure the task of images: an equilibrium with a certificate, a free one, an unrolled network, total variation.
+"""Measure the task of images: an equilibrium with a certificate, a free one, unrolled networks, total variation.
 
-    python benchmarks/task_imaging.py [--seeds 3] [--steps 1500]
+    python benchmarks/task_imaging.py [--seeds 3] [--seconds 30]
 
 Needs scikit-image, and natural64.npz and cbsd68.npz in $WELLPOSED_DATA. Writes benchmarks/results/imaging.json after
-every part, and skips what is there; the training of a seed is kept in runs/imaging every 20 steps and continued.
+every part, and skips what is there; the training of a seed is kept in runs/imaging every 100 steps and continued.
 
-The three networks of a seed are trained in turn in one process: the next step is of the one that has used the least
-processor time, until the bounded one has made all its steps. So all have the same time, whatever else the machine does.
+The networks of a seed are trained in turn in one process, each for the same processor time: the next step is of the
+one that has used the least. So all have the same conditions, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -26,20 +26,30 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.data.restoration import BLUR, SIDE
+from wellposed.data.restoration import BLUR, NOISE, SIDE, blur
 from wellposed.imaging import Blur, DEQGrad, DnCNN, Reconstructor, gaussian_kernel
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
-from deblurring import psnr, rate, step  # noqa: E402
+from deblurring import psnr, rate, some  # noqa: E402
 
 from tables import mean_and_error  # noqa: E402
 
 RESULTS, KEPT = ROOT / "benchmarks" / "results" / "imaging.json", ROOT / "runs" / "imaging"
-DEPTH, MARKS = 10, (5, 10, 20, 50)
-PART = slice(None, None, 4)  # of the test images, for curves
-WEIGHTS = (0.007, 0.0085, 0.01, 0.012, 0.015)
-NAMES = {"bounded": "equilibrium, bounded", "free": "equilibrium, free", "unrolled": f"unrolled, {DEPTH} steps"}
+DEPTH, MARKS = 10, (3, 5, 10, 20, 50)
+#: Part of the time in which a network learns alone, outside an equilibrium.
+BEFORE = 0.45
+PART, FEW = slice(None, None, 4), slice(None, None, 8)  # of the test images, for curves and for weights of total variation
+WEIGHTS, CHROMA = (0.025, 0.03, 0.035, 0.04, 0.05), (0.06, 0.08, 0.1, 0.13)
+#: Orthonormal colours: grey, and two differences.
+OPPONENT = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
+OPPONENT = OPPONENT / OPPONENT.norm(dim=1, keepdim=True)
+NAMES = {
+    "bounded": "equilibrium, bounded",
+    "free": "equilibrium, free",
+    "unrolled": f"{DEPTH} unrolled steps, bounded",
+    "unrolled_free": f"{DEPTH} unrolled steps, free",
+}
 OPERATOR = Blur(gaussian_kernel(BLUR, SIDE))
 
 
@@ -60,20 +70,52 @@ class Unrolled(nn.Module):
 
 def make(kind: str, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
-    if kind == "free":
-        cell = DEQGrad(OPERATOR, DnCNN(1, 55, 4, scale=2, generator=generator))
-        gradient = wp.ImplicitGradient(rtol=1e-2)
-        return Reconstructor(cell, gradient=gradient, rtol=1e-3, max_steps=20, on_failure="ignore")
-    model = wp.tasks.deblurrer(generator=generator, on_failure="ignore")
-    return Unrolled(model.layer.cell, DEPTH) if kind == "unrolled" else model
+    if "free" in kind:
+        cell: Any = DEQGrad(OPERATOR, DnCNN(3, 54, 4, scale=2, generator=generator), weight=1.0)
+        gradient = wp.ImplicitGradient(rtol=1e-1, max_steps=6)
+        model = Reconstructor(cell, gradient=gradient, rtol=1e-3, max_steps=60, on_failure="ignore")
+    else:
+        model = wp.tasks.deblurrer(generator=generator, on_failure="ignore")
+    return Unrolled(model.layer.cell, DEPTH) if "unrolled" in kind else model
 
 
-def train(seed: int, steps: int, images: Tensor) -> tuple[dict[str, nn.Module], dict[str, dict[str, float]]]:
-    """The three networks of a seed, and the processor time and steps of each."""
+def is_alone(model: nn.Module, done: float) -> bool:
+    """Whether, after a part of the time, a network still learns outside an equilibrium.
+
+    Only one that computes an image of the data does. A DnCNN that has learned to denoise is worse at the start of an
+    equilibrium than a new one, which is near the identity: in trials its iterations diverged.
+    """
+    cell: Any = model.cell if isinstance(model, Unrolled) else model.layer.cell
+    return done < BEFORE and hasattr(cell.network, "condition")
+
+
+def advance(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, generator: torch.Generator, done: float) -> float:
+    """One step of training, after a part of the time."""
+    cell: Any = model.cell if isinstance(model, Unrolled) else model.layer.cell
+    y = blur(x) + NOISE * torch.randn(x.shape, generator=generator)
+    if is_alone(model, done):
+        optimizer.param_groups[0]["lr"] = rate(done / BEFORE, 5e-3)
+        output = cell.network.condition(OPERATOR, y)[1]
+    elif hasattr(cell.network, "condition"):
+        optimizer.param_groups[0]["lr"] = rate((done - BEFORE) / (1 - BEFORE), 3e-3)
+        output = model(y)
+    else:
+        optimizer.param_groups[0]["lr"] = rate(done, 2e-3)
+        output = model(y)
+    loss = (output - x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if bool(torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 1.0))):  # a free equilibrium may not exist
+        optimizer.step()
+    return loss.item()
+
+
+def train(seed: int, seconds: float, images: Tensor) -> tuple[dict[str, nn.Module], dict[str, dict[str, float]]]:
+    """The networks of a seed, and the processor time and steps of each."""
     models = {kind: make(kind, seed) for kind in NAMES}
     optimizers = {kind: torch.optim.Adam(model.parameters()) for kind, model in models.items()}
     generators = {kind: torch.Generator().manual_seed(seed) for kind in NAMES}
-    used = {kind: {"seconds": 0.0, "steps": 0} for kind in NAMES}
+    used = {kind: {"seconds": 0.0, "steps": 0, "steps_before": 0} for kind in NAMES}
     path = KEPT / f"{seed}.pt"
     if path.exists():
         state = torch.load(path, weights_only=True)
@@ -82,26 +124,41 @@ def train(seed: int, steps: int, images: Tensor) -> tuple[dict[str, nn.Module], 
             models[kind].load_state_dict(state["models"][kind])
             optimizers[kind].load_state_dict(state["optimizers"][kind])
             generators[kind].set_state(state["generators"][kind])
-    while used["bounded"]["steps"] < steps:
-        kind = min(used, key=lambda name: used[name]["seconds"])
-        optimizers[kind].param_groups[0]["lr"] = rate(used["bounded"]["steps"] / steps)
+    for kind, model in models.items():
+        if isinstance(model, Reconstructor):
+            model.layer.rtol, model.layer.max_steps = 1e-2, 12 if kind == "free" else 60
+    while used[kind := min(used, key=lambda name: used[name]["seconds"])]["seconds"] < seconds:
+        done = used[kind]["seconds"] / seconds
+        x = some(images, generators[kind])
         begin = time.process_time()
-        loss = step(models[kind], optimizers[kind], images, generators[kind])
+        loss = advance(models[kind], optimizers[kind], x, generators[kind], done)
         used[kind]["seconds"] += time.process_time() - begin
-        used[kind]["steps"] += 1
-        done = used["bounded"]["steps"]
-        if kind == "bounded" and (done % 20 == 0 or done == steps):
-            state = {
-                "used": used,
-                "models": {name: model.state_dict() for name, model in models.items()},
-                "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
-                "generators": {name: generator.get_state() for name, generator in generators.items()},
-            }
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(state, path.with_suffix(".begun"))
-            path.with_suffix(".begun").replace(path)
-            print(seed, used, f"{loss:.5f}", flush=True)
+        used[kind]["steps_before" if is_alone(models[kind], done) else "steps"] += 1
+        if sum(row["steps"] + row["steps_before"] for row in used.values()) % 100 == 0:
+            keep(path, used, models, optimizers, generators)
+            print(
+                seed,
+                {name: {key: round(v, 1) for key, v in row.items()} for name, row in used.items()},
+                f"{loss:.5f}",
+                flush=True,
+            )
+    keep(path, used, models, optimizers, generators)
+    for model in models.values():
+        if isinstance(model, Reconstructor):
+            model.layer.rtol, model.layer.max_steps = 1e-3, 60
     return models, used
+
+
+def keep(path: Path, used: Any, models: Any, optimizers: Any, generators: Any) -> None:
+    state = {
+        "used": used,
+        "models": {name: model.state_dict() for name, model in models.items()},
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+        "generators": {name: generator.get_state() for name, generator in generators.items()},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, path.with_suffix(".begun"))
+    path.with_suffix(".begun").replace(path)
 
 
 @torch.no_grad()
@@ -138,40 +195,52 @@ def curve(model: nn.Module, X: Tensor, y: Tensor) -> list[float]:
     return found
 
 
-def similarity(images: Tensor, truth: Tensor) -> list[float]:
+def measured(images: Tensor, truth: Tensor) -> dict[str, float]:
     from skimage.metrics import structural_similarity
 
-    return [structural_similarity(a[0].numpy(), b[0].numpy(), data_range=1.0) for a, b in zip(images, truth, strict=True)]
+    ssim = [
+        structural_similarity(a.numpy(), b.numpy(), data_range=1.0, channel_axis=0) for a, b in zip(images, truth, strict=True)
+    ]
+    return {"psnr": float(psnr(images, truth).mean()), "ssim": float(sum(ssim)) / len(ssim)}
 
 
-def measured(images: Tensor, truth: Tensor) -> dict[str, float]:
-    ssim = similarity(images, truth)
-    return {"psnr": float(psnr(images, truth).mean()), "ssim": sum(ssim) / len(ssim)}
-
-
-def run(seed: int, steps: int, data: wp.data.Dataset) -> dict[str, Any]:
-    models, used = train(seed, steps, data.y)
+def run(seed: int, seconds: float, tests: dict[str, tuple[Tensor, Tensor]], images: Tensor) -> dict[str, Any]:
+    models, used = train(seed, seconds, images)
     found: dict[str, Any] = {"seed": seed}
     for kind, model in models.items():
-        parameters = sum(p.numel() for p in model.parameters())
-        images, facts = outputs(model, data.X_test)
-        found[kind] = {"parameters": parameters, **used[kind], **measured(images, data.y_test), **facts}
-        found[kind]["curve"] = curve(model, data.X_test[PART], data.y_test[PART])
-        print(seed, kind, found[kind]["psnr"], found[kind]["curve"], flush=True)
+        found[kind] = {"parameters": sum(p.numel() for p in model.parameters()), **used[kind]}
+        for name, (X, y) in tests.items():
+            restored, facts = outputs(model, X)
+            found[kind][name] = {**measured(restored, y), **facts}
+            print(seed, kind, name, found[kind][name]["psnr"], flush=True)
+        X, y = tests["cbsd68"]
+        found[kind]["curve"] = curve(model, X[PART], y[PART])
+        print(seed, kind, found[kind]["curve"], flush=True)
     return found
 
 
-def total_variation(weight: float, Y: Tensor) -> Tensor:
-    """50 steps of FISTA; the proximal map is scikit-image's `denoise_tv_chambolle`."""
+def total_variation(Y: Tensor, weights: tuple[float, ...], steps: int = 50) -> Tensor:
+    """FISTA for every channel; the proximal map is scikit-image's `denoise_tv_chambolle`.
+
+    Args:
+        Y: (batch, channels, height, width) the data.
+        weights: One for each channel.
+        steps: Of FISTA.
+    """
     from skimage.restoration import denoise_tv_chambolle
 
     x = z = Y
     t = 1.0
-    for _ in range(50):
-        moved = z - OPERATOR.A_adjoint(OPERATOR.A(z) - Y)
+    for _ in range(steps):
+        moved = (z - OPERATOR.A_adjoint(OPERATOR.A(z) - Y)).numpy()
         new = torch.stack(
             [
-                torch.tensor(denoise_tv_chambolle(image[0].numpy(), weight=weight, eps=1e-4, max_num_iter=30))[None]
+                torch.stack(
+                    [
+                        torch.tensor(denoise_tv_chambolle(channel, weight=w, eps=1e-4, max_num_iter=30))
+                        for channel, w in zip(image, weights, strict=True)
+                    ]
+                )
                 for image in moved
             ]
         )
@@ -180,12 +249,35 @@ def total_variation(weight: float, Y: Tensor) -> Tensor:
     return x
 
 
+def best_variation(X: Tensor, y: Tensor) -> list[dict[str, Any]]:
+    """Total variation of red, green and blue with one weight, and of opponent colours with two.
+
+    The weights are those that are best on a part of the test images; with them all are restored.
+    """
+    found, turned = [], torch.einsum("ij,bjhw->bihw", OPPONENT, X)
+    some = {w: float(psnr(total_variation(X[FEW], (w,) * 3), y[FEW]).mean()) for w in WEIGHTS}
+    weight = max(some, key=lambda w: some[w])
+    row = {"method": "total variation", "weight": weight, "weights": some}
+    found.append(row | measured(total_variation(X, (weight,) * 3, 100), y))
+    truth = torch.einsum("ij,bjhw->bihw", OPPONENT, y[FEW])
+    chosen, errors = [], []
+    for channels, weights in ((slice(0, 1), WEIGHTS), (slice(1, 3), CHROMA)):
+        Z, wanted = turned[FEW, channels], truth[:, channels]
+        errors.append({w: float((total_variation(Z, (w,) * Z.shape[1]) - wanted).square().mean()) for w in weights})
+        chosen.append(min(errors[-1], key=lambda w: errors[-1][w]))
+    restored = torch.einsum("ij,bihw->bjhw", OPPONENT, total_variation(turned, (chosen[0], chosen[1], chosen[1]), 100))
+    row = {"method": "total variation of opponent colours", "weight": chosen, "weights": errors}
+    found.append(row | measured(restored, y))
+    print(found, flush=True)
+    return found
+
+
 def memory(kind: str, number: int) -> int:
     """MB by which the resident memory grows at most in a training step with this number of iterations.
 
     Of the second step: the first also loads code. Needs Linux.
     """
-    model, y = make(kind, 0), torch.rand(16, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    model, y = make(kind, 0), torch.rand(16, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     if isinstance(model, Unrolled):
         model.steps = number
     else:
@@ -223,47 +315,50 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     for kind, name in NAMES.items() if runs else ():
         some = [r[kind] for r in runs]
         row = {"method": name, "parameters": str(some[0]["parameters"]), "seeds": str(len(some))}
-        row |= {"psnr": mean_and_error([r["psnr"] for r in some], 2), "ssim": mean_and_error([r["ssim"] for r in some], 4)}
+        for test in ("cbsd68", "natural64"):
+            row[f"psnr_{test}"] = mean_and_error([r[test]["psnr"] for r in some], 2)
+            row[f"ssim_{test}"] = mean_and_error([r[test]["ssim"] for r in some], 4)
         row["fall"] = mean_and_error([r["curve"][MARKS.index(10)] - r["curve"][-1] for r in some], 3)
         row["steps"] = f"{sum(r['steps'] for r in some) / len(some):.0f}"
+        row["before"] = f"{sum(r['steps_before'] for r in some) / len(some):.0f}"
         row["seconds"] = f"{sum(r['seconds'] for r in some) / len(some):.0f}"
-        contraction = max(r.get("contraction", math.inf) for r in some)
+        facts = [r[test] for r in some for test in ("cbsd68", "natural64")]
+        contraction = max(r.get("contraction", math.inf) for r in facts)
         row["contraction"] = f"{contraction:.4f}" if contraction < 1 and kind == "bounded" else "not known"
-        row["bound"] = f"{max(max(r['error_bounds']) for r in some):.0e}" if kind == "bounded" else "none"
+        row["bound"] = f"{max(max(r['error_bounds']) for r in facts):.0e}" if kind == "bounded" else "none"
         found.append(row)
-    if results["tv"]:
-        best = max(results["tv"], key=lambda r: r["psnr"])
-        row = {
-            "method": f"total variation, weight {best['weight']:g}",
-            "psnr": f"{best['psnr']:.2f}",
-            "ssim": f"{best['ssim']:.4f}",
-        }
-        found.append(dict.fromkeys(("parameters", "seeds", "fall", "steps", "seconds", "contraction", "bound"), "") | row)
+    for k in range(2) if len(results["tv"]) == 2 else ():
+        row = {"method": results["tv"]["cbsd68"][k]["method"]}
+        for test, parts in results["tv"].items():
+            row |= {f"psnr_{test}": f"{parts[k]['psnr']:.2f}", f"ssim_{test}": f"{parts[k]['ssim']:.4f}"}
+        found.append(dict.fromkeys(found[0] if found else (), "") | row)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seconds", type=float, default=30.0, help="processor time to train each network")
     parser.add_argument("--parts", nargs="+", default=["memory", "runs", "tv"], choices=["memory", "runs", "tv"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = {"steps": options.steps, "marks": MARKS, "rows": [], "runs": [], "tv": [], "memory": []}
+    results: dict[str, Any] = {"seconds": options.seconds, "marks": MARKS, "rows": [], "runs": [], "tv": {}, "memory": []}
     if RESULTS.exists():
         results |= json.loads(RESULTS.read_text())
-    if results["steps"] != options.steps:
-        parser.error(f"{RESULTS} is of {results['steps']} steps; delete it, or give the same.")
+    if results["seconds"] != options.seconds:
+        parser.error(f"{RESULTS} is of {results['seconds']} seconds; delete it, or give the same.")
 
-    def write(part: str, value: dict[str, Any]) -> None:
+    def write(part: str, value: Any) -> None:
         current = json.loads(RESULTS.read_text()) if RESULTS.exists() else results  # another process may have added to it
-        current[part].append(value)
+        current[part] = current[part] | value if part == "tv" else [*current[part], value]
         current["rows"] = rows(current)
         RESULTS.write_text(json.dumps(current, indent=1) + "\n")
         results.update(current)
 
-    data = wp.data.load("deblurring")
-    assert data.X_test is not None and data.y_test is not None
+    data, more = wp.data.load("deblurring"), wp.data.load("natural64").X_test
+    assert data.X_test is not None and data.y_test is not None and more is not None
+    noisy = blur(more) + NOISE * torch.randn(more.shape, generator=torch.Generator().manual_seed(1))
+    tests = {"cbsd68": (data.X_test, data.y_test), "natural64": (noisy, more)}
     for part in options.parts:
         if part == "memory":
             for row in [] if results["memory"] else memories():
@@ -271,12 +366,11 @@ def main() -> None:
         elif part == "runs":
             for seed in range(options.seeds):
                 if not any(r["seed"] == seed for r in results["runs"]):
-                    write("runs", run(seed, options.steps, data))
+                    write("runs", run(seed, options.seconds, tests, data.y))
         else:
-            for weight in WEIGHTS:
-                if not any(r["weight"] == weight for r in results["tv"]):
-                    restored = total_variation(weight, data.X_test)
-                    write("tv", {"weight": weight, **measured(restored, data.y_test)})
+            for name, (X, y) in tests.items():
+                if name not in results["tv"]:
+                    write("tv", {name: best_variation(X, y)})
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
     python benchmarks/task_pictures.py
 
-Writes docs/images/task_graphs.png, task_imaging.png and task_reasoning.png, each if what it shows is measured, and the
-thumbnails of the overview, docs/images/thumbnail_*.png.
+Writes docs/images/task_graphs.png, task_imaging.png and task_reasoning.png, each if what it shows is measured,
+task_segmentation.png, for which it trains a network for seconds, and the thumbnails of the overview,
+docs/images/thumbnail_*.png. All images in them are drawn.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ import wellposed as wp
 from wellposed.tasks._store import INCLUDED
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+from segmentation import NAMES, streets, train  # noqa: E402
+
+CLASSES = np.array([(0.6, 0.75, 0.95), (0.45, 0.45, 0.45), (0.2, 0.55, 0.25), (0.84, 0.37, 0.0)])  # of NAMES
 COLOURS = ["#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7"]  # distinct also for most colour-blind readers
 
 
@@ -86,17 +92,40 @@ def imaging(results: dict[str, Any]) -> Figure:
     places = list(figure.subplots(1, 4 if results["runs"] else 3, squeeze=False)[0])
     if results["runs"]:
         ax = places.pop(0)
-        for kind, label, colour in (("bounded", "equilibrium", COLOURS[0]), ("unrolled", "10 unrolled steps", COLOURS[3])):
-            ax.plot(
-                results["marks"], np.mean([run[kind]["curve"] for run in results["runs"]], axis=0), color=colour, label=label
-            )
+        kinds = ("bounded", "equilibrium", COLOURS[0]), ("unrolled_free", "10 unrolled steps, free", COLOURS[3])
+        for kind, label, colour in (*kinds, ("unrolled", "10 unrolled steps, bounded", COLOURS[2])):
+            curves = np.array([run[kind]["curve"] for run in results["runs"]])
+            ax.plot(results["marks"], curves.mean(axis=0), color=colour, label=label, marker=".")
         ax.axvline(10, color="grey", linestyle=":", linewidth=1)
-        ax.set(xlabel="iterations", ylabel="PSNR of the test images (dB)")
-        ax.legend(frameon=False)
+        ax.set(xlabel="iterations", ylabel="PSNR of test images (dB)", xscale="log", xticks=results["marks"])
+        ax.set_xticklabels([str(mark) for mark in results["marks"]])
+        ax.minorticks_off()
+        ax.legend(frameon=False, fontsize=8)
     for ax, (title, image) in zip(places, images.items(), strict=True):
         error = float((image - data.y_test).square().mean())
-        ax.imshow(image[0, 0].numpy(), cmap="gray", vmin=0, vmax=1)
+        ax.imshow(image[0].movedim(0, 2).clamp(0, 1).numpy())
         ax.set(title=f"{title}, {-10 * np.log10(error):.1f} dB" if error else title, xticks=[], yticks=[])
+    return figure
+
+
+def segmentation() -> Figure:
+    """A drawn street, what a network says that was trained for seconds, and the truth."""
+    generator = torch.Generator().manual_seed(0)
+    (X, y), (X_test, y_test) = streets(400, generator), streets(3, generator)
+    model = wp.nn.MultiscaleDEQ.segmenter(3, (16, 16), len(NAMES), groups=1, generator=generator, rtol=1e-2)
+    train(model, X, y, steps=150, generator=generator)
+    with torch.no_grad():
+        predicted = model.eval()(X_test).argmax(1)
+    figure = Figure(figsize=(9, 3.3), layout="constrained", facecolor="white")
+    drawn = {"a drawn street": X_test[0].movedim(0, 2).clamp(0, 1).numpy()}
+    right = float((predicted[0] == y_test[0]).float().mean())
+    drawn |= {f"the network, {right:.0%} right": CLASSES[predicted[0]], "truth": CLASSES[y_test[0]]}
+    for ax, (title, image) in zip(figure.subplots(1, 3), drawn.items(), strict=True):
+        ax.imshow(image)
+        ax.set(title=title, xticks=[], yticks=[])
+    for k, name in enumerate(NAMES):
+        figure.axes[1].plot([], [], "s", color=CLASSES[k], label=name)
+    figure.axes[1].legend(loc="lower center", ncols=4, fontsize=7, framealpha=0.8, handletextpad=0.1, columnspacing=0.6)
     return figure
 
 
@@ -116,10 +145,14 @@ def thumbnail(name: str, results: dict[str, Any]) -> Figure:
             ax.plot([row["step"] for row in run["history"]], [row["held_out"] for row in run["history"]], color=colour)
     elif name == "reasoning":
         ax.imshow(maze())
+    elif name == "segmentation":  # the left half as seen, the right half as classes
+        X, y = streets(1, torch.Generator().manual_seed(1), 64)
+        seen = X[0].movedim(0, 2).clamp(0, 1).numpy()
+        ax.imshow(np.concatenate([seen[8:48, :32], CLASSES[y[0]][8:48, 32:]], axis=1), aspect="auto")
     else:  # the left half blurred and with noise, the right half as drawn
         data = wp.data.load("deblurring_leaves", n=1, n_test=1, size=128, seed=3)
-        image = torch.cat([data.X_test[0, 0, :80, :64], data.y_test[0, 0, :80, 64:]], dim=1)
-        ax.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
+        image = torch.cat([data.X_test[0, :, :80, :64], data.y_test[0, :, :80, 64:]], dim=2)
+        ax.imshow(image.movedim(0, 2).clamp(0, 1).numpy(), aspect="auto")
         ax.axvline(63.5, color=COLOURS[2], linewidth=1.5)
     return figure
 
@@ -133,7 +166,10 @@ def main() -> None:
         found = json.loads(results.read_text())
         thumbnail(name, found).savefig(images / f"thumbnail_{name}.png", dpi=100)
         if draw is not None and (name != "imaging" or (INCLUDED / "deblurring.json").exists()):
-            draw(found).savefig(images / f"task_{name}.png", dpi=110)
+            draw(found).savefig(images / f"task_{name}.png", dpi=80 if name == "imaging" else 110)
+    torch.set_num_threads(1)
+    segmentation().savefig(images / "task_segmentation.png", dpi=110)
+    thumbnail("segmentation", {}).savefig(images / "thumbnail_segmentation.png", dpi=100)
 
 
 if __name__ == "__main__":
