@@ -323,6 +323,7 @@ def test_a_part_with_links_or_pipes_is_refused(tmp_path: Path, name: str, kind: 
         storage.__enter__()
 
 
+dask: Any = pytest.importorskip("dask", reason="the extra 'kernels' is not installed")
 distributed: Any = pytest.importorskip("distributed", reason="the extra 'kernels' is not installed")
 
 
@@ -354,7 +355,8 @@ def test_a_client_needs_a_store_and_a_closed_form(tmp_path: Path, client: Any) -
 
 def test_on_a_cluster(tmp_path: Path, client: Any) -> None:
     model, X, X2 = network(), draw(20, 3), draw(7, 3)
-    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": "6 kB"}):  # below the size of the network
+        K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6, client=client)
     check_same(K, wp.tangent_kernel(model, X))
     assert np.array_equal(K[:], K[:].T)
     parts = wp.tangent_kernel(model, X, X2, out=tmp_path / "p.zarr", block_size=6, by_parameter=True, client=client)

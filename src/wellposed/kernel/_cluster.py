@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def compute_on_cluster(
     key = next(iter(parts.values()))[1]
     # The result of a task can be made again on any worker; what is scattered is lost with its worker. As bytes, because Dask
     # has a serialization of modules of its own, which does not take ours.
-    model = client.submit(bytes, pickle.dumps(chosen.model), pure=False)
+    model = _sent(client, bytes, pickle.dumps(chosen.model))
     features: dict[tuple[int, int], Any] = {}
 
     def features_of_rows(side: int, rows: slice) -> Any:
@@ -84,7 +84,7 @@ def compute_on_cluster(
             X = chosen.inputs[side][rows].cpu().numpy()
             file = str(folder / f"{side}-{rows.start}.npz")
             options = {"dtype": chosen.dtype, "names": chosen.features, "owner": f"{key} {side} {rows.start}"}
-            features[side, rows.start] = client.submit(features_task, model, X, file, **options, pure=False)
+            features[side, rows.start] = _sent(client, features_task, model, X, file, **options)
         return features[side, rows.start]
 
     # Blocks of the same rows come one after the other, and so do the features that they need.
@@ -112,6 +112,13 @@ def compute_on_cluster(
             display.advance(chosen.entries(*place) * weight)
     finally:
         client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
+
+
+def _sent(client: Any, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A task with data, which must be sent, however large: Dask would warn."""
+    config = required("dask", "client= needs dask.distributed", extra="kernels").config
+    with config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"}):
+        return client.submit(task, *args, **options, pure=False)
 
 
 def _start(rows: slice, columns: slice) -> tuple[int, int]:
