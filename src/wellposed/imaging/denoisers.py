@@ -163,8 +163,8 @@ class AdaptiveDenoiser(nn.Module):
     The weights 0 <= c <= 1 of every filter at every pixel and the image p are computed by a free
     convolutional network, of a first estimate: (A^T A + e)^-1 (1 + e) A^T y, where e is learned, or
     A^T y if the operator has no `prox_l2`. A blur keeps the mean of an image, and so does the
-    estimate; without the factor 1 + e it would not. Whatever they are, S is 1-Lipschitz in x. Kernels of K have
-    mean 0.
+    estimate; without the factor 1 + e it would not. Whatever they are, S is 1-Lipschitz in x.
+    Kernels of K have mean 0.
 
     Args:
         channels: Of the images.

@@ -143,7 +143,7 @@ class TrainStep:
         return self._step(X, y, rows, float(interrupted))
 
     def collect(self) -> None:
-        """Brings model and optimizer up to date, where shards of them are trained; all processes."""
+        """Gathers model and optimizer, where shards of them are trained; all processes."""
         if collect := getattr(self._step, "collect", None):
             collect()
 

@@ -1,4 +1,4 @@
-"""What training adds to the loss: the Jacobian penalty of any equilibria, the residual of few steps."""
+"""What training adds to the loss: a penalty on the Jacobian, or on the residual of few steps."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class EquilibriumNetwork(AbstractImageNetwork):
         return self.layer.cell
 
     def inputs(self, X: Tensor) -> Any:
-        """As for every image network, contiguous: sums of other strides cost as much as a convolution."""
+        """Contiguous: sums of other strides cost as much as a convolution."""
         return map_leaves(lambda leaf: leaf.contiguous(), super().inputs(X))
 
     def forward(self, X: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ NAME = "xie2021/table2"
 
 
 def segmentation_table(records: Mapping[str, Record]) -> str:
-    """Networks with their parameters and measures: mean and standard error over seeds, in percent."""
+    """Networks with parameters and measures: mean and standard error over seeds, in percent."""
     record = records.get(NAME)
     if record is None:
         return f"No run is stored yet. `wellposed reproduce {NAME} --store` makes one, and `make gallery` the table.\n"
