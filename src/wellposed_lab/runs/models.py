@@ -25,8 +25,9 @@ from wellposed.nn import (
 )
 from wellposed.nn.families import FAMILIES
 from wellposed.solve import PeacemanRachford, TunedStep
-from wellposed.tasks import NodeClassifier, PuzzleSolver, deblurrer
+from wellposed.tasks import PuzzleSolver
 from wellposed_lab.runs.own_class import own_network
+from wellposed_lab.runs.task_networks import deblurring, multiscale_segmenter, nodes, puzzle
 
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import ModelSection
@@ -38,7 +39,7 @@ COMMON = ("name", "width", "rtol", "max_steps", "on_failure", "class", "argument
 
 
 @dataclass(frozen=True)
-class _Design:
+class Design:
     """What a network is made from.
 
     Attributes:
@@ -71,7 +72,7 @@ class _Design:
 class Classifier(nn.Module):
     """logits = V z + v on the equilibrium z of `features`, (n, d) -> (n, m)."""
 
-    def __init__(self, features: nn.Module, design: _Design) -> None:
+    def __init__(self, features: nn.Module, design: Design) -> None:
         super().__init__()
         self.features = features
         factory = design.factory_kwargs
@@ -88,7 +89,7 @@ class Classifier(nn.Module):
 class Segmenter(nn.Module):
     """Logits of every pixel: a 1x1 convolution on the equilibrium of a monotone convolution."""
 
-    def __init__(self, design: _Design) -> None:
+    def __init__(self, design: Design) -> None:
         super().__init__()
         factory, state = design.factory_kwargs, design.width
         cell = MonotoneConvCell(design.shape[0], state, margin=design.options.get("margin", 0.5), **factory)
@@ -102,34 +103,34 @@ class Segmenter(nn.Module):
         return logits
 
 
-def _theory(network: Callable[..., nn.Module]) -> Callable[[_Design], nn.Module]:
+def _theory(network: Callable[..., nn.Module]) -> Callable[[Design], nn.Module]:
     return lambda d: network(d.features, d.width, **d.options, **d.factory_kwargs, **d.solver_kwargs)
 
 
-def _dense(d: _Design) -> nn.Module:
+def _dense(d: Design) -> nn.Module:
     cell = DenseCell(d.features, d.width, weight=Spectral(d.options.get("bound", 0.9)), **d.factory_kwargs)
     return Classifier(EquilibriumLayer(cell, **d.solver_kwargs), d)
 
 
-def _monotone(d: _Design) -> nn.Module:
+def _monotone(d: Design) -> nn.Module:
     return MonotoneClassifier.dense(d.features, d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
 
 
-def _monotone_conv(d: _Design, kwargs: dict[str, Any]) -> nn.Module:
+def _monotone_conv(d: Design, kwargs: dict[str, Any]) -> nn.Module:
     shape = (d.shape[0], d.shape[1], d.shape[2])
     return MonotoneClassifier.conv(shape, d.width, d.classes, **kwargs)
 
 
-def _residual(d: _Design, kwargs: dict[str, Any]) -> nn.Module:
+def _residual(d: Design, kwargs: dict[str, Any]) -> nn.Module:
     return ResidualDEQ(d.shape[0], d.width, d.classes, **{"grid": 2, "rtol": 1e-3, **kwargs})
 
 
-def _multiscale(d: _Design, kwargs: dict[str, Any]) -> nn.Module:
+def _multiscale(d: Design, kwargs: dict[str, Any]) -> nn.Module:
     widths = (d.width, d.width)
     return MultiscaleDEQ.classifier(d.shape[0], widths, d.classes, **{"grid": 2, "rtol": 1e-3, **kwargs})
 
 
-def _transformer(d: _Design) -> nn.Module:
+def _transformer(d: Design) -> nn.Module:
     if len(d.shape) != 1 or not d.classes:
         raise InvalidArgument("model.name='transformer' needs a text: set data.name=wikitext2.")
     steps = d.options.get("gradient_steps")
@@ -138,40 +139,8 @@ def _transformer(d: _Design) -> nn.Module:
     return TransformerDEQ(d.classes, d.width, d.options.get("heads", 4), length=d.shape[0], **kwargs)
 
 
-def _opteq(d: _Design) -> nn.Module:
+def _opteq(d: Design) -> nn.Module:
     return Classifier(OptEq(d.features, d.width, **d.factory_kwargs, **d.solver_kwargs), d)
-
-
-def _nodes(d: _Design) -> nn.Module:
-    if len(d.shape) != 2:
-        raise InvalidArgument(f"model.name='node_classifier' needs chains of nodes, as of data.name=chains; got {d.shape}.")
-    return NodeClassifier(d.shape[1], d.width, d.classes, **d.options, **d.factory_kwargs, **d.solver_kwargs)
-
-
-def _deblurring(d: _Design) -> nn.Module:
-    if len(d.shape) != 3:
-        raise InvalidArgument(f"model.name='deblurring' needs images, as of data.name=deblurring; got {d.shape}.")
-    generator, dtype = d.factory_kwargs["generator"], d.factory_kwargs["dtype"]
-    return deblurrer(d.width, channels=d.shape[0], generator=generator, **d.options, **d.solver_kwargs).to(dtype)
-
-
-def _multiscale_segmenter(d: _Design) -> nn.Module:
-    if len(d.shape) != 3:
-        raise InvalidArgument(f"model.name='multiscale_segmenter' needs images, as of data.name=camvid; got {d.shape}.")
-    sizes: dict[str, Any] = {"stride": 4 if min(d.shape[1:]) >= 64 else 1, "groups": 1}
-    return MultiscaleDEQ.segmenter(d.shape[0], (d.width, d.width), d.classes, **sizes, **d.factory_kwargs, **d.solver_kwargs)
-
-
-def _puzzle(make: Callable[..., PuzzleSolver], data: str) -> Callable[[_Design], nn.Module]:
-    def made(d: _Design) -> nn.Module:
-        solver = make(d.width, generator=d.factory_kwargs["generator"], **d.solver_kwargs).to(d.factory_kwargs["dtype"])
-        try:
-            solver.start(torch.zeros(1, *d.shape))
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{error} Choose data.name={data}.") from None
-        return solver
-
-    return made
 
 
 @dataclass(frozen=True)
@@ -189,7 +158,7 @@ class ModelKind:
 
     task: str
     options: tuple[str, ...]
-    make: Callable[[_Design], nn.Module]
+    make: Callable[[Design], nn.Module]
     summary: str
     images: bool = False
 
@@ -209,10 +178,10 @@ def _family(name: str) -> ModelKind:
     return ModelKind("regression", options, _theory(network), summary)
 
 
-def _images(name: str, options: tuple[str, ...], make: Callable[[_Design, dict[str, Any]], nn.Module], what: str) -> ModelKind:
+def _images(name: str, options: tuple[str, ...], make: Callable[[Design, dict[str, Any]], nn.Module], what: str) -> ModelKind:
     """A classifier of images."""
 
-    def made(d: _Design) -> nn.Module:
+    def made(d: Design) -> nn.Module:
         if len(d.shape) != 3:
             raise InvalidArgument(f"model.name={name!r} needs images, got inputs of shape {d.shape}: set data.flatten=false.")
         return make(d, {**d.options, **d.factory_kwargs, **d.solver_kwargs})
@@ -235,21 +204,21 @@ MODELS: dict[str, ModelKind] = {
     "opteq_classifier": ModelKind("classification", (), _opteq, "opteq with a linear read-out"),
     "segmenter": ModelKind("segmentation", ("margin",), Segmenter, "monotone convolution, logits for every pixel", images=True),
     "multiscale_segmenter": ModelKind(
-        "segmentation", (), _multiscale_segmenter, "two resolutions of an image as one equilibrium [bai2020]", images=True
+        "segmentation", (), multiscale_segmenter, "two resolutions of an image as one equilibrium [bai2020]", images=True
     ),
-    "node_classifier": ModelKind("segmentation", ("bound",), _nodes, "graph equilibrium, logits for every node", images=True),
+    "node_classifier": ModelKind("segmentation", ("bound",), nodes, "graph equilibrium, logits for every node", images=True),
     "sudoku_solver": ModelKind(
-        "segmentation", (), _puzzle(PuzzleSolver.sudoku, "sudoku"), "iterates to the answer", images=True
+        "segmentation", (), puzzle(PuzzleSolver.sudoku, "sudoku"), "iterates to the answer", images=True
     ),
-    "maze_solver": ModelKind("segmentation", (), _puzzle(PuzzleSolver.mazes, "mazes"), "iterates to the answer", images=True),
+    "maze_solver": ModelKind("segmentation", (), puzzle(PuzzleSolver.mazes, "mazes"), "iterates to the answer", images=True),
     "transformer": ModelKind(
         "language", ("heads", "gradient_steps"), _transformer, "a transformer block repeated to equilibrium [bai2019]"
     ),
-    "deblurring": ModelKind("reconstruction", ("bound",), _deblurring, "restores blurred images [gilton2021]", images=True),
+    "deblurring": ModelKind("reconstruction", ("bound",), deblurring, "restores blurred images [gilton2021]", images=True),
 }
 
 
-def _no_class(d: _Design) -> nn.Module:
+def _no_class(d: Design) -> nn.Module:
     raise InvalidArgument("A model.name that begins with own_ needs model.class, the import path of a module.")
 
 
@@ -303,7 +272,7 @@ def build(
             own = ", ".join(kind.options) or "no further keys"
             raise InvalidArgument(f"model.{key} is not for {section.name!r}, which has {own}.{did_you_mean(key, kind.options)}")
     factory_kwargs = {"generator": generator, "dtype": dtype, "device": None}
-    return kind.make(_Design(shape, classes, section.width, given, factory_kwargs, solver_kwargs))
+    return kind.make(Design(shape, classes, section.width, given, factory_kwargs, solver_kwargs))
 
 
 def kind_of(name: str) -> ModelKind:

@@ -19,7 +19,7 @@ def segmentation_table(records: Mapping[str, Record]) -> str:
     """Networks with parameters and measures: mean and standard error over seeds, in percent."""
     record = records.get(NAME)
     if record is None:
-        return f"No run is stored yet. `wellposed reproduce {NAME} --store` makes one, and `make gallery` the table.\n"
+        return f"No run is stored yet. `wellposed reproduce {NAME} --store` makes one, and `make gallery` the\ntable.\n"
     config = record.config
     n, n_test, data = config["images"], config["test_images"], config["data"]
     lines = [
