@@ -40,7 +40,8 @@ DEPTH, MARKS = 10, (3, 5, 10, 20, 50)
 #: Part of the time in which a network learns alone, outside an equilibrium.
 BEFORE = 0.45
 PART, FEW = slice(None, None, 4), slice(None, None, 8)  # of the test images, for curves and for weights of total variation
-WEIGHTS, CHROMA = (0.025, 0.03, 0.035, 0.04, 0.05), (0.06, 0.08, 0.1, 0.13)
+WEIGHTS = (0.025, 0.03, 0.035, 0.04, 0.05)
+GREY, CHROMA = (0.012, 0.016, 0.02, 0.025, 0.03), (0.04, 0.06, 0.08, 0.1, 0.13)
 #: Orthonormal colours: grey, and two differences.
 OPPONENT = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
 OPPONENT = OPPONENT / OPPONENT.norm(dim=1, keepdim=True)
@@ -249,27 +250,28 @@ def total_variation(Y: Tensor, weights: tuple[float, ...], steps: int = 50) -> T
     return x
 
 
-def best_variation(X: Tensor, y: Tensor) -> list[dict[str, Any]]:
-    """Total variation of red, green and blue with one weight, and of opponent colours with two.
-
-    The weights are those that are best on a part of the test images; with them all are restored.
-    """
-    found, turned = [], torch.einsum("ij,bjhw->bihw", OPPONENT, X)
+def variation_of_colours(X: Tensor, y: Tensor) -> dict[str, Any]:
+    """Total variation of red, green and blue, with the weight that is best on a part of the test images."""
     some = {w: float(psnr(total_variation(X[FEW], (w,) * 3), y[FEW]).mean()) for w in WEIGHTS}
     weight = max(some, key=lambda w: some[w])
     row = {"method": "total variation", "weight": weight, "weights": some}
-    found.append(row | measured(total_variation(X, (weight,) * 3, 100), y))
-    truth = torch.einsum("ij,bjhw->bihw", OPPONENT, y[FEW])
-    chosen, errors = [], []
-    for channels, weights in ((slice(0, 1), WEIGHTS), (slice(1, 3), CHROMA)):
-        Z, wanted = turned[FEW, channels], truth[:, channels]
-        errors.append({w: float((total_variation(Z, (w,) * Z.shape[1]) - wanted).square().mean()) for w in weights})
-        chosen.append(min(errors[-1], key=lambda w: errors[-1][w]))
-    restored = torch.einsum("ij,bihw->bjhw", OPPONENT, total_variation(turned, (chosen[0], chosen[1], chosen[1]), 100))
-    row = {"method": "total variation of opponent colours", "weight": chosen, "weights": errors}
-    found.append(row | measured(restored, y))
-    print(found, flush=True)
-    return found
+    return row | measured(total_variation(X, (weight,) * 3, 100), y)
+
+
+def variation_of_opponents(X: Tensor, y: Tensor) -> dict[str, Any]:
+    """Total variation of `OPPONENT` colours, with the two weights that are best on a part of the test images."""
+    turned = torch.einsum("ij,bjhw->bihw", OPPONENT, X)
+
+    def image(parts: Tensor) -> Tensor:
+        return torch.einsum("ij,bihw->bjhw", OPPONENT, parts)
+
+    grey = {w: total_variation(turned[FEW, :1], (w,)) for w in GREY}
+    chroma = {w: total_variation(turned[FEW, 1:], (w, w)) for w in CHROMA}
+    some = {(a, b): float(psnr(image(torch.cat([grey[a], chroma[b]], 1)), y[FEW]).mean()) for a in GREY for b in CHROMA}
+    a, b = max(some, key=lambda pair: some[pair])
+    weights = {f"{first:g} and {second:g}": value for (first, second), value in some.items()}
+    row = {"method": "total variation of opponent colours", "weight": [a, b], "weights": weights}
+    return row | measured(image(total_variation(turned, (a, b, b), 100)), y)
 
 
 def memory(kind: str, number: int) -> int:
@@ -370,7 +372,7 @@ def main() -> None:
         else:
             for name, (X, y) in tests.items():
                 if name not in results["tv"]:
-                    write("tv", {name: best_variation(X, y)})
+                    write("tv", {name: [variation_of_colours(X, y), variation_of_opponents(X, y)]})
 
 
 if __name__ == "__main__":
