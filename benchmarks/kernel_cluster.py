@@ -4,8 +4,8 @@
 
 Worker processes of this machine, float64, into a .zarr store. One and two workers take turns. Seconds are those of the whole
 call; the least of all rounds counts, because other work on the machine only adds to them, and a round is marked as disturbed if
-anything else computed much meanwhile. Processor seconds of the client with its scheduler and of each worker show the balance: the
-busiest process bounds the time from below, whatever else the machine does. Writes results/kernel_cluster.json.
+anything else computed much meanwhile. Processor seconds of the client with its scheduler and of each worker show the balance:
+the busiest process bounds the time from below, whatever else the machine does. Writes results/kernel_cluster.json.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def main() -> None:
     for _ in range(options.rounds):
         for workers in (1, 2):
             rows.append(measure(model, X, workers, options.block_size))
-            print({key: [round(x, 2) for x in v] if isinstance(v, list) else round(v, 2) for key, v in rows[-1].items()}, flush=True)
+            print(
+                {key: [round(x, 2) for x in v] if isinstance(v, list) else round(v, 2) for key, v in rows[-1].items()},
+                flush=True,
+            )
     found: dict[str, Any] = {"samples": options.samples, "width": options.width, "block_size": options.block_size}
     least = {k: min((row for row in rows if row["workers"] == k), key=lambda row: row["seconds"]) for k in (1, 2)}
     busiest = {k: min(max(row["client_cpu"], *row["worker_cpu"]) for row in rows if row["workers"] == k) for k in (1, 2)}

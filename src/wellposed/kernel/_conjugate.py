@@ -1,4 +1,4 @@
-"""Solves with a positive definite matrix, by its factor or by products, with a measured residual."""
+"""Solves with a positive definite matrix: by its factor or by products, the residual measured."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class TrainStep:
         return self._step(X, y, rows, float(interrupted))
 
     def collect(self) -> None:
-        """Brings model and optimizer up to date, where shards of them are trained; all processes."""
+        """Makes the model the same in all processes, and whole where shards of it are trained."""
         if collect := getattr(self._step, "collect", None):
             collect()
 

@@ -1,4 +1,4 @@
-"""FSDP2 by Lightning Fabric: gradients and the state of the optimizer are spread over the processes.
+"""FSDP2 by Lightning Fabric: gradients and the optimizer's state are spread over the processes.
 
 Each process also has the whole model, as it was after the last epoch: evaluations, certificates and
 checkpoints use it, and know nothing of shards.
@@ -85,7 +85,7 @@ class ShardedStep(FabricStep):
         return super().__call__(X, y, rows, *further)
 
     def _is_finite(self) -> bool:
-        """Of the gradients of all processes together; those that FSDP2 left alone are averaged here."""
+        """Of the gradients of all processes; those that FSDP2 left alone are averaged here."""
         for parameter in self.model.parameters():
             if parameter.dim() == 0 and parameter.grad is not None:
                 parameter.grad.copy_(self.world.add(parameter.grad) / self.world.size)
@@ -94,7 +94,7 @@ class ShardedStep(FabricStep):
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Gathers the whole model in every process, and the state of the optimizer in the first."""
+        """Gathers the model in every process, and the state of the optimizer in the first."""
         super().collect()
         with reached():
             for whole, parameter in zip(self._whole.parameters(), self.model.parameters(), strict=True):
