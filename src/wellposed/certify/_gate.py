@@ -73,6 +73,13 @@ def check_unchanged(who: str, model: nn.Module, *, declared: tuple[str, ...] = (
         raise InvalidArgument(f"{who}: {reason}")
 
 
+def declared_outside(model: nn.Module) -> bool:
+    """Whether a class from outside of the library states what its own methods compute: it is
+    believed, and certificates say so."""
+    found = (inspect.getattr_static(type(model), name, None) for name in (*_FAMILY, "sensitivity"))
+    return any(not is_ours(getattr(member, "fget", member)) for member in found if member is not None)
+
+
 def check_tensors(who: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raises `InvalidType` unless all of them are dense, real and stored, so that float64 holds
     their values.

@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from wellposed.certify._gate import DECLARED, NO_MATRIX, changed, margin_of, not_finite
+from wellposed.certify._gate import DECLARED, NO_MATRIX, changed, declared_outside, margin_of, not_finite
 from wellposed.certify.certificate import OUT_OF_RANGE
 from wellposed.linalg import least_singular_value_lower, spectral_norm_upper
 from wellposed.linalg.directed import (
@@ -34,7 +34,8 @@ from wellposed.linalg.directed import (
     vector_norm_upper,
 )
 from wellposed.nn.families import AbstractNetwork
-from wellposed.nn.families.theory import contradiction, shared_memory
+from wellposed.nn.families._declared import contradiction
+from wellposed.nn.families.theory import shared_memory
 
 #: Data and parameters up to 2^LIMIT, and features down to 2^-LIMIT, are measured as they are: the theorems multiply a few of
 #: them, and the products of four have room to spare.
@@ -218,7 +219,9 @@ def measure(
         known: (twin, Z, C, |Z - Z*|_F) -> bounds that need not be computed again.
         norm_upper: Bounds |R|.
     """
-    if reason := changed(model, declared=DECLARED) or shared_memory(model) or not_finite(model) or contradiction(model):
+    if reason := changed(model, declared=DECLARED) or shared_memory(model) or not_finite(model):
+        return reason
+    if declared_outside(model) and (reason := contradiction(model, X)):
         return reason
     twin = copy.deepcopy(model).double().cpu()
     twin.layer.on_failure, twin.layer.rtol, twin.layer.max_steps = "ignore", 1e-13, 2000

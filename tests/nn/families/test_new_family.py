@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import wellposed as wp
 from wellposed.linalg.directed import ROUNDING, up, vector_norm_upper
-from wellposed.nn.families import Theory, is_theory_network
+from wellposed.nn.families import FAMILIES, Theory, is_theory_network
 from wellposed.nn.families._contraction import AbstractContraction
+from wellposed.nn.families._declared import contradiction
 from wellposed.nn.tangent import TangentFeatures, gram, outer
 
 F64 = torch.float64
@@ -132,7 +133,7 @@ def test_a_bias_that_is_not_declared_is_seen() -> None:
     model = Biased(6, 40, generator=generator, dtype=F64)
     X = 2.0**250 * torch.randn(3, 6, generator=generator, dtype=F64)
     certificate = wp.certify(model, X, torch.zeros(3, dtype=F64), theorem="radius")
-    assert "Biased declares does not fit what it computes: by injection_scale" in certificate.note
+    assert "Biased declares does not fit what it computes: it is declared homogeneous" in certificate.note
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,136 @@ def test_scales_that_do_not_fit_prove_nothing(wrong: dict[str, float], says: str
     for dynamics in ("flow", "descent"):
         certificate = wp.certify(model, X, y, theorem="radius", dynamics=dynamics)
         assert certificate.verdict == wp.Verdict.UNDECIDED and says in certificate.note
+
+
+class Bias(RotatedDEQ):
+    """A fixed bias, and a scale of the injection that is far too small."""
+
+    @property
+    def theory(self) -> Theory:
+        return Theory("A", "U", ("w",), recurrent_scale=self.k, injection_scale=0.01)
+
+    def injection(self, X: Tensor) -> Tensor:
+        return 20 * X @ self.U.t() + torch.linspace(-1, 1, self.width, dtype=X.dtype)
+
+
+class Diagonal(RotatedDEQ):
+    """Only the diagonal of A counts, and nothing else is in A at the start: the norms agree."""
+
+    def __init__(self, in_features: int, width: int, **options: Any) -> None:
+        super().__init__(in_features, width, **options)
+        with torch.no_grad():
+            self.A.copy_(torch.diag(torch.linspace(-2, 2, width)))
+
+    @property
+    def theory(self) -> Theory:
+        return Theory("A", "U", ("w",), recurrent_scale=self.k, injection_scale=self.l, homogeneous=True)
+
+    def recurrent(self) -> Tensor:
+        return self.k * torch.diag(torch.diag(self.A))
+
+
+class Normalized(RotatedDEQ):
+    @property
+    def theory(self) -> Theory:
+        scale = 0.9 / float(self.A.detach().norm())
+        return Theory("A", "U", ("w",), recurrent_scale=scale, injection_scale=self.l, homogeneous=True)
+
+    def recurrent(self) -> Tensor:
+        return 0.9 * self.A / self.A.norm()
+
+
+class Cubed(RotatedDEQ):
+    """The cube of the identity is the identity."""
+
+    @property
+    def theory(self) -> Theory:
+        return super().theory
+
+    def injection(self, X: Tensor) -> Tensor:
+        return super().injection(X**3)
+
+
+class Length(RotatedDEQ):
+    @property
+    def theory(self) -> Theory:
+        return super().theory
+
+    def readout_weight(self) -> Tensor:
+        return torch.full_like(self.w, self.width**-0.5) * self.w.norm()
+
+
+class Saturated(RotatedDEQ):
+    @property
+    def theory(self) -> Theory:
+        return super().theory
+
+    def readout(self, Z: Tensor, C: Tensor) -> Tensor:
+        return 0.2 * torch.tanh(Z @ self.w)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Bias, "by injection_scale a norm is"),
+        (Diagonal, "by recurrent_scale a norm is"),
+        (Normalized, "by recurrent_scale a norm is"),
+        (Cubed, "by injection_scale a norm is"),
+        (Length, "not linear in w"),
+        (Saturated, r"readout\(Z, C\) is not"),
+    ],
+)
+def test_a_theory_that_does_not_fit_elsewhere_proves_nothing(kind: type, says: str) -> None:
+    """Each of these has the right norms at its start, and a certificate would be false."""
+    model, X, y = drawn(kind)
+    with torch.no_grad():
+        y = model(X) + 1e-3 * y
+    for dynamics in ("flow", "descent"):
+        certificate = wp.certify(model, X, y, theorem="radius", dynamics=dynamics)
+        assert certificate.verdict is wp.Verdict.UNDECIDED and re.search(says, certificate.note)
+
+
+class InnerBias(RotatedDEQ):
+    """relu(U x + b): a bias inside the relu, declared."""
+
+    factor = 1.0
+
+    @property
+    def theory(self) -> Theory:
+        scales = {"recurrent_scale": self.k, "injection_scale": self.factor * self.l}
+        return dataclasses.replace(super().theory, **scales, rectified=True, homogeneous=False)
+
+    def injection(self, X: Tensor) -> Tensor:
+        return torch.relu(super().injection(X) + torch.linspace(-1, 1, self.width, dtype=X.dtype))
+
+
+class TooSmallInside(InnerBias):
+    factor = 0.5
+
+
+def test_a_bias_inside_a_relu_may_be_declared() -> None:
+    for kind, fits in ((InnerBias, True), (TooSmallInside, False)):
+        model, X, _ = drawn(kind)
+        assert (contradiction(model, X) == "") is fits
+
+
+@pytest.mark.parametrize("family", FAMILIES.values())
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_families_of_the_library_declare_what_they_compute(family: type, dtype: torch.dtype) -> None:
+    model = family(6, 20, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert contradiction(model, torch.randn(5, 6, generator=torch.Generator().manual_seed(1), dtype=F64)) == ""
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_certificate_says_that_a_foreign_theory_is_assumed() -> None:
+    model, X, y = drawn(RotatedDEQ)
+    with torch.no_grad():
+        y = model(X) + 0.01 * y
+    certificate = wp.certify(model, X, y, theorem="radius", dynamics="descent")
+    assert certificate.certified and "Assumed: RotatedDEQ computes what it declares" in certificate.note
+    own = wp.GaussianDEQ(6, 40, generator=torch.Generator().manual_seed(0), dtype=F64)
+    assert "Assumed" not in wp.certify(own, X, y, theorem="contraction").note
 
 
 def test_a_trained_read_out_with_a_scale_is_undecided() -> None:

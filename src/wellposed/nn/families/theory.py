@@ -75,38 +75,6 @@ def theory_of(model: object) -> Theory | None:
     return found if isinstance(found, Theory) else None
 
 
-def contradiction(network: AbstractNetwork) -> str:
-    """Where the scales of a declared theory do not fit what the network computes, in a sentence;
-    empty if they do.
-
-    Compares norms at the present parameters: it finds mistakes and proves nothing. A family with
-    its own `sensitivity` does not use the scales.
-    """
-    if hasattr(network, "sensitivity"):
-        return ""
-    theory, norm = network.theory, torch.linalg.vector_norm
-    with torch.no_grad():
-        R, v, U = network.recurrent(), network.readout_weight(), network.input_matrix()
-        pairs = [("readout_scale", norm(v), abs(theory.readout_scale) * norm(getattr(network, theory.readout[0])))]
-        if theory.recurrent:
-            pairs.append(("recurrent_scale", norm(R), abs(theory.recurrent_scale) * norm(getattr(network, theory.recurrent))))
-        if theory.homogeneous:
-            C = network.injection(torch.eye(U.shape[1], dtype=U.dtype, device=U.device))
-            pairs.append(("injection_scale", norm(C), abs(theory.injection_scale) * norm(U.relu() if theory.rectified else U)))
-    for name, seen, declared in pairs:
-        if not torch.isclose(seen, declared, rtol=1e-4, atol=0.0, equal_nan=True):
-            return (
-                f"The theory that {type(network).__name__} declares does not fit what it computes: by {name} a norm "
-                f"is {float(declared):.6g}, and it is {float(seen):.6g}."
-            )
-    if theory.trained_readout and theory.readout_scale != 1:
-        return (
-            f"{type(network).__name__} trains a read-out that is multiplied by readout_scale={theory.readout_scale:g}; the "
-            "theorems are about a read-out without a scale. Put the scale into the parameter."
-        )
-    return ""
-
-
 def shared_memory(model: nn.Module) -> str:
     """Which tensors of a model, or entries of one, share memory, in a sentence; empty if none do:
     all theorems about training assume that.
