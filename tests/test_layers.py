@@ -29,8 +29,8 @@ LIBRARY["landscape"] = LIBRARY["descent"] | {"descent"} | LEAVES
 LIBRARY |= {leaf: set() for leaf in LEAVES} | {"__main__": set()}
 
 # The laboratory may import the whole library; these are the arrows between its own parts.
-LABORATORY: dict[str, set[str]] = {"runs": set(), "report": {"runs"}, "papers": {"runs"}, "tasks": set()}
-LABORATORY["cli"] = {"runs", "report", "papers"}
+LABORATORY: dict[str, set[str]] = {"runs": set(), "report": {"runs"}, "papers": {"runs"}, "tasks": set(), "doctor": set()}
+LABORATORY["cli"] = {"runs", "report", "papers", "doctor"}
 LABORATORY["__main__"] = {"cli"}
 
 
