@@ -23,6 +23,7 @@ COMMON = {
     "_package",
     "_progress",
     "_reading",
+    "_stored",
     "_torch",
     "_tree",
 }
