@@ -12,6 +12,7 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 HOOKS = DOCS / "_hooks"
+BIBLIOGRAPHY = ROOT / "src" / "wellposed" / "references.bib"
 
 
 def load(name: str) -> ModuleType:

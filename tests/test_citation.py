@@ -13,7 +13,7 @@ import wellposed
 ROOT = Path(__file__).parents[1]
 yaml = pytest.importorskip("yaml", reason="reading CITATION.cff needs pyyaml, which comes with the extra cli")
 
-#: The papers whose theorems the package implements, by their keys in docs/references.bib.
+#: The papers whose theorems the package implements, by their keys in src/wellposed/references.bib.
 PAPERS = ("nguyen2022", "xie2021", "ling2022", "gao2022", "gao2023")
 
 
@@ -24,7 +24,9 @@ def citation() -> dict[str, Any]:
 
 def entry(key: str) -> str:
     """The text of one entry of the bibliography."""
-    found = re.search(rf"^@\w+{{{key},\n(.*?)^}}", (ROOT / "docs" / "references.bib").read_text(), re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^@\w+{{{key},\n(.*?)^}}", (ROOT / "src" / "wellposed" / "references.bib").read_text(), re.DOTALL | re.MULTILINE
+    )
     assert found is not None
     return found[1]
 

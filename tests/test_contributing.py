@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-#: In backticks, with a folder or an ending: `docs/references.bib`, `CHANGELOG.md`; or the first column of the tree.
+#: In backticks, with a folder or an ending: `src/wellposed/references.bib`, `CHANGELOG.md`; or the first column of the tree.
 PATHS = sorted(
     {
         *re.findall(r"`((?:[\w.-]+/)+[\w.-]+|[A-Z]+\.md|\.pre-commit-config\.yaml)`", GUIDE),

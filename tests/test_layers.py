@@ -10,7 +10,23 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-COMMON = {"errors", "status", "_checks", "_draws", "_io", "_memory", "_package", "_progress", "_reading", "_torch", "_tree"}
+COMMON = {
+    "errors",
+    "references",
+    "status",
+    "_checks",
+    "_cite",
+    "_draws",
+    "_io",
+    "_latex",
+    "_memory",
+    "_package",
+    "_progress",
+    "_reading",
+    "_stored",
+    "_torch",
+    "_tree",
+}
 CORE = ["linalg", "solve", "implicit", "nn"]
 LEAVES = {"data", "plot"}
 
@@ -29,8 +45,8 @@ LIBRARY["landscape"] = LIBRARY["descent"] | {"descent"} | LEAVES
 LIBRARY |= {leaf: set() for leaf in LEAVES} | {"__main__": set()}
 
 # The laboratory may import the whole library; these are the arrows between its own parts.
-LABORATORY: dict[str, set[str]] = {"runs": set(), "report": {"runs"}, "papers": {"runs"}, "tasks": set()}
-LABORATORY["cli"] = {"runs", "report", "papers"}
+LABORATORY: dict[str, set[str]] = {"runs": set(), "report": {"runs"}, "papers": {"runs"}, "tasks": set(), "doctor": set()}
+LABORATORY["cli"] = {"runs", "report", "papers", "doctor"}
 LABORATORY["__main__"] = {"cli"}
 
 

@@ -1,4 +1,4 @@
-"""Every source cited in the code is an entry of docs/references.bib."""
+"""Every source cited in the code is an entry of src/wellposed/references.bib."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 CITATION = re.compile(r"\[([a-z]+[12][0-9]{3}[a-z]?)\]")
 ENTRY = re.compile(r"^@(\w+)\{([^,\s]+),(.*?)^\}", re.MULTILINE | re.DOTALL)
 
-BIBLIOGRAPHY = (ROOT / "docs" / "references.bib").read_text(encoding="utf-8")
+BIBLIOGRAPHY = (ROOT / "src" / "wellposed" / "references.bib").read_text(encoding="utf-8")
 KEYS = [key for _, key, _ in ENTRY.findall(BIBLIOGRAPHY)]
 
 
@@ -20,7 +20,7 @@ def test_citations_exist() -> None:
         for key in CITATION.findall(path.read_text(encoding="utf-8"))
         if key not in KEYS
     }
-    assert not unknown, "not in docs/references.bib: " + ", ".join(sorted(unknown))
+    assert not unknown, "not in src/wellposed/references.bib: " + ", ".join(sorted(unknown))
 
 
 def test_entries_are_complete_and_unique() -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 ENTRY = re.compile(r"^@(?P<kind>\w+)\{(?P<key>[^,\s]+),\n(?P<fields>.*?)^\}", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"^\s*(\w+)\s*=\s*\{(.*)\},?$", re.MULTILINE)
 ACCENTS = {r"{\'o}": "ó", r"{\'i}": "í", r"{\v{z}}": "ž", r"{\L}": "Ł", "--": "–", r"\&": "&"}
+
+
+def source(docs: Path) -> Path:
+    """The file: part of the package, because `wp.cite` reads it too."""
+    return docs.parent / "src" / "wellposed" / "references.bib"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from bibliography import entries, page
+from bibliography import entries, page, source
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
@@ -42,7 +42,7 @@ class Citations(Extension):
 
 
 def _bibliography(config: MkDocsConfig) -> str:
-    return (Path(config.docs_dir) / "references.bib").read_text(encoding="utf-8")
+    return source(Path(config.docs_dir)).read_text(encoding="utf-8")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -19,7 +19,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from bibliography import entries
+from bibliography import entries, source
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -55,7 +55,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     if not re.fullmatch(r"tutorials/\d\d_\w+\.py", page.file.src_uri):
         return content
     docs = Path(config.docs_dir)
-    keys = [entry.key for entry in entries((docs / "references.bib").read_text(encoding="utf-8"))]
+    keys = [entry.key for entry in entries(source(docs).read_text(encoding="utf-8"))]
     name = posixpath.basename(page.file.src_uri)
     executed = config.plugins["mkdocs-jupyter"].config["execute"]
     note = "all of it was executed to make the page." if executed else NOT_EXECUTED

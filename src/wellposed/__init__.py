@@ -42,6 +42,7 @@ from wellposed.linalg import GMRES, BiCGStab, DenseSolve, Neumann
 from wellposed.nn import EquilibriumLayer, GaussianDEQ, ImplicitOnlyDEQ, MonotoneDEQ, SkipDEQ, export
 from wellposed.prove import Proof, Verification, verify
 from wellposed.prove import package as prove
+from wellposed.references import cite
 from wellposed.solve import (
     Anderson,
     Auto,
@@ -108,6 +109,7 @@ __all__ = [
     "WellposedError",
     "attach_gradient",
     "certify",
+    "cite",
     "descend",
     "export",
     "fixed_point",

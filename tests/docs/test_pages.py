@@ -49,13 +49,13 @@ def _script(name: str):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_citations_are_in_the_bibliography(page) -> None:
-    keys = {entry.key for entry in bibliography.entries((doc_hooks.DOCS / "references.bib").read_text())}
+    keys = {entry.key for entry in bibliography.entries(doc_hooks.BIBLIOGRAPHY.read_text())}
     cited = set(re.findall(r"\[([a-z]+[12][0-9]{3}[a-z]?)(?:, [^\]]*)?\](?!\()", page.read_text()))
-    assert cited <= keys, f"{page.name} cites {sorted(cited - keys)}, not in docs/references.bib"
+    assert cited <= keys, f"{page.name} cites {sorted(cited - keys)}, not in src/wellposed/references.bib"
 
 
 def test_page_of_sources() -> None:
-    text = (doc_hooks.DOCS / "references.bib").read_text()
+    text = doc_hooks.BIBLIOGRAPHY.read_text()
     page = bibliography.page(text)
     assert len(bibliography.entries(text)) == text.count("\n@")
     for entry in bibliography.entries(text):

@@ -20,12 +20,12 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 def saved(folder: Path, name: str = "sudoku") -> torch.nn.Module:
     model = ARCHITECTURES[name].build()
-    assert wp.tasks.save(model, name, folder, card={"measured": 0.5}) == folder / f"{name}.json"
+    assert wp.tasks.save(model, name, folder, card={"measured": 0.5}) == folder / "config.json"
     return model
 
 
 def change_card(folder: Path, **entries: Any) -> None:
-    path = folder / "sudoku.json"
+    path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
@@ -33,14 +33,14 @@ def store(folder: Path, content: bytes) -> None:
     """Puts other tensors in place, with a card that states their size and checksum."""
     import hashlib
 
-    (folder / "sudoku.safetensors").write_bytes(content)
+    (folder / "model.safetensors").write_bytes(content)
     change_card(folder, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def store_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     import safetensors.torch
 
-    tensors = safetensors.torch.load((folder / "sudoku.safetensors").read_bytes())
+    tensors = safetensors.torch.load((folder / "model.safetensors").read_bytes())
     change(tensors)
     store(folder, safetensors.torch.save(tensors))
 
@@ -56,11 +56,11 @@ def test_what_is_saved_is_loaded(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_that_come_with_the_package_are_small_and_load(name: str) -> None:
-    if not (INCLUDED / f"{name}.json").exists():
+    if not (INCLUDED / name / "config.json").exists():
         with pytest.raises(wp.CheckpointRefused, match=r"not part of this package. Make them .* by `python examples/\w+.py"):
             wp.tasks.load(name)
         return
-    assert (INCLUDED / f"{name}.safetensors").stat().st_size < 2 * 10**6
+    assert (INCLUDED / name / "model.safetensors").stat().st_size < 2 * 10**6
     card = wp.tasks.load(name).card
     assert card["license"] == "MIT" and card["data"] and card["steps"] > 0
 
@@ -83,9 +83,11 @@ def test_missing_weights_name_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ({"format": "other"}, "not a model card of 'sudoku'"),
+        ({"model_type": "other"}, "not of a wellposed network, version 1: it has model_type 'other'"),
         ({"version": 2}, "version 2"),
-        ({"task": "mazes"}, "of 'mazes'"),
+        ({"version": True}, "version True"),
+        ({"architectures": ["mazes"]}, r"is of .'mazes'.; expected .'sudoku'."),
+        ({"arguments": 3}, "has no table of arguments"),
         ({"arguments": {"width": 10**9}}, "another architecture: .'width': 1000000000"),
         ({"bytes": 10**12}, "states 1000000000000 bytes"),
         ({"bytes": True}, "states True bytes"),
@@ -125,7 +127,7 @@ class Harm:
 def test_a_pickle_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     saved(tmp_path)
-    size = (tmp_path / "sudoku.safetensors").stat().st_size
+    size = (tmp_path / "model.safetensors").stat().st_size
     store(tmp_path, pickle.dumps(Harm()).ljust(size, b"\0"))
     with pytest.raises(wp.CheckpointRefused, match="does not hold tensors"):
         wp.tasks.load("sudoku", tmp_path)
@@ -135,23 +137,23 @@ def test_a_pickle_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("seed", range(20))
 def test_damaged_bytes_are_refused(tmp_path: Path, seed: int) -> None:
     saved(tmp_path)
-    content = bytearray((tmp_path / "sudoku.safetensors").read_bytes())
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
     place = int(torch.randint(len(content), (), generator=torch.Generator().manual_seed(seed)))
     content[place] ^= 1 << (seed % 8)
-    (tmp_path / "sudoku.safetensors").write_bytes(content)
+    (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(wp.CheckpointRefused, match="size or checksum"):
         wp.tasks.load("sudoku", tmp_path)
-    (tmp_path / "sudoku.safetensors").write_bytes(content[: len(content) // 2])
+    (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(wp.CheckpointRefused, match="size or checksum"):
         wp.tasks.load("sudoku", tmp_path)
-    (tmp_path / "sudoku.safetensors").unlink()
+    (tmp_path / "model.safetensors").unlink()
     with pytest.raises(wp.CheckpointRefused, match="is missing"):
         wp.tasks.load("sudoku", tmp_path)
 
 
 def test_a_header_with_damage_and_a_fitting_checksum_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
-    content = bytearray((tmp_path / "sudoku.safetensors").read_bytes())
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
     content[0:8] = (2**40).to_bytes(8, "little")
     store(tmp_path, bytes(content))
     with pytest.raises(wp.CheckpointRefused, match="does not hold tensors"):
@@ -171,7 +173,7 @@ def test_another_network_is_not_saved(tmp_path: Path) -> None:
         wp.tasks.save(torch.nn.Linear(2, 2), "chains", tmp_path)
     with pytest.raises(wp.InvalidType, match="got dict"):
         wp.tasks.save({}, "chains", tmp_path)
-    with pytest.raises(wp.InvalidArgument, match="model card has"):
+    with pytest.raises(wp.InvalidArgument, match="config.json would have"):
         wp.tasks.save(ARCHITECTURES["chains"].build(), "chains", tmp_path, card={"text": "x" * 10**5})
     assert not list(tmp_path.iterdir())
 
@@ -183,8 +185,8 @@ def test_names_folders_and_cards_of_other_kinds_are_refused(tmp_path: Path) -> N
         wp.tasks.load("sudoku", 5)  # type: ignore[arg-type]
     model = saved(tmp_path)
     for value in (float("nan"), object(), {(1, 2): 3}):
-        with pytest.raises(wp.errors.InvalidArgument, match="card must hold finite numbers"):
+        with pytest.raises(wp.errors.InvalidArgument, match="can hold finite numbers"):
             wp.tasks.save(model, "sudoku", tmp_path, card={"value": value})
     change_card(tmp_path, version=True)
-    with pytest.raises(wp.CheckpointRefused, match="version 1: it is .*version True"):
+    with pytest.raises(wp.CheckpointRefused, match="version 1: it has .*version True"):
         wp.tasks.load("sudoku", tmp_path)

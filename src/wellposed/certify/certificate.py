@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from wellposed._reading import parse_json
+from wellposed.certify._certificate_table import certificate_latex, plain_table
 from wellposed.errors import InvalidArgument
 
 OUT_OF_RANGE = "The numbers leave the range of float64"
@@ -183,6 +184,15 @@ class Certificate:
         """The certificate that `to_json` wrote; raises `InvalidArgument` for anything else."""
         return cls.from_dict(parse_json(text, "This is not a certificate: its text", error=InvalidArgument))
 
+    @property
+    def cited(self) -> str:
+        """Where the theorem and its conditions come from, with keys of sources: for `wp.cite`."""
+        return " ".join([f"[{self.theorem}]", *(h.equation for h in self.hypotheses)])
+
+    def to_latex(self) -> str:
+        """A table of the hypotheses; the caption has the verdict and what it licenses."""
+        return certificate_latex(self)
+
     def _title(self) -> str:
         return f"{self.theorem}{f' ({self.dynamics})' if self.dynamics else ''}: {self.verdict}"
 
@@ -191,7 +201,7 @@ class Certificate:
         lines = [title, "=" * len(title)]
         if self.note:
             lines.append(self.note)
-        lines += _table(self.hypotheses)
+        lines += plain_table(self.hypotheses)
         lines += [f"- {sentence}" for sentence in self.licenses]
         for label, table in (("step size", self.step_size), ("relative rates", self.rates), ("radii", self.radii)):
             if isinstance(table, Mapping):
@@ -207,25 +217,6 @@ class Certificate:
         if self.others:
             lines.append("also tried: " + ", ".join(other._title() for other in self.others))
         return "\n".join(lines)
-
-
-def _table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
-    if not hypotheses:
-        return []
-
-    def short(value: float | None) -> str:
-        return "?" if value is None else f"{value:.4g}"
-
-    word = {True: "holds", False: "fails", None: "undecided"}
-    rows = [("hypothesis", "source", "value", "", "bound", "")]
-    rows += [(h.name, h.equation, short(h.value), h.relation, short(h.bound), word[h.holds]) for h in hypotheses]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    for row, h in enumerate(hypotheses, start=2):
-        if h.note:
-            lines[row] += f"  ({h.note})"
-    return lines
 
 
 def _each_number(field_value: Any, convert: Callable[[Any], Any]) -> Any:

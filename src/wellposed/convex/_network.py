@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from wellposed._checks import Policy, check_interval
 from wellposed._tree import LOW_PRECISION
@@ -19,10 +19,11 @@ from wellposed.implicit import AbstractGradient
 from wellposed.nn import AbstractActivation, AbstractCell, EquilibriumLayer
 from wellposed.nn._activation import check_activation
 from wellposed.nn.activations import ReLU
+from wellposed.nn.pretrained import Pretrained
 from wellposed.solve import AbstractSolver, Solution
 
 
-class AbstractOptEq(nn.Module, abc.ABC):
+class AbstractOptEq(Pretrained, abc.ABC):
     r"""z = T(z, x), T = f_L o ... o f_1, f_l(z) = a/mu W_l^T s(W_l z + U_l x + b_l) + (1 - a) z
     [xie2021, eq. (4)-(5)].
 

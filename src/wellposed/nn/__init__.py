@@ -15,6 +15,7 @@ from wellposed.nn.layer import EquilibriumLayer
 from wellposed.nn.learned import AndersonWeights, LearnedAnderson, train_learned
 from wellposed.nn.monotone import MonotoneClassifier, MonotoneConvCell, MonotoneTierCell
 from wellposed.nn.parametrizations import ConvNormBall, Monotone, NormBall, Spectral
+from wellposed.nn.pretrained import Pretrained
 from wellposed.nn.sequence import TransformerCell, TransformerDEQ
 from wellposed.nn.vision import MultiscaleCell, MultiscaleDEQ, ResidualCell, ResidualDEQ, jacobian_penalty
 
@@ -42,6 +43,7 @@ __all__ = [
     "MultiscaleCell",
     "MultiscaleDEQ",
     "NormBall",
+    "Pretrained",
     "ReLU",
     "ResidualCell",
     "ResidualDEQ",

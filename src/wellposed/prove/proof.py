@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from wellposed._latex import table, text
 from wellposed.certify import Verdict
 from wellposed.errors import InvalidArgument
+from wellposed.nn.families import FAMILIES
 from wellposed.prove._problem import Parameters, Problem
 
 ASSUMPTIONS = (
@@ -102,7 +104,24 @@ class Proof:
 
         return load(Path(folder))
 
+    @property
+    def cited(self) -> str:
+        """Where the network comes from, with keys of sources: for `wp.cite`."""
+        return FAMILIES[self.family].__doc__ or ""
+
+    def to_latex(self) -> str:
+        """A table of the numbers of `print(proof)`; the caption has the statement."""
+        title, rows = self._rows()
+        caption = f"{title[0].upper()}{title[1:]}."
+        return table(r"lp{0.66\linewidth}", [[text(name), text(value)] for name, value in rows], text(caption))
+
     def __str__(self) -> str:
+        title, rows = self._rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+    def _rows(self) -> tuple[str, list[tuple[str, str]]]:
+        """The statement, and the numbers with their names."""
         n, m, d = (self.sizes[name] for name in "nmd")
         proved = self.verdict is Verdict.CERTIFIED
         rows = [
@@ -131,5 +150,4 @@ class Proof:
             if proved
             else f"UNDECIDED at step {self.num_steps}: {self.reason}"
         )
-        width = max(len(name) for name, _ in rows)
-        return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in rows)])
+        return title, rows

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from wellposed.errors import InvalidArgument
 from wellposed.implicit import ImplicitGradient
 from wellposed.nn import EquilibriumLayer, GraphCell
+from wellposed.nn.pretrained import Pretrained
 from wellposed.solve import Picard
 
 
-class NodeClassifier(nn.Module):
+class NodeClassifier(Pretrained):
     r"""Logits of every node: V norm(z) + v on the equilibrium z = s(A z W^T + X U^T) of its graph.
 
         >>> import torch, wellposed as wp

@@ -93,7 +93,7 @@ class AuditFinding:
     """A row of the audit before it is run.
 
     Attributes:
-        paper: A key of docs/references.bib.
+        paper: A key of src/wellposed/references.bib.
         claim, printed, verdict, corrected: As on the page of findings.
         check: Fills in the evidence; None if there is nothing to measure, and then `by` says how it
             was found.
@@ -160,7 +160,7 @@ class PaperAudit:
     """The findings about one paper: the table of `findings.md` in its folder, with its checks.
 
     Args:
-        key: Of docs/references.bib; also the name of the folder.
+        key: Of src/wellposed/references.bib; also the name of the folder.
         modules: Where the functions are that the last column of the table names.
     """
 

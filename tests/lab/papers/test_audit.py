@@ -18,7 +18,7 @@ from wellposed_lab.papers.audit import FINDINGS, PAPERS, AuditFinding, AuditRow,
 from wellposed_lab.papers.findings import gap
 
 HOLDING = [finding for finding in FINDINGS if finding.verdict == "holds"]
-KEYS = re.findall(r"@\w+\{(\w+),", (Path(__file__).parents[3] / "docs" / "references.bib").read_text())
+KEYS = re.findall(r"@\w+\{(\w+),", (Path(__file__).parents[3] / "src" / "wellposed" / "references.bib").read_text())
 
 
 def test_there_are_enough_rows() -> None:

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from wellposed._checks import Policy, check_positive_integer
 from wellposed._torch import eager, transforms_active
@@ -22,12 +22,13 @@ from wellposed.nn.cell import AbstractCell
 from wellposed.nn.families.theory import Theory
 from wellposed.nn.layer import EquilibriumLayer, Linearised
 from wellposed.nn.maps.affine import DenseMap, OperatorMap
+from wellposed.nn.pretrained import Pretrained
 from wellposed.nn.tangent import TangentFeatures
 from wellposed.solve import AbstractSolver, Solution
 from wellposed.status import Status
 
 
-class AbstractNetwork(nn.Module, abc.ABC):
+class AbstractNetwork(Pretrained, abc.ABC):
     r"""z = relu(R z + c(x)), y = v . z + ...: what the networks of the papers have in common.
 
     R is `recurrent()`, c(x) is `injection(X)`, v is `readout_weight()`. Samples are rows.

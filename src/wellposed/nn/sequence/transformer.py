@@ -13,6 +13,7 @@ from wellposed._torch import eager, transforms_active
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn._solver_kwargs import SolverKwargs, check_solver_kwargs
 from wellposed.nn.layer import EquilibriumLayer
+from wellposed.nn.pretrained import Pretrained
 from wellposed.nn.sequence.cell import TransformerCell
 from wellposed.solve import Solution
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class TransformerDEQ(nn.Module):
+class TransformerDEQ(Pretrained):
     r"""Next-token logits from the equilibrium of a `TransformerCell` on embedded tokens.
 
         x_t = sqrt(width) E[token_t],   z = f(z, x),   logits_t = E z_t + b

@@ -15,6 +15,7 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn._solver_kwargs import SolverKwargs, check_solver_kwargs
 from wellposed.nn._truncated import truncated
 from wellposed.nn.layer import EquilibriumLayer
+from wellposed.nn.pretrained import Pretrained
 from wellposed.nn.vision.cells import MultiscaleCell, ResidualCell
 from wellposed.nn.vision.jacobian import equilibrium_spectral_radius, jacobian_penalty
 from wellposed.nn.vision.modules import (
@@ -29,7 +30,7 @@ from wellposed.nn.vision.modules import (
 from wellposed.solve import Solution
 
 
-class AbstractImageNetwork(nn.Module, abc.ABC):
+class AbstractImageNetwork(Pretrained, abc.ABC):
     """head(body(encoder(X))): the body maps features, and masks of dropout, to a state.
 
     Attributes:

@@ -1,0 +1,84 @@
+"""Results as LaTeX: text, numbers and tables that compile without a package."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "`": "",
+    '"': "''",
+}
+_CITATION = re.compile(r"\[([a-z]+[12][0-9]{3}[a-z]?)(?:, ([^\]]*))?\]")
+#: What is set as mathematics inside a text: relations, and numbers with an exponent.
+_MATHEMATICS = re.compile(r"<=|>=|(?<![\w.])-?\d+(?:\.\d+)?e[+-]?\d+(?![\w.]*\w)")
+RELATIONS = {"<": "$<$", "<=": r"$\le$", ">": "$>$", ">=": r"$\ge$"}
+
+
+def text(plain: str) -> str:
+    r"""Plain text with its special characters escaped; [ling2022, (7)] becomes
+    \cite[(7)]{ling2022}."""
+    parts, end = [], 0
+    for found in _CITATION.finditer(plain):
+        place = f"[{_escaped(found[2])}]" if found[2] else ""
+        parts += [_escaped(plain[end : found.start()]), rf"\cite{place}{{{found[1]}}}"]
+        end = found.end()
+    return "".join([*parts, _escaped(plain[end:])])
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    r"""A number with so many significant digits: $6.617$, $1.28\times 10^{-18}$, $\infty$; a dash
+    if there is none."""
+    if value is None or math.isnan(value):
+        return "--"
+    if math.isinf(value):
+        return r"$\infty$" if value > 0 else r"$-\infty$"
+    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
+    return f"${mantissa}$" if not exponent else rf"${mantissa}\times 10^{{{int(exponent)}}}$"
+
+
+def table(columns: str, rows: Sequence[Sequence[str]], caption: str, *, heading: bool = False) -> str:
+    """A table environment.
+
+    Args:
+        columns: The argument of tabular.
+        rows: Cells in LaTeX.
+        caption: In LaTeX.
+        heading: Whether a line follows the first row.
+    """
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{caption}}}",
+        rf"  \begin{{tabular}}{{{columns}}}",
+        r"    \hline",
+    ]
+    for index, row in enumerate(rows):
+        lines.append(f"    {' & '.join(row)} \\\\")
+        if heading and index == 0:
+            lines.append(r"    \hline")
+    return "\n".join([*lines, r"    \hline", r"  \end{tabular}", r"\end{table}", ""])
+
+
+def _escaped(plain: str) -> str:
+    parts, end = [], 0
+    for found in _MATHEMATICS.finditer(plain):
+        before = "".join(_SPECIAL.get(character, character) for character in plain[end : found.start()])
+        mantissa, _, exponent = found[0].partition("e")
+        parts += [before, RELATIONS.get(found[0], rf"${mantissa}\times 10^{{{int(exponent or 0)}}}$")]
+        end = found.end()
+    return re.sub(r"\s+", " ", "".join([*parts, *(_SPECIAL.get(character, character) for character in plain[end:])]))

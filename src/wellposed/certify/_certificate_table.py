@@ -1,0 +1,55 @@
+"""The hypotheses of a certificate as a table: plain, and in LaTeX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wellposed._latex import RELATIONS, number, table, text
+
+if TYPE_CHECKING:
+    from wellposed.certify.certificate import Certificate, Hypothesis
+
+_WORDS = {True: "holds", False: "fails", None: "undecided"}
+
+
+def plain_table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
+    """Lines of equal columns; a note is at the end of its line."""
+    if not hypotheses:
+        return []
+
+    def short(value: float | None) -> str:
+        return "?" if value is None else f"{value:.4g}"
+
+    rows = [("hypothesis", "source", "value", "", "bound", "")]
+    rows += [(h.name, h.equation, short(h.value), h.relation, short(h.bound), _WORDS[h.holds]) for h in hypotheses]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    for row, h in enumerate(hypotheses, start=2):
+        if h.note:
+            lines[row] += f"  ({h.note})"
+    return lines
+
+
+def certificate_latex(certificate: Certificate) -> str:
+    """A row for each hypothesis; the caption says the verdict, what follows, and the numbers."""
+    rows = [["hypothesis", "source", "value", "", "bound", ""]]
+    rows += [
+        [text(h.name), text(h.equation), number(h.value), RELATIONS[h.relation], number(h.bound), _WORDS[h.holds]]
+        for h in certificate.hypotheses
+    ]
+    kind = f" ({certificate.dynamics})" if certificate.dynamics else ""
+    title = f"Theorem {certificate.theorem}{kind}: {certificate.verdict.value}."
+    sentences = [text(_sentence(part)) for part in (title, certificate.note, *certificate.licenses) if part]
+    if certificate.rate is not None:
+        sentences.append(f"Rate: {number(certificate.rate, 10)}.")
+    for label, numbers in (("Step size", certificate.step_size), ("Radii", certificate.radii)):
+        if numbers is not None:
+            named = {"": numbers} if isinstance(numbers, float) else dict(numbers)
+            sentences.append(f"{label}: {', '.join(f'{text(key)} {number(value)}'.strip() for key, value in named.items())}.")
+    return table(r"p{0.36\linewidth}lrcrl", rows, " ".join(sentences), heading=True)
+
+
+def _sentence(part: str) -> str:
+    """With a capital and an end."""
+    return part[0].upper() + part[1:] + ("" if part.endswith((".", "!", "?")) else ".")
