@@ -34,6 +34,19 @@ MOST = {
 MOST_TOGETHER = 170 + 20 + 2
 
 
+#: What tutorials and checks from outside are written against; each stays a public name of `wellposed`.
+PROMISED = """
+    fixed_point root Picard Anderson Broyden NewtonKrylov Auto ForwardBackward PeacemanRachford DouglasRachford Status
+    NotConverged EquilibriumLayer ImplicitGradient PhantomGradient JacobianFree UnrolledGradient attach_gradient export
+    GaussianDEQ SkipDEQ ImplicitOnlyDEQ MonotoneDEQ OptEq DeepOptEq tangent_kernel least_eigenvalue certify Verdict
+    generalization_bound descend flow CertificateMonitor prove verify DenseSolve
+""".split()
+
+
+def test_what_is_promised_is_public() -> None:
+    assert not set(PROMISED) - set(wellposed.__all__)
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 def test_exports_are_sorted_and_importable(name: str) -> None:
     package = importlib.import_module(name)

@@ -12,8 +12,7 @@ import torch
 import wellposed as wp
 from wellposed import _progress
 from wellposed._progress import ProgressDisplay, announced, progress_display
-from wellposed.linalg.bounds import norm_is_below
-from wellposed.linalg.verified_cholesky import norm_upper_by_test
+from wellposed.linalg.verified_cholesky import norm_is_below, norm_upper_by_test
 
 
 @pytest.mark.parametrize("rich", [True, False])

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wellposed as wp
-from wellposed.linalg.bounds import norm_is_below, spectral_norm_upper
+from wellposed.linalg.bounds import spectral_norm_upper
+from wellposed.linalg.verified_cholesky import norm_is_below
 from wellposed.nn.families import _contraction
 from wellposed.nn.families._contraction import NormBound
 

@@ -218,7 +218,7 @@ def test_an_undecided_proof_is_not_ok(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_proof_is_refused_in_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is not a folder"):
+    with pytest.raises(wp.InvalidArgument, match="is not a folder"):
         wp.verify(tmp_path / "nothing")
     with pytest.raises(RunError, match="holds no proof.json"):
         wp.verify(tmp_path)

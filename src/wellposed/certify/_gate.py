@@ -187,7 +187,7 @@ def _advice(model: nn.Module, declared: tuple[str, ...]) -> str:
     if not declared or not is_theory_network(model):
         return "Remove the change, or take an object of the original class."
     own = "a theory" if "sensitivity" not in declared else "a theory or a method sensitivity(measurement)"
-    return f"Remove the change, or give a new class its own {own}, as docs/certificates.md shows."
+    return f"Remove the change, or give a new class its own {own}, as docs/howto/family.md shows."
 
 
 def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import ImplicitGradient
+from wellposed.kernel._method import trained_parameters
 from wellposed.nn import AbstractNetwork, EquilibriumLayer
 from wellposed.nn.families import is_theory_network
 from wellposed.nn.layer import Linearised
@@ -171,11 +172,6 @@ def objective_of(model: Any, X: Any, y: Any, *, warm_start: bool, extrapolate: b
             raise InvalidType(f"y must be float32 or float64, as the parameters; got {y.dtype}.")
         return ClosedForm(model, X, y, warm_start=warm_start, extrapolate=extrapolate)
     return Autograd(model, X, y)
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require a gradient, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _check_data(X: Any, y: Tensor) -> None:

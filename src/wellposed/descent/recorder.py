@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._progress import ProgressDisplay
-from wellposed.descent._objective import AbstractObjective, Evaluation, trained_parameters
+from wellposed.descent._objective import AbstractObjective, Evaluation
 from wellposed.descent.history import History, Stop
 from wellposed.errors import IllPosed, InvalidType, NotConverged
+from wellposed.kernel._method import trained_parameters
 from wellposed.nn.layer import Linearised
 
 #: Of the progress display.
@@ -180,7 +181,7 @@ def with_location(place: str) -> Iterator[None]:
         raise
 
 
-def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
     """The callbacks, each with an `on_step`."""
     found = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
     for callback in found:

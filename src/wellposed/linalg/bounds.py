@@ -71,45 +71,6 @@ def spectral_norm_upper(W: Tensor) -> float:
     return ldexp_up(min(trivial, _up(max(s) * (1.0 + defect) + error)), exponent)
 
 
-def norm_is_below(W: Tensor, c: float) -> bool:
-    r"""Whether `||W||_2 < c` is proved, by a Cholesky factorization; False proves nothing.
-
-    `||W|| < c` is the claim that `H = c^2 I - W^T W` is positive definite. The computed factor of
-    `H - t I`, t > 0 small, is a guess as above: `H = L L^T + t I + E` with `||E||_F < t` proves it,
-    whatever `L` is, since `L L^T >= 0`. All errors of forming `H`, `L L^T` and the differences are
-    in the bound of `||E||_F`: products of k terms add `gamma_k ||A||_F ||B||_F`.
-
-    Costs two products and a factorization, a tenth of a singular value decomposition.
-
-    Args:
-        W: (m, k) real floating-point matrix, finite and not empty.
-        c: Positive.
-    """
-    A = _checked(W, "norm_is_below", "W")
-    A = A.T if A.shape[0] < A.shape[1] else A
-    size, n = _SLACK * _frobenius(A) ** 2, A.shape[1]
-    square = _down(c * c)
-    with announced(f"testing the norm of a {A.shape[0]} x {n} matrix", n**2 * A.shape[0]):
-        return _is_below(A, size, square)
-
-
-def _is_below(A: Tensor, size: float, square: float) -> bool:
-    """Whether |A|^2 < square is proved, given an upper bound `size` of |A|_F^2."""
-    n = A.shape[1]
-    H = -(A.T @ A)
-    H.diagonal().add_(square)
-    trace = n * square
-    forming = _gamma(A.shape[0] + 2) * size + 2.0 * _UNIT * (trace + size)
-    t = 4.0 * (forming + _gamma(n + 4) * trace)
-    H.diagonal().sub_(t)
-    L, info = torch.linalg.cholesky_ex(H)
-    if not math.isfinite(size) or int(info) != 0:
-        return False
-    factor = _SLACK * _frobenius(L) ** 2
-    missing = _SLACK * _frobenius(H - L @ L.T) + _gamma(n + 2) * factor + 2.0 * _UNIT * (trace + size + factor)
-    return _up(forming + missing + 2.0 * _UNIT * (trace + size) + _UNDERFLOW) < _down(t)
-
-
 def _gamma(k: int) -> float:
     """The relative error of a sum of k products in any order, rounded up."""
     return _SLACK * k * _UNIT / (1.0 - k * _UNIT)

@@ -106,8 +106,14 @@ def norm_is_below(W: Tensor, bound: float) -> bool:
         bound: What the norm is compared with. Nothing is proved for one that is not positive, nor
             for one so small or so large that its square leaves the range of float64.
     """
+    with announced(f"testing the norm of a {W.shape[0]} x {W.shape[1]} matrix", W.numel() * min(W.shape)):
+        return _norm_is_below(W, bound)
+
+
+def _norm_is_below(W: Tensor, bound: float) -> bool:
+    W = W if W.shape[0] >= W.shape[1] else W.t()
     m, k = W.shape
-    if k == 0 or m == 0:
+    if k == 0:
         return bound >= 0
     if not _LEAST < bound < 1 / _LEAST:
         return False
@@ -141,7 +147,7 @@ def norm_upper_by_test(W: Tensor) -> float:
         except torch.linalg.LinAlgError:
             return spectral_norm_upper(W)
         bound = guess * (1.0 + 1e-8)
-        return bound if bound > 0.0 and norm_is_below(A, bound) else spectral_norm_upper(W)
+        return bound if bound > 0.0 and _norm_is_below(A, bound) else spectral_norm_upper(W)
 
 
 def restricted_norm_upper(R: Tensor, possible: Tensor) -> float:
@@ -171,7 +177,7 @@ def restricted_norm_upper(R: Tensor, possible: Tensor) -> float:
         index = possible[i].nonzero().squeeze(1)
         part = R[index][:, index].contiguous()
         growth = 1.01
-        while bound < whole and not norm_is_below(part, bound):
+        while bound < whole and not _norm_is_below(part, bound):
             bound, growth = min(whole, bound * growth), growth**2
         if bound >= whole:
             return whole

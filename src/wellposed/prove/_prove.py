@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from wellposed._checks import check_positive_integer
 from wellposed._package import CallablePackage
 from wellposed._progress import progress_display
 from wellposed.certify import Verdict
-from wellposed.descent import Callback
 from wellposed.descent.recorder import check_callbacks
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.families import AbstractNetwork
@@ -46,6 +45,13 @@ class ProofStep:
     proof: Any
 
 
+class ProofCallback(Protocol):
+    """Any object with this method."""
+
+    def on_step(self, state: ProofStep) -> bool | None:
+        """Called after every step; True stops."""
+
+
 def prove(
     model: torch.nn.Module,
     X: Tensor,
@@ -53,7 +59,7 @@ def prove(
     *,
     step_size: str | float = "auto",
     max_steps: int = 10_000,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[ProofCallback] = (),
     resume: Proof | str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Proof:
@@ -107,7 +113,7 @@ def prove(
                     run.advance(max_steps)
                 display.update(run.step, run.text)
                 state = ProofStep(**run.state(), proof=run.proof)
-                answers = [callback.on_step(state) for callback in callbacks]  # type: ignore[arg-type]  # a step of a proof stands for one of descent
+                answers = [callback.on_step(state) for callback in callbacks]
                 if run.result is None and any(answer is True for answer in answers):
                     run.result = "stopped by a callback"
         except KeyboardInterrupt:
@@ -147,8 +153,21 @@ def _without_theorem(model: AbstractNetwork, X: Tensor, y: Tensor) -> Proof:
 class ProvePackage(CallablePackage):
     """The class of `wellposed.prove`, which is called like the function of its name."""
 
-    def __call__(self, model: torch.nn.Module, X: Tensor, y: Tensor, **options: Any) -> Proof:
-        return prove(model, X, y, **options)
+    def __call__(
+        self,
+        model: torch.nn.Module,
+        X: Tensor,
+        y: Tensor,
+        *,
+        step_size: str | float = "auto",
+        max_steps: int = 10_000,
+        callbacks: Iterable[ProofCallback] = (),
+        resume: Proof | str | os.PathLike[str] | None = None,
+        progress: bool = False,
+    ) -> Proof:
+        return prove(
+            model, X, y, step_size=step_size, max_steps=max_steps, callbacks=callbacks, resume=resume, progress=progress
+        )
 
 
 ProvePackage.__call__.__doc__ = prove.__doc__

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from wellposed._progress import ProgressDisplay
-from wellposed.errors import RunError
+from wellposed.errors import InvalidArgument
 from wellposed.prove.seal import seal, tensor_hash
 from wellposed.prove.verify_digits import LOST
 from wellposed.prove.verify_numbers import check_numbers
@@ -130,12 +130,14 @@ def verify(
         display: Progress.
 
     Raises:
+        InvalidArgument: There is no such folder.
         RunError: The folder does not hold the files of a proof.
+
         MissingPackage: python-flint is missing, and the network is smooth.
     """
     path = Path(folder)
     if not path.is_dir():
-        raise RunError(f"{path} is not a folder; give the folder that `proof.save` wrote.")
+        raise InvalidArgument(f"{path} is not a folder; give the folder that `proof.save` wrote.")
     proof, found = StoredProof(path), Verification()
     _check_hashes(proof, found)
     check_numbers(proof, found.report)

@@ -242,7 +242,7 @@ class SolveOptions:
         if self.on_failure == "raise":
             raise (AdjointNotConverged if adjoint else NotConverged)(message, solution)
         if self.record is not None:
-            message += " Further solves of this layer that fail so are counted in its failure_counts, without a warning."
+            message += " Further failures of this kind give no warning; they are counted in layer.failure_counts."
         warning = AdjointNotConvergedWarning if adjoint else NotConvergedWarning
         warnings.warn(message, warning, stacklevel=user_level())
 

@@ -32,7 +32,8 @@ def main() -> None:
             raise
         from wellposed.errors import how_to_install
 
-        raise SystemExit(f"The command line needs {error.name}; install it with: {how_to_install('cli')}.") from None
+        print(f"The command line needs {error.name}; install it with: {how_to_install('cli')}.", file=sys.stderr)
+        raise SystemExit(2) from None  # 1 would mean "not certified"
     as_usual = warnings.formatwarning
     warnings.formatwarning = lambda *args, **options: printable(as_usual(*args, **options))
     # `wellposed train --debug` means the same as `wellposed --debug train`

@@ -59,7 +59,7 @@ def test_packages_run_as_modules(package: str) -> None:
 
 def test_a_missing_package_of_the_command_line_is_one_sentence() -> None:
     done = python("-c", f"import sys; sys.modules['yaml'] = None; {ENTRY.replace('--version', 'data')}")
-    assert done.returncode == 1 and "The command line needs yaml; install it with: pip install" in done.stderr
+    assert done.returncode == 2 and "The command line needs yaml; install it with: pip install" in done.stderr
     assert "Traceback" not in done.stderr
 
 

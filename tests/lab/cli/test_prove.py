@@ -126,7 +126,7 @@ def test_a_long_proof_is_saved_on_the_way(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["verify", "nowhere"], 3, "nowhere is not a folder"),
+        (["verify", "nowhere"], 2, "nowhere is not a folder"),
         (["verify", "."], 3, "holds no proof.json"),
         (["prove", "nowhere"], 2, "nowhere does not exist"),
         (["prove", "c.yaml", "--samples", "50"], 2, "there are 3 training samples"),

@@ -15,8 +15,8 @@ from torch import Tensor
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import IllPosed, IllPosedWarning, InvalidArgument, did_you_mean
 from wellposed.linalg import spectral_norm_upper
-from wellposed.linalg.bounds import norm_is_below
 from wellposed.linalg.directed import ldexp_up, scaled, up
+from wellposed.linalg.verified_cholesky import norm_is_below
 from wellposed.nn.families._network import AbstractNetwork
 from wellposed.solve.solution import user_level
 

@@ -1,4 +1,4 @@
-"""Whether what a family declares fits what it computes: compared at random parameters and states."""
+"""Whether what a family declares fits what it computes, at random parameters and states."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def contradiction(network: Any, X: Tensor) -> str:
     does.
 
     R must be linear in A with |R(B)| = k |B|, injections l B x at the probes (plus something fixed,
-    if the family is not homogeneous), v linear in w, and the read-out v . z (+ w' . c), for random B
-    and z. It finds mistakes and proves nothing. A family with a `sensitivity` does not use the
+    if the family is not homogeneous), v linear in w, and the read-out v . z (+ w' . c), for random
+    B and z. It finds mistakes and proves nothing. A family with a `sensitivity` does not use the
     scales.
 
     Args:
@@ -95,7 +95,7 @@ def _injection(twin: Any, declared: Any, probes: Tensor) -> Iterator[str]:
 
 
 def _reach(twin: Any, declared: Any, probes: Tensor, tensor: Tensor, B: Tensor) -> Tensor:
-    """|l U x| for the parameter B: how far an injection with a relu moves from that of 0 at most."""
+    """|l U x| for the parameter B: how far an injection with a relu is from that of 0 at most."""
     return abs(declared.injection_scale) * _at(tensor, B, lambda: (probes @ twin.input_matrix().t()).abs())
 
 
