@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from wellposed.errors import InvalidArgument, did_you_mean
+import torch
+from torch import Tensor
+
+from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 
 #: What to do about a failure.
 Policy = Literal["raise", "warn", "ignore"]
@@ -52,3 +55,13 @@ def check_state_shape(shape: object, cell: object, *, own: bool) -> None:
         raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shape!r} has no effect.")
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
+
+
+def check_rows(owner: str, X: object, features: int, dtype: torch.dtype) -> None:
+    """Raises unless X is (n, features) of this dtype."""
+    if not isinstance(X, Tensor):
+        raise InvalidType(f"{owner} expects a tensor X of shape (n, {features}); got {type(X).__name__}.")
+    if X.dim() != 2 or X.shape[1] != features:
+        raise InvalidArgument(f"{owner} expects X of shape (n, {features}); got {tuple(X.shape)}.")
+    if X.dtype != dtype:
+        raise InvalidType(f"{owner} has {dtype} parameters and got X of {X.dtype}; convert one, e.g. X.to({dtype}).")

@@ -186,7 +186,7 @@ def _check_options(theorem: str, options: dict[str, Any], known: tuple[str, ...]
     for name in options:
         if name not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no options"
-            raise InvalidArgument(f"theorem={theorem!r} {takes}; got {name!r}.{did_you_mean(name, known)}")
+            raise InvalidArgument(f"theorem={theorem!r} {takes}; got {name!r}.{did_you_mean(name, (*known, 'theorem'))}")
 
 
 def _auto(model: Any, X: Tensor, y: Tensor) -> Certificate:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed._checks import check_positive_integer
+from wellposed._checks import check_positive_integer, check_rows
 from wellposed.convex._network import AbstractOptEq, check_norm_bound
 from wellposed.convex.composition import CompositionMap
 from wellposed.convex.stages import MatrixMap, UnitLayer
@@ -83,7 +83,7 @@ class AbstractDenseOptEq(AbstractOptEq):
         ]
 
     def sample_shape(self, features: Tensor) -> tuple[int, ...]:
-        _check_rows(type(self).__name__, features, self.in_features, self.w.dtype)
+        check_rows(type(self).__name__, features, self.in_features, self.w.dtype)
         return (self.width,)
 
     def norms_upper(self) -> list[float]:
@@ -285,13 +285,3 @@ def check_dense(owner: str, model: Any, *, plain: bool = False) -> AbstractDense
     if plain and model.prior is not None:
         raise InvalidArgument(f"{owner} is stated for networks without a prior; this one has {model.prior!r}.")
     return model
-
-
-def _check_rows(owner: str, X: object, features: int, dtype: torch.dtype) -> None:
-    """Raises unless X is (n, features) of this dtype."""
-    if not isinstance(X, Tensor):
-        raise InvalidType(f"{owner} expects a tensor X of shape (n, {features}); got {type(X).__name__}.")
-    if X.dim() != 2 or X.shape[1] != features:
-        raise InvalidArgument(f"{owner} expects X of shape (n, {features}); got {tuple(X.shape)}.")
-    if X.dtype != dtype:
-        raise InvalidType(f"{owner} has {dtype} parameters and got X of {X.dtype}; convert one, e.g. X.to({dtype}).")

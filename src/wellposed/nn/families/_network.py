@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._checks import Policy, check_positive_integer
+from wellposed._checks import Policy, check_positive_integer, check_rows
 from wellposed._torch import eager, transforms_active
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
@@ -249,14 +249,7 @@ class AbstractNetwork(Pretrained, abc.ABC):
             self.check_well_posed()
 
     def _check(self, X: Any) -> None:
-        name = type(self).__name__
-        if not isinstance(X, Tensor):
-            raise InvalidType(f"{name} expects a tensor X of shape (n, {self.in_features}); got {type(X).__name__}.")
-        if X.dim() != 2 or X.shape[1] != self.in_features:
-            raise InvalidArgument(f"{name} expects X of shape (n, {self.in_features}); got {tuple(X.shape)}.")
-        dtype = self.readout_weight().dtype
-        if X.dtype != dtype:
-            raise InvalidType(f"{name} has {dtype} parameters and got X of {X.dtype}; convert one, e.g. X.to({dtype}).")
+        check_rows(type(self).__name__, X, self.in_features, self.readout_weight().dtype)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.width}"
