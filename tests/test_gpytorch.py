@@ -14,6 +14,7 @@ import wellposed.gpytorch
 from wellposed.errors import InvalidArgument, MissingPackage, NotConverged
 from wellposed.gpytorch import KernelOperator, NetworkKernel, WideKernel, solve
 from wellposed.kernel import WideLayer, deq_ntk, tangent_kernel
+from wellposed.kernel._conjugate import factored_solve
 
 F64 = torch.float64
 
@@ -191,11 +192,27 @@ def test_solves_reach_what_the_conjugate_gradients_of_the_package_do_not(name: s
     A = dense(name, kernel, X) + 1e-2 * torch.eye(100, dtype=F64)
     columns = torch.stack([y, y, torch.zeros_like(y)], dim=1)
     for rank, targets in ((1, y), (20, y), (20, columns)):
-        a = solve(operator, targets, rtol=1e-12, rank=rank)
+        a = solve(operator, targets, rtol=1e-12, rank=rank, dense=0)
         assert a.shape == targets.shape
         assert float((A @ a - targets).norm()) <= 2e-12 * float(targets.norm())
     with pytest.raises(NotConverged, match="after max_steps=2, above rtol=1e-12. Raise the noise"):
-        solve(operator, y, rtol=1e-12, max_steps=2, rank=1)
+        solve(operator, y, rtol=1e-12, max_steps=2, rank=1, dense=0)
+
+
+def test_a_small_matrix_is_factored(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, X = KERNELS["wide"](), samples(60)
+    y, noise = torch.sin(X[:, :2]), torch.tensor(1e-2, dtype=F64)
+    operator = kernel.operator(X).detach().add_diagonal(noise)
+    A = dense("wide", kernel, X) + noise * torch.eye(60, dtype=F64)
+    with monkeypatch.context() as patch:
+        patch.setattr(wellposed.gpytorch, "conjugate_gradients", None)  # calling it would be an error
+        a = solve(operator, y, rtol=1e-14)
+    assert float((A @ a - y).norm()) <= 2e-14 * float(y.norm())
+    singular = kernel.operator(X[[0, 0, 1]]).detach().add_diagonal(torch.tensor(-1e-9, dtype=F64))
+    assert factored_solve(singular.to_dense(), y[:3], rtol=1e-10) is None  # it has no factor
+    with pytest.raises(NotConverged, match="max_steps=1000"):
+        solve(singular, y[:3])
+    assert factored_solve(A, y, rtol=1e-30) is None  # nothing is that accurate
 
 
 def test_solves_at_the_edges() -> None:
@@ -203,11 +220,15 @@ def test_solves_at_the_edges() -> None:
     y = torch.sin(X[:, 0])
     for n in (1, 6):  # without noise the preconditioner of the package divides by 0
         operator = kernel.operator(X[:n]).detach().add_diagonal(torch.tensor(0.0, dtype=F64))
-        a = solve(operator, y[:n])
-        torch.testing.assert_close(dense("wide", kernel, X[:n]) @ a, y[:n], rtol=0.0, atol=1e-9)
+        for size in (0, 8 * n * n):
+            a = solve(operator, y[:n], dense=size)
+            torch.testing.assert_close(dense("wide", kernel, X[:n]) @ a, y[:n], rtol=0.0, atol=1e-9)
     assert torch.equal(solve(operator, 0 * y), 0 * y)
     with pytest.raises(InvalidArgument, match=r"solve: y must be finite, .6, .... and torch.float64; got .*NaN"):
         solve(operator, y.log())
+    for rtol, kind in ((1e-16, F64), (1e-10, torch.float32), (0.0, F64), (float("nan"), F64), (1.0, F64)):
+        with pytest.raises(InvalidArgument, match="solve: rtol must be from .*e-.* to below 1, got "):
+            solve(operator.to(kind), y.to(kind), rtol=rtol)
     for wrong in (y[:4], y.float()):
         with pytest.raises(InvalidArgument, match=r"solve: y must be finite, .6, .... and torch.float64; got "):
             solve(operator, wrong)
@@ -240,7 +261,7 @@ def test_two_thousand_samples_agree_with_cholesky(name: str) -> None:
     with torch.no_grad():
         operator = kernel.operator(X).add_diagonal(torch.tensor(0.05, dtype=F64))
         cross = kernel.operator(X_new, X)
-        a = solve(operator, torch.cat([y[:, None], cross.to_dense().mT], dim=1))
+        a = solve(operator, torch.cat([y[:, None], cross.to_dense().mT], dim=1), dense=0)
         torch.testing.assert_close(cross @ a[:, 0], mean, rtol=0.0, atol=1e-6)
         torch.testing.assert_close(d - (cross.to_dense() * a[:, 1:].mT).sum(1), variance, rtol=0.0, atol=1e-6)
         with linear_operator.settings.num_trace_samples(50):

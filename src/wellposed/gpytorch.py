@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, MissingPackage, how_to_install
 from wellposed.kernel._closed_form import is_view_of
-from wellposed.kernel._conjugate import conjugate_gradients
+from wellposed.kernel._conjugate import check_tolerance, conjugate_gradients, factored_solve
 from wellposed.kernel._method import slices
 from wellposed.kernel._rows import FeatureKernel, RowKernel, WideFunction, network_rows
 from wellposed.kernel.deq_limit import deq_ntk
@@ -28,9 +28,11 @@ if not _MISSING:
     LinearOperator = importlib.import_module("linear_operator").LinearOperator
     Kernel = importlib.import_module("gpytorch").kernels.Kernel
 
-BLOCK_SIZE = 1024
+BLOCK_SIZE = 512
 #: Bytes of blocks that an operator keeps for its next product.
 MEMORY = 2**30
+#: Bytes of a matrix that `solve` forms: 4096 rows in float64.
+DENSE = 2**27
 #: Entries of the diagonal are taken from blocks of this size.
 _DIAGONAL = 32
 
@@ -238,21 +240,24 @@ class WideKernel(Kernel):
         operator = self.operator(x1, None if x1 is x2 or torch.equal(x1, x2) else x2)
         return operator.diagonal() if diag else operator
 
-    def operator(self, X: Tensor, X2: Tensor | None = None) -> KernelOperator:
-        """The kernel of X (n, d) with X2 as an operator of linear_operator."""
+    def operator(self, X: Tensor, X2: Tensor | None = None, *, memory: int = MEMORY) -> KernelOperator:
+        """The kernel of X (n, d) with X2 as an operator of linear_operator, which keeps its entries
+        between products if they take at most `memory` bytes; of one set of samples, half of them."""
         if X.dim() != 2:
             raise InvalidArgument(f"WideKernel: X must be (n, d), one set of samples as rows; got shape {tuple(X.shape)}.")
         s = self.weight_variance.to(X) if self._trained else self.weight_variance.detach().to(X)
-        return KernelOperator(X, X if X2 is None else X2, s, function=self._function)
+        return KernelOperator(X, X if X2 is None else X2, s, function=self._function, memory=memory)
 
 
 @torch.no_grad()
-def solve(operator: Any, y: Tensor, *, rtol: float = 1e-10, max_steps: int = 1000, rank: int = 100) -> Tensor:
+def solve(
+    operator: Any, y: Tensor, *, rtol: float = 1e-10, max_steps: int = 1000, rank: int = 100, dense: int = DENSE
+) -> Tensor:
     """operator^(-1) y by preconditioned conjugate gradients, with a residual that is measured.
 
     The preconditioner is the partial Cholesky factor of linear_operator. Its own conjugate
     gradients (`operator.solve`) take small steps for zero and end near 1e-6 of |y|, whatever
-    tolerance is set.
+    tolerance is set. A small matrix is formed and factored, which is quicker.
 
     Args:
         operator: A positive definite `LinearOperator`, as `kernel.operator(X).add_diagonal(noise)`.
@@ -260,15 +265,21 @@ def solve(operator: Any, y: Tensor, *, rtol: float = 1e-10, max_steps: int = 100
         rtol: |operator a - y| <= rtol |y|, column by column.
         max_steps: Products with the operator; `NotConverged` is raised after them.
         rank: Of the partial Cholesky factor, which takes so many rows of the kernel.
+        dense: Bytes up to which the matrix is formed; 0 never forms it.
     """
     _check_installed("solve")
-    settings = importlib.import_module("linear_operator").settings
-    with settings.max_preconditioner_size(rank), settings.min_preconditioning_size(1):
-        precondition = operator._preconditioner()[0] or (lambda r: r)
+    check_tolerance(rtol, operator.dtype)
     if y.shape[:1] != operator.shape[:1] or y.dtype != operator.dtype or not bool(torch.isfinite(y).all()):
         seen = f"{tuple(y.shape)}, {y.dtype}" + ("" if bool(torch.isfinite(y).all()) else ", with NaN or infinity")
         raise InvalidArgument(f"solve: y must be finite, ({operator.shape[0]}, ...) and {operator.dtype}; got {seen}.")
     b = y.reshape(len(y), -1)
+    if len(y) ** 2 * y.element_size() <= dense:
+        found = factored_solve(operator.to_dense(), b, rtol=rtol)
+        if found is not None:
+            return found.reshape(y.shape)
+    settings = importlib.import_module("linear_operator").settings
+    with settings.max_preconditioner_size(rank), settings.min_preconditioning_size(1):
+        precondition = operator._preconditioner()[0] or (lambda r: r)
     if not bool(torch.isfinite(precondition(b)).all()):  # without noise it divides by 0
         precondition = torch.clone
     # the operator itself: blocks that it keeps serve all steps
