@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.errors import InvalidArgument, InvalidType, MissingPackage
+from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, RunError
 from wellposed.kernel import _closed_form, _cluster, _zarr
 
 
@@ -458,6 +458,33 @@ def test_features_of_another_network_are_not_taken_over(tmp_path: Path, client: 
         with torch.no_grad():
             next(model.parameters()).mul_(0.5)
         check_same(wp.tangent_kernel(model, X, out=out, block_size=6, client=client), wp.tangent_kernel(model, X))
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        (
+            lambda: distributed.comm.CommClosedError("in <TCP>"),
+            "The Dask scheduler cannot be reached any more. What is done is kept",
+        ),
+        (lambda: distributed.CancelledError("block"), "The Dask scheduler cannot be reached any more"),
+        (lambda: distributed.KilledWorker("block", None, 3), "A task ended every worker .* take a smaller block_size"),
+    ],
+    ids=["scheduler", "cancelled", "workers"],
+)
+def test_a_lost_cluster_is_one_sentence(
+    tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch, lost: Callable[[], Exception], says: str
+) -> None:
+    model, X = network(), draw(9, 3)
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=says) as caught:
+
+        def gone(*args: Any, **options: Any) -> None:
+            raise lost()
+
+        patch.setattr(distributed, "as_completed", gone)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4, client=client)
+    assert "\n" not in str(caught.value)
+    check_same(wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4), wp.tangent_kernel(model, X))
 
 
 def test_a_late_task_does_not_write_into_another_kernel(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ their digests, and the client keeps the record of them.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ import torch
 
 from wellposed._io import replacing
 from wellposed._progress import ProgressDisplay
-from wellposed.errors import InvalidArgument, InvalidType, required
+from wellposed.errors import InvalidArgument, InvalidType, RunError, required
 from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks, Terms, features_of
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage
@@ -61,8 +62,32 @@ def compute_on_cluster(
     storages: Mapping[str, AbstractStorage],
     display: ProgressDisplay,
 ) -> None:
-    """Computes the blocks that are not done; returns when all of them are in the stores."""
+    """Computes the blocks that are not done; returns when all of them are in the stores.
+
+    Raises:
+        RunError: The scheduler was lost, or a task ended the workers that tried it.
+    """
     distributed = required("distributed", "client= needs dask.distributed", extra="kernels")
+    try:
+        _compute(client, chosen, layout, storages, display, distributed)
+    except (distributed.KilledWorker, distributed.CancelledError, distributed.comm.CommClosedError) as error:
+        reason = "A task ended every worker that tried it, possibly for want of memory: take a smaller block_size"
+        if not isinstance(error, distributed.KilledWorker):
+            reason = "The Dask scheduler cannot be reached any more"
+        raise RunError(
+            f"tangent_kernel: {reason}. What is done is kept beside out, in a folder that ends in .part; the same call"
+            " continues from there."
+        ) from error
+
+
+def _compute(
+    client: Any,
+    chosen: ClosedFormMethod,
+    layout: KernelLayout,
+    storages: Mapping[str, AbstractStorage],
+    display: ProgressDisplay,
+    distributed: Any,
+) -> None:
     stores = {name: storage for name, storage in storages.items() if isinstance(storage, ZarrStorage)}
     parts = {name: (str(storage.part.resolve()), storage.key) for name, storage in stores.items()}
     folder = Path(next(iter(parts.values()))[0]) / FEATURES
@@ -111,7 +136,8 @@ def compute_on_cluster(
                 )
             display.advance(chosen.entries(*place) * weight)
     finally:
-        client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
+        with contextlib.suppress(distributed.comm.CommClosedError):
+            client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
 
 
 def _sent(client: Any, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
