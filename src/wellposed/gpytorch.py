@@ -241,8 +241,8 @@ class WideKernel(Kernel):
         return operator.diagonal() if diag else operator
 
     def operator(self, X: Tensor, X2: Tensor | None = None, *, memory: int = MEMORY) -> KernelOperator:
-        """The kernel of X (n, d) with X2 as an operator of linear_operator, which keeps its entries
-        between products if they take at most `memory` bytes; of one set of samples, half of them."""
+        """The kernel of X (n, d) with X2 as an operator of linear_operator. Its entries, of one set
+        of samples half of them, are kept between products if they take at most `memory` bytes."""
         if X.dim() != 2:
             raise InvalidArgument(f"WideKernel: X must be (n, d), one set of samples as rows; got shape {tuple(X.shape)}.")
         s = self.weight_variance.to(X) if self._trained else self.weight_variance.detach().to(X)
