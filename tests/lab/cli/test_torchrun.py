@@ -323,9 +323,8 @@ def load_run_in(place: Path, folder: Path) -> float:
     code = (
         "import sys, pathlib, torch\n"
         "from wellposed_lab.runs.training import load_run\n"
-        "from wellposed_lab.runs.own_class import code_allowed\n"
-        "with code_allowed(True), torch.no_grad():\n"
-        "    _, problem, _ = load_run(pathlib.Path(sys.argv[1]))\n"
+        "with torch.no_grad():\n"
+        "    _, problem, _ = load_run(pathlib.Path(sys.argv[1]), allow_code=True)\n"
         "    X, y = problem.parts.train\n"
         "    print(float(problem.loss.total(problem.model.eval()(X), y)) / len(y))\n"
     )
