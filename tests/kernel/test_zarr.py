@@ -436,6 +436,22 @@ def test_features_that_come_late_do_not_block_the_store(tmp_path: Path) -> None:
     assert names(tmp_path / "k.zarr") == ["c", "zarr.json"]
 
 
+def test_a_class_that_workers_cannot_import(tmp_path: Path, client: Any) -> None:
+    """One of a script or a notebook is sent whole; one of a module that a worker lacks is one sentence."""
+
+    class OfAScript(wp.GaussianDEQ):
+        pass
+
+    model, X = OfAScript(3, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64), draw(9, 3)
+    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4, client=client)
+    check_same(K, wp.tangent_kernel(model, X))
+    for missing in (b"cno_such_module\nThing\n.", b"ctorch\nNoSuchThing\n."):
+        with pytest.raises(InvalidArgument, match=r"a worker cannot load the model \(.*(?i:no_?such).*\). Install") as caught:
+            options: Any = {"dtype": torch.float64, "names": (), "owner": "another"}
+            _cluster.features_task(missing, X.numpy(), str(tmp_path / "f.npz"), **options)
+        assert "\n" not in str(caught.value)
+
+
 def test_features_of_another_network_are_not_taken_over(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster stops; the rest is done without it, or the part is removed; then comes another network."""
     X, block_task = draw(20, 3), _cluster.block_task

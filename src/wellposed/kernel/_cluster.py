@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from wellposed._io import replacing
 from wellposed._progress import ProgressDisplay
@@ -99,8 +100,9 @@ def _compute(
         folder.mkdir(exist_ok=True)
     key = next(iter(parts.values()))[1]
     # The result of a task can be made again on any worker; what is scattered is lost with its worker. As bytes, because Dask
-    # has a serialization of modules of its own, which does not take ours.
-    model = _sent(client, bytes, pickle.dumps(chosen.model))
+    # has a serialization of modules of its own, which does not take ours; with the class, if no worker could import it.
+    cloudpickle = required("cloudpickle", "client= needs dask.distributed", extra="kernels")
+    model = _sent(client, bytes, cloudpickle.dumps(chosen.model))
     features: dict[tuple[int, int], Any] = {}
 
     def features_of_rows(side: int, rows: slice) -> Any:
@@ -188,11 +190,21 @@ def features_task(
     stored = _stored_features(Path(file), owner)
     if stored is not None:
         return stored
-    found = features_of(pickle.loads(model), torch.from_numpy(X)).features
+    found = features_of(_loaded(model), torch.from_numpy(X)).features
     features = {name: found[name].to(dtype).numpy() for name in names}
     with replacing(Path(file)) as target:
         np.savez(target, allow_pickle=False, **features, **{_OWNER: np.array(owner)})
     return features
+
+
+def _loaded(model: bytes) -> nn.Module:
+    try:
+        loaded: nn.Module = pickle.loads(model)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgument(
+            f"tangent_kernel: a worker cannot load the model ({error}). Install the package of its class on all workers."
+        ) from error
+    return loaded
 
 
 def _stored_features(file: Path, owner: str) -> Features | None:
