@@ -240,6 +240,22 @@ def test_two_writers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="folders are not locked there")
+def test_two_writers_at_the_very_start(tmp_path: Path) -> None:
+    """The first has a folder, and no metadata in it yet: the second must not advise to remove it. If it was killed there, the
+    next one continues."""
+    model, X, part = network(), draw(9, 3), tmp_path / "k.zarr.part"
+    part.mkdir()
+    (part / "zarr.json.0123.partial").write_text("{")
+    handle = os.open(part, os.O_RDONLY)
+    assert _zarr.try_lock(handle)
+    with pytest.raises(InvalidArgument, match="another process is writing .* Wait for it to end"):
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
+    os.close(handle)
+    check_same(wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4), wp.tangent_kernel(model, X))
+    assert names(tmp_path) == ["k.zarr"] and names(tmp_path / "k.zarr") == ["c", "zarr.json"]
+
+
 @pytest.mark.filterwarnings("ignore::wellposed.errors.WellposedWarning")
 def test_features_that_are_not_finite_are_not_those_of_another_kernel(tmp_path: Path) -> None:
     model = network()
