@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, RunError
-from wellposed.kernel import _closed_form, _cluster, _zarr
+from wellposed.kernel import _closed_form, _cluster, _zarr, _zarr_record
 
 
 def network(width: int = 8) -> nn.Module:
@@ -200,6 +200,13 @@ def test_a_damaged_record_costs_its_blocks(tmp_path: Path, monkeypatch: pytest.M
         K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
         assert len(calls) == 1  # the line after a torn one was read
     check_same(K, wp.tangent_kernel(model, X))
+
+
+def test_a_record_of_a_million_samples_can_be_read() -> None:
+    """In blocks of the default size; a longer file is refused, and the computation could not continue."""
+    across = -(-(10**6) // _closed_form.BLOCK_SIZE)
+    line = f"{10**6} {10**6} {_zarr_record.digest_of([np.zeros(1)])}\n"
+    assert len(line) * across * (across + 1) // 2 < _zarr_record._LARGEST
 
 
 def test_a_store_is_replaced_only_by_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
