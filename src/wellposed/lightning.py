@@ -51,7 +51,8 @@ class _Health:
         worst = torch.tensor(self.worst, dtype=torch.float64, device=device)
         torch.distributed.all_reduce(counts)
         torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX)
-        return _Health(*(int(count) for count in counts), float(worst))
+        solved, unconverged, steps = (int(count) for count in counts)
+        return _Health(solved, unconverged, steps, float(worst))
 
     def report(self, name: str) -> dict[str, float]:
         count = max(self.solved, 1)

@@ -74,7 +74,7 @@ class Spectrum(NamedTuple):
         return torch.where(self.active, gain, 0.0) if frozen else gain
 
     def unexplained(self, gain: Tensor, cross: Tensor, diagonal: Tensor) -> Tensor:
-        """k(x, x) - sum_i gain_i (k(x) v_i)^2, at least 0; gain is (..., n), the result (..., p)."""
+        """k(x, x) - sum_i gain_i (k(x) v_i)^2, at least 0: (..., p) for a gain (..., n)."""
         along = cross @ self.V
         variance = diagonal - (along**2 * gain[..., None, :]).sum(dim=-1)
         return nonnegative(
