@@ -3,7 +3,7 @@
     python benchmarks/posterior.py [--sizes 2000 4000] [--rounds N] [--peers-python PATH]
 
 The covariance is `deq_ntk`, in float64, with 100 new inputs and one thread. neural-tangents has no equilibrium networks, so it
-gets the kernel matrices; so does `KernelMachine`. Conjugate gradients get the inputs only and compute entries themselves.
+gets the kernel matrices; so does `KernelMachine`. `solve` gets the inputs only and computes the entries itself.
 Contenders take turns, each time in a new process. A time is that of the processor, for mean and variance, after a small problem
 has loaded and compiled everything; memory is the peak of the resident set above its level before the problem was read.
 Writes results/posterior.json.
@@ -36,7 +36,7 @@ class Covariance(NamedTuple):
     nngp: np.ndarray
 
 
-def eigenvectors(problem: Any) -> Answer:
+def kernel_machine(problem: Any) -> Answer:
     import torch
 
     from wellposed.kernel import KernelMachine
@@ -46,7 +46,7 @@ def eigenvectors(problem: Any) -> Answer:
     return mean.numpy(), variance.numpy()
 
 
-def conjugate_gradients(problem: Any) -> Answer:
+def solves(problem: Any) -> Answer:
     import torch
 
     from wellposed.gpytorch import WideKernel, solve
@@ -74,8 +74,8 @@ def neural_tangents(problem: Any) -> Answer:
 
 
 CONTENDERS: dict[str, Callable[[Any], Answer]] = {
-    "KernelMachine.posterior": eigenvectors,
-    "WideKernel and solve, no matrix": conjugate_gradients,
+    "KernelMachine.posterior": kernel_machine,
+    "WideKernel and solve": solves,
     "neural-tangents gp_inference": neural_tangents,
 }
 

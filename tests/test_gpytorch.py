@@ -11,15 +11,16 @@ from torch import Tensor
 
 import wellposed as wp
 import wellposed.gpytorch
-from wellposed.errors import InvalidArgument, MissingPackage, NotConverged
+from wellposed.errors import InvalidArgument, MissingPackage, NotConverged, WellposedWarning
 from wellposed.gpytorch import KernelOperator, NetworkKernel, WideKernel, solve
 from wellposed.kernel import WideLayer, deq_ntk, tangent_kernel
+from wellposed.kernel._conjugate import factored_solve
 
 F64 = torch.float64
 
 
 def test_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wellposed.gpytorch._MISSING", True)
+    monkeypatch.setattr("wellposed.kernel._kernel_operator.MISSING", True)
     for make in (WideKernel, lambda: NetworkKernel(torch.nn.Linear(2, 1)), lambda: solve(None, torch.ones(1))):
         with pytest.raises(MissingPackage, match=r"install them with: pip install 'wellposed\[gp\]'"):
             make()
@@ -81,7 +82,7 @@ def test_products_entries_and_slices(name: str, monkeypatch: pytest.MonkeyPatch)
             i, j = torch.tensor([0, 10, 4, 4]), torch.tensor([6, 0, 2, 3])
             torch.testing.assert_close(operator[i, j], K[i, j], **close)
             with monkeypatch.context() as patch:
-                patch.setattr(wellposed.gpytorch, "_DIAGONAL", 2)  # entries one by one
+                patch.setattr("wellposed.kernel._kernel_operator._DIAGONAL", 2)  # entries one by one
                 torch.testing.assert_close(operator[i, j], K[i, j], **close)
                 if second is None:
                     torch.testing.assert_close(operator.diagonal(), K.diagonal(), **close)
@@ -160,6 +161,37 @@ def test_marginal_likelihood_and_its_gradients() -> None:
     torch.testing.assert_close(raw.grad[0], noise.grad * torch.sigmoid(raw.detach())[0], rtol=1e-5, atol=0.0)
 
 
+def test_loose_solves_of_gpytorch_are_reported() -> None:
+    """Above its largest size for a factor, gpytorch ends at residuals of some percent."""
+    kernel, X = KERNELS["wide"](), samples(30)
+    with gpytorch.settings.max_cholesky_size(29):
+        with pytest.warns(WellposedWarning, match=r"more than 29 samples .* with these 30. Use .*max_cholesky_size.30."):
+            kernel(X).to_dense()
+        kernel(X, diag=True), kernel(X, samples(31, seed=1)).to_dense(), kernel.operator(X).to_dense()
+        with gpytorch.settings.fast_computations(False, False, False):
+            kernel(X).to_dense()
+    with gpytorch.settings.max_cholesky_size(30):
+        kernel(X).to_dense()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wide", "network"])
+def test_two_thousand_samples_by_gpytorch_agree_with_cholesky(name: str) -> None:
+    """Mean, variance and likelihood with the setting that the warning names."""
+    gp, likelihood, X, y, X_new = gaussian_process(KERNELS[name](), 2000)
+    K = dense(name, gp.kernel, X)
+    mean, variance = cholesky(K, dense(name, gp.kernel, X_new, X), dense(name, gp.kernel, X_new).diagonal(), y)
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(2009):
+        value = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, gp)(gp(X), y)
+        gp.eval(), likelihood.eval()
+        posterior = gp(X_new)
+        torch.testing.assert_close(posterior.mean, mean, rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(posterior.variance, variance, rtol=0.0, atol=1e-6)
+    noisy = K + 0.05 * torch.eye(2000, dtype=F64)
+    expected = torch.distributions.MultivariateNormal(torch.zeros(2000, dtype=F64), noisy).log_prob(y) / 2000
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.slow
 def test_hyper_parameters_are_learnt_by_gradient() -> None:
     """Data drawn from the process itself: what is learnt is at least as likely as the truth."""
@@ -191,11 +223,27 @@ def test_solves_reach_what_the_conjugate_gradients_of_the_package_do_not(name: s
     A = dense(name, kernel, X) + 1e-2 * torch.eye(100, dtype=F64)
     columns = torch.stack([y, y, torch.zeros_like(y)], dim=1)
     for rank, targets in ((1, y), (20, y), (20, columns)):
-        a = solve(operator, targets, rtol=1e-12, rank=rank)
+        a = solve(operator, targets, rtol=1e-12, rank=rank, dense=0)
         assert a.shape == targets.shape
         assert float((A @ a - targets).norm()) <= 2e-12 * float(targets.norm())
     with pytest.raises(NotConverged, match="after max_steps=2, above rtol=1e-12. Raise the noise"):
-        solve(operator, y, rtol=1e-12, max_steps=2, rank=1)
+        solve(operator, y, rtol=1e-12, max_steps=2, rank=1, dense=0)
+
+
+def test_a_small_matrix_is_factored(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, X = KERNELS["wide"](), samples(60)
+    y, noise = torch.sin(X[:, :2]), torch.tensor(1e-2, dtype=F64)
+    operator = kernel.operator(X).detach().add_diagonal(noise)
+    A = dense("wide", kernel, X) + noise * torch.eye(60, dtype=F64)
+    with monkeypatch.context() as patch:
+        patch.setattr(wellposed.gpytorch, "conjugate_gradients", None)  # calling it would be an error
+        a = solve(operator, y, rtol=1e-14)
+    assert float((A @ a - y).norm()) <= 2e-14 * float(y.norm())
+    singular = kernel.operator(X[[0, 0, 1]]).detach().add_diagonal(torch.tensor(-1e-9, dtype=F64))
+    assert factored_solve(singular.to_dense(), y[:3], rtol=1e-10) is None  # it has no factor
+    with pytest.raises(NotConverged, match="max_steps=1000"):
+        solve(singular, y[:3])
+    assert factored_solve(A, y, rtol=1e-30) is None  # nothing is that accurate
 
 
 def test_solves_at_the_edges() -> None:
@@ -203,14 +251,23 @@ def test_solves_at_the_edges() -> None:
     y = torch.sin(X[:, 0])
     for n in (1, 6):  # without noise the preconditioner of the package divides by 0
         operator = kernel.operator(X[:n]).detach().add_diagonal(torch.tensor(0.0, dtype=F64))
-        a = solve(operator, y[:n])
-        torch.testing.assert_close(dense("wide", kernel, X[:n]) @ a, y[:n], rtol=0.0, atol=1e-9)
+        for size in (0, 8 * n * n):
+            a = solve(operator, y[:n], dense=size)
+            torch.testing.assert_close(dense("wide", kernel, X[:n]) @ a, y[:n], rtol=0.0, atol=1e-9)
     assert torch.equal(solve(operator, 0 * y), 0 * y)
     with pytest.raises(InvalidArgument, match=r"solve: y must be finite, .6, .... and torch.float64; got .*NaN"):
         solve(operator, y.log())
+    for rtol, kind in ((1e-16, F64), (1e-10, torch.float32), (0.0, F64), (float("nan"), F64), (1.0, F64)):
+        with pytest.raises(InvalidArgument, match="solve: rtol must be from .*e-.* to below 1, got "):
+            solve(operator.to(kind), y.to(kind), rtol=rtol)
     for wrong in (y[:4], y.float()):
         with pytest.raises(InvalidArgument, match=r"solve: y must be finite, .6, .... and torch.float64; got "):
             solve(operator, wrong)
+    with pytest.raises(InvalidArgument, match=r"solve: the operator must be a square .n, n., got .3, 6."):
+        solve(kernel.operator(X[:3], X), y[:3])
+    A = dense("wide", kernel, X) + torch.eye(6, dtype=F64)
+    for size in (0, 8 * 6 * 6):  # a matrix is an operator too
+        torch.testing.assert_close(A @ solve(A, y, dense=size), y, rtol=0.0, atol=1e-9)
 
 
 def test_a_weight_variance_is_set_in_the_precision_of_the_kernel() -> None:
@@ -240,7 +297,7 @@ def test_two_thousand_samples_agree_with_cholesky(name: str) -> None:
     with torch.no_grad():
         operator = kernel.operator(X).add_diagonal(torch.tensor(0.05, dtype=F64))
         cross = kernel.operator(X_new, X)
-        a = solve(operator, torch.cat([y[:, None], cross.to_dense().mT], dim=1))
+        a = solve(operator, torch.cat([y[:, None], cross.to_dense().mT], dim=1), dense=0)
         torch.testing.assert_close(cross @ a[:, 0], mean, rtol=0.0, atol=1e-6)
         torch.testing.assert_close(d - (cross.to_dense() * a[:, 1:].mT).sum(1), variance, rtol=0.0, atol=1e-6)
         with linear_operator.settings.num_trace_samples(50):
@@ -265,6 +322,37 @@ def test_features_are_solved_once_and_again_after_a_step() -> None:
     torch.testing.assert_close(kernel(X).to_dense(), tangent_kernel(model, X), rtol=1e-12, atol=1e-12)
     assert not list(kernel.parameters())  # the network is not trained by the Gaussian process
     assert kernel.dtype == F64
+
+
+class Scaled(torch.nn.Module):
+    """A kernel that depends on the mode, on a number and on a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale, self.activation = torch.nn.Linear(5, 1).double(), 1.0, torch.tanh
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.linear(x))[:, 0] * self.scale * (2.0 if self.training else 1.0)
+
+
+def test_features_are_new_when_the_network_changed_in_what_is_not_a_tensor() -> None:
+    model, X = Scaled(), samples(6)
+    kernel, deq = NetworkKernel(model), network()
+    of_deq = NetworkKernel(deq)
+    changes: list[Any] = [
+        (kernel, model, model.eval),
+        (kernel, model, lambda: setattr(model, "scale", 3.0)),
+        (kernel, model, lambda: setattr(model, "activation", torch.sin)),
+        (kernel, model, lambda: model.linear.bias.requires_grad_(False)),
+        (of_deq, deq, lambda: deq.U.requires_grad_(False)),
+        (of_deq, deq, lambda: setattr(deq, "activation", wp.nn.Tanh())),
+    ]
+    for asked, changed, change in changes:
+        before = asked(X).to_dense()
+        change()
+        after, expected = asked(X).to_dense(), tangent_kernel(changed, X)
+        torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max()))
+        assert not torch.allclose(before, after)
 
 
 def test_other_activations_keep_their_weight_variance() -> None:

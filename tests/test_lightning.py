@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +228,58 @@ def test_what_is_logged_are_the_numbers_of_every_step(tmp_path: Path, epochs: in
     for name, value in monitor.records[-1].items():
         if "/" in name:
             assert float(trainer.callback_metrics[name]) == pytest.approx(value, rel=1e-6)  # Lightning keeps float32
+
+
+TWO_PROCESSES = """
+import json, logging, os, pathlib, sys, warnings
+import lightning as L, torch
+from torch.utils.data import DataLoader, TensorDataset
+import wellposed as wp
+from wellposed.lightning import EquilibriumMonitor
+
+warnings.simplefilter("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        options = {"dtype": torch.float64, "on_failure": "ignore", "max_steps": 5}
+        self.network = wp.GaussianDEQ(3, 24, generator=generator, **options)
+
+    def training_step(self, batch, index):
+        return (self.network(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+g = torch.Generator().manual_seed(0)
+X, y = torch.randn(8, 3, generator=g, dtype=torch.float64), torch.randn(8, generator=g, dtype=torch.float64)
+mine = slice(int(os.environ.get("LOCAL_RANK", 0)), None, 2)
+X[::2] = 0  # those of the first process: z = 0, found at once
+monitor = EquilibriumMonitor(every=1000, max_unconverged=0.4)
+quiet = {name: False for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")}
+two = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_find_unused_parameters_true", "use_distributed_sampler": False}
+trainer = L.Trainer(max_epochs=50, callbacks=[monitor], **two, **quiet)
+trainer.fit(Task(), DataLoader(TensorDataset(X[mine], y[mine]), batch_size=4))
+found = {"records": monitor.records, "stopped": monitor.stopped, "logged": float(trainer.callback_metrics["equilibrium/steps"])}
+(pathlib.Path(sys.argv[1]) / f"{trainer.global_rank}.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_numbers_of_both_and_stop_together(tmp_path: Path) -> None:
+    """No solve of the second process converges, and all of the first do. If one of them stopped alone, the other would wait for
+    it until the test is over."""
+    (tmp_path / "script.py").write_text(TWO_PROCESSES)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second and len(first["records"]) == 1
+    assert first["stopped"] == "50.0% of the solves of epoch 0 did not converge"
+    record = first["records"][0]
+    assert record["equilibrium/unconverged"] == 0.5 and record["equilibrium/worst_residual"] > 1e-6
+    assert 1 <= record["equilibrium/steps"] <= 5 and first["logged"] == pytest.approx(record["equilibrium/steps"], rel=1e-6)

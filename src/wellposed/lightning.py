@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
@@ -44,6 +45,15 @@ class _Health:
         largest = float(solution.residual.max()) if solution.num_steps.numel() else 0.0
         self.worst = max(self.worst, math.inf if math.isnan(largest) else largest)
 
+    def over_processes(self, device: torch.device) -> _Health:
+        """The same of all processes together; all of them must call it."""
+        counts = torch.tensor([self.solved, self.unconverged, self.steps], device=device)
+        worst = torch.tensor(self.worst, dtype=torch.float64, device=device)
+        torch.distributed.all_reduce(counts)
+        torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX)
+        solved, unconverged, steps = (int(count) for count in counts)
+        return _Health(solved, unconverged, steps, float(worst))
+
     def report(self, name: str) -> dict[str, float]:
         count = max(self.solved, 1)
         return {
@@ -60,7 +70,7 @@ class EquilibriumMonitor(Callback):
     of samples that did not converge (`equilibrium/unconverged`, `adjoint/unconverged`), the mean
     number of evaluations (`.../steps`) and the largest relative residual (`.../worst_residual`);
     every so many epochs also `certificate/certified`, 1 or 0, and `certificate/rate` if one is
-    certified. Numbers are those of this process; Lightning averages what is logged over processes.
+    certified. Numbers are those of all processes together, so that all of them stop together.
 
     Args:
         X: (n, d) inputs that the certificate is about. A theory network without data is only
@@ -134,7 +144,10 @@ class EquilibriumMonitor(Callback):
                 self._adjoint.see(layer.last_adjoint)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        logged = self._equilibrium.report("equilibrium") | self._adjoint.report("adjoint")
+        equilibrium, adjoint = self._equilibrium, self._adjoint
+        if trainer.world_size > 1:
+            equilibrium, adjoint = (health.over_processes(pl_module.device) for health in (equilibrium, adjoint))
+        logged = equilibrium.report("equilibrium") | adjoint.report("adjoint")
         record: dict[str, Any] = {"epoch": trainer.current_epoch}
         last = trainer.max_epochs is not None and trainer.current_epoch + 1 == trainer.max_epochs
         if (trainer.current_epoch + 1) % self.every == 0 or last:

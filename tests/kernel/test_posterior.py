@@ -173,6 +173,43 @@ def test_wide_equilibrium_networks_start_with_the_gram_matrix():
     assert ((0 < variance) & (variance < K.diagonal()[8:])).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_kernels_that_do_not_belong_together_are_refused(dtype):
+    """A diagonal of another kernel: the variance would be negative, and 0 would be a false certainty."""
+    H, k, d, y, *_ = (value.to(dtype) for value in problem())
+    message = "variance of a new input would be -.*, so H, cross and diagonal are not of one kernel. Compute all of them"
+    for machine in (KernelMachine(H, y), spectral := KernelMachine(H, y)):
+        assert machine is not spectral or spectral.num_frozen == 0  # asks for the spectrum
+        with pytest.raises(InvalidArgument, match=message):
+            machine.posterior(k, 0.01 * d, noise=0.01)
+        machine.posterior(k, d, noise=0.01)
+    for t in (5.0, math.inf, [0.0, math.inf]):
+        with pytest.raises(InvalidArgument, match=message):
+            spectral.variance(t, k, 0.01 * d)
+    with pytest.raises(InvalidArgument, match=message):
+        spectral.variance(math.inf, k, 0.01 * d, start=(H, k))
+
+
+def test_rounding_below_zero_is_zero():
+    """New inputs that are training inputs, without noise: the variance is 0, less rounding."""
+    H, _, _, y, *_ = problem(n=40)  # 5 features: condition 1e4
+    for machine in (KernelMachine(H, y), spectral := KernelMachine(H, y)):
+        assert machine is not spectral or spectral.num_frozen == 0
+        variance = machine.posterior(H, H.diagonal(), noise=0.0)[1]
+        assert (variance >= 0).all() and float(variance.max()) < 1e4 * EPS * float(H.diagonal().max())
+
+
+def test_no_likelihood_with_less_noise_than_rounding():
+    """Frozen eigenvalues count as 0, and are not known to 1e-20: the logarithm of their sum with the noise is not either."""
+    H, _, _, y, *_ = problem()
+    twice = torch.arange(8).repeat(2)
+    machine = KernelMachine(H[twice][:, twice], y[twice], on_failure="ignore")
+    for noise in (1e-20, torch.tensor(1e-20, dtype=F64, requires_grad=True)):
+        with pytest.raises(InvalidArgument, match="noise=1e-20 is below the rounding errors .* of 8 frozen .* above "):
+            machine.log_likelihood(noise)
+    assert math.isfinite(float(machine.log_likelihood(1e-6)))
+
+
 def test_bad_arguments_are_named():
     H, k, d, y, *_ = problem()
     machine = KernelMachine(H, y)

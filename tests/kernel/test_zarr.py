@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.errors import InvalidArgument, InvalidType, MissingPackage
-from wellposed.kernel import _closed_form, _cluster, _zarr
+from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, RunError
+from wellposed.kernel import _closed_form, _cluster, _zarr, _zarr_record
 
 
 def network(width: int = 8) -> nn.Module:
@@ -202,6 +202,13 @@ def test_a_damaged_record_costs_its_blocks(tmp_path: Path, monkeypatch: pytest.M
     check_same(K, wp.tangent_kernel(model, X))
 
 
+def test_a_record_of_a_million_samples_can_be_read() -> None:
+    """In blocks of the default size; a longer file is refused, and the computation could not continue."""
+    across = -(-(10**6) // _closed_form.BLOCK_SIZE)
+    line = f"{10**6} {10**6} {_zarr_record.digest_of([np.zeros(1)])}\n"
+    assert len(line) * across * (across + 1) // 2 < _zarr_record._LARGEST
+
+
 def test_a_store_is_replaced_only_by_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted while the old store is removed: there is no half of it under its name."""
     model, X, rmtree = network(), draw(9, 3), shutil.rmtree
@@ -238,6 +245,22 @@ def test_two_writers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_zarr, "try_lock", ended)
     with pytest.raises(InvalidArgument, match="another process is writing"):
         wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders are not locked there")
+def test_two_writers_at_the_very_start(tmp_path: Path) -> None:
+    """The first has a folder, and no metadata in it yet: the second must not advise to remove it. If it was killed there, the
+    next one continues."""
+    model, X, part = network(), draw(9, 3), tmp_path / "k.zarr.part"
+    part.mkdir()
+    (part / "zarr.json.0123.partial").write_text("{")
+    handle = os.open(part, os.O_RDONLY)
+    assert _zarr.try_lock(handle)
+    with pytest.raises(InvalidArgument, match="another process is writing .* Wait for it to end"):
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4)
+    os.close(handle)
+    check_same(wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4), wp.tangent_kernel(model, X))
+    assert names(tmp_path) == ["k.zarr"] and names(tmp_path / "k.zarr") == ["c", "zarr.json"]
 
 
 @pytest.mark.filterwarnings("ignore::wellposed.errors.WellposedWarning")
@@ -436,6 +459,22 @@ def test_features_that_come_late_do_not_block_the_store(tmp_path: Path) -> None:
     assert names(tmp_path / "k.zarr") == ["c", "zarr.json"]
 
 
+def test_a_class_that_workers_cannot_import(tmp_path: Path, client: Any) -> None:
+    """One of a script or a notebook is sent whole; one of a module that a worker lacks is one sentence."""
+
+    class OfAScript(wp.GaussianDEQ):
+        pass
+
+    model, X = OfAScript(3, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64), draw(9, 3)
+    K = wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4, client=client)
+    check_same(K, wp.tangent_kernel(model, X))
+    for missing in (b"cno_such_module\nThing\n.", b"ctorch\nNoSuchThing\n."):
+        with pytest.raises(InvalidArgument, match=r"a worker cannot load the model \(.*(?i:no_?such).*\). Install") as caught:
+            options: Any = {"dtype": torch.float64, "names": (), "owner": "another"}
+            _cluster.features_task(missing, X.numpy(), str(tmp_path / "f.npz"), **options)
+        assert "\n" not in str(caught.value)
+
+
 def test_features_of_another_network_are_not_taken_over(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster stops; the rest is done without it, or the part is removed; then comes another network."""
     X, block_task = draw(20, 3), _cluster.block_task
@@ -458,6 +497,33 @@ def test_features_of_another_network_are_not_taken_over(tmp_path: Path, client: 
         with torch.no_grad():
             next(model.parameters()).mul_(0.5)
         check_same(wp.tangent_kernel(model, X, out=out, block_size=6, client=client), wp.tangent_kernel(model, X))
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        (
+            lambda: distributed.comm.CommClosedError("in <TCP>"),
+            "The Dask scheduler cannot be reached any more. What is done is kept",
+        ),
+        (lambda: distributed.CancelledError("block"), "The Dask scheduler cannot be reached any more"),
+        (lambda: distributed.KilledWorker("block", None, 3), "A task ended every worker .* take a smaller block_size"),
+    ],
+    ids=["scheduler", "cancelled", "workers"],
+)
+def test_a_lost_cluster_is_one_sentence(
+    tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch, lost: Callable[[], Exception], says: str
+) -> None:
+    model, X = network(), draw(9, 3)
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=says) as caught:
+
+        def gone(*args: Any, **options: Any) -> None:
+            raise lost()
+
+        patch.setattr(distributed, "as_completed", gone)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4, client=client)
+    assert "\n" not in str(caught.value)
+    check_same(wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4), wp.tangent_kernel(model, X))
 
 
 def test_a_late_task_does_not_write_into_another_kernel(tmp_path: Path) -> None:

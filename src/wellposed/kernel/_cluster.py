@@ -10,6 +10,7 @@ their digests, and the client keeps the record of them.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from wellposed._io import replacing
 from wellposed._progress import ProgressDisplay
-from wellposed.errors import InvalidArgument, InvalidType, required
+from wellposed.errors import InvalidArgument, InvalidType, RunError, required
 from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks, Terms, features_of
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage
@@ -61,8 +63,32 @@ def compute_on_cluster(
     storages: Mapping[str, AbstractStorage],
     display: ProgressDisplay,
 ) -> None:
-    """Computes the blocks that are not done; returns when all of them are in the stores."""
+    """Computes the blocks that are not done; returns when all of them are in the stores.
+
+    Raises:
+        RunError: The scheduler was lost, or a task ended the workers that tried it.
+    """
     distributed = required("distributed", "client= needs dask.distributed", extra="kernels")
+    try:
+        _compute(client, chosen, layout, storages, display, distributed)
+    except (distributed.KilledWorker, distributed.CancelledError, distributed.comm.CommClosedError) as error:
+        reason = "A task ended every worker that tried it, possibly for want of memory: take a smaller block_size"
+        if not isinstance(error, distributed.KilledWorker):
+            reason = "The Dask scheduler cannot be reached any more"
+        raise RunError(
+            f"tangent_kernel: {reason}. What is done is kept beside out, in a folder that ends in .part; the same call"
+            " continues from there."
+        ) from error
+
+
+def _compute(
+    client: Any,
+    chosen: ClosedFormMethod,
+    layout: KernelLayout,
+    storages: Mapping[str, AbstractStorage],
+    display: ProgressDisplay,
+    distributed: Any,
+) -> None:
     stores = {name: storage for name, storage in storages.items() if isinstance(storage, ZarrStorage)}
     parts = {name: (str(storage.part.resolve()), storage.key) for name, storage in stores.items()}
     folder = Path(next(iter(parts.values()))[0]) / FEATURES
@@ -74,8 +100,9 @@ def compute_on_cluster(
         folder.mkdir(exist_ok=True)
     key = next(iter(parts.values()))[1]
     # The result of a task can be made again on any worker; what is scattered is lost with its worker. As bytes, because Dask
-    # has a serialization of modules of its own, which does not take ours.
-    model = _sent(client, bytes, pickle.dumps(chosen.model))
+    # has a serialization of modules of its own, which does not take ours; with the class, if no worker could import it.
+    cloudpickle = required("cloudpickle", "client= needs dask.distributed", extra="kernels")
+    model = _sent(client, bytes, cloudpickle.dumps(chosen.model))
     features: dict[tuple[int, int], Any] = {}
 
     def features_of_rows(side: int, rows: slice) -> Any:
@@ -111,7 +138,8 @@ def compute_on_cluster(
                 )
             display.advance(chosen.entries(*place) * weight)
     finally:
-        client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
+        with contextlib.suppress(distributed.comm.CommClosedError):
+            client.cancel([*waiting, *features.values()])  # after an error or Ctrl-C the workers are free again
 
 
 def _sent(client: Any, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -162,11 +190,21 @@ def features_task(
     stored = _stored_features(Path(file), owner)
     if stored is not None:
         return stored
-    found = features_of(pickle.loads(model), torch.from_numpy(X)).features
+    found = features_of(_loaded(model), torch.from_numpy(X)).features
     features = {name: found[name].to(dtype).numpy() for name in names}
     with replacing(Path(file)) as target:
         np.savez(target, allow_pickle=False, **features, **{_OWNER: np.array(owner)})
     return features
+
+
+def _loaded(model: bytes) -> nn.Module:
+    try:
+        loaded: nn.Module = pickle.loads(model)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgument(
+            f"tangent_kernel: a worker cannot load the model ({error}). Install the package of its class on all workers."
+        ) from error
+    return loaded
 
 
 def _stored_features(file: Path, owner: str) -> Features | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellposed.errors import NotConverged
+from wellposed.errors import InvalidArgument, NotConverged
 
 Product = Callable[[Tensor], Tensor]
 
@@ -42,6 +42,16 @@ def conjugate_gradients(product: Product, b: Tensor, precondition: Product, *, r
         f"solve: the residual is {error:.1e} of |y| after max_steps={max_steps}, above rtol={rtol:g}. Raise the noise, rank or"
         " max_steps."
     )
+
+
+def check_tolerance(rtol: float, dtype: torch.dtype) -> None:
+    """Raises unless a residual of `rtol` can be measured in numbers of this kind."""
+    least = 8 * torch.finfo(dtype).eps
+    if not least <= rtol < 1:
+        raise InvalidArgument(
+            f"solve: rtol must be from {least:.0e} (a few roundings of {dtype}) to below 1, got {rtol:g}."
+            + (" Use rtol=1e-5, or float64." if dtype == torch.float32 else "")
+        )
 
 
 def factored_solve(A: Tensor, b: Tensor, *, rtol: float) -> Tensor | None:

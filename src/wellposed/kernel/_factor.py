@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from wellposed.kernel._matrix import nonnegative, sizes_of_terms
+
 
 class NoisyFactor:
     """The Cholesky factor of H + noise I, and what follows from it.
@@ -29,7 +31,12 @@ class NoisyFactor:
         """Mean (p, outputs) less its prior, and variance (p,), given the kernels (p, n) of new with
         training inputs and (p,) of new inputs with themselves."""
         half = torch.linalg.solve_triangular(self._L, cross.mT, upper=False)
-        return cross @ self._weights, (diagonal - (half * half).sum(dim=0)).clamp(min=0.0)
+
+        def sizes() -> Tensor:
+            weights = torch.linalg.solve_triangular(self._L.mT, half, upper=True)
+            return sizes_of_terms(diagonal, cross, weights.mT, (self._L * self._L).sum())  # the trace of L L^T
+
+        return cross @ self._weights, nonnegative(diagonal - (half * half).sum(dim=0), diagonal, sizes)
 
     def log_likelihood(self) -> Tensor:
         """log N(r; 0, H + noise I), summed over outputs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -72,3 +73,29 @@ def check_new(cross: Tensor | None, diagonal: Tensor | None, like: Tensor) -> tu
             f"KernelMachine: diagonal must be at least 0, the kernel of an input with itself; got {least:.1e}."
         )
     return cross, diagonal
+
+
+def nonnegative(variance: Tensor, diagonal: Tensor, sizes: Callable[[], Tensor]) -> Tensor:
+    """A variance without what rounding puts below 0.
+
+    Raises where it is below by more than the root of the rounding unit of its terms: then the
+    kernels are not those of one covariance, and 0 would be a false certainty.
+
+    Args:
+        variance: (..., p).
+        diagonal: (p,) its first term.
+        sizes: Computes (..., p), the sum of the sizes of all terms.
+    """
+    found, part = variance.detach(), math.sqrt(torch.finfo(variance.dtype).eps)
+    if bool((found < -part * diagonal.detach()).any()) and bool((found < -part * sizes().detach()).any()):
+        raise InvalidArgument(
+            f"KernelMachine: the variance of a new input would be {float(found.min()):.1e}, so H, cross and diagonal are not"
+            " of one kernel. Compute all of them with the same kernel."
+        )
+    return variance.clamp(min=0.0)
+
+
+def sizes_of_terms(diagonal: Tensor, cross: Tensor, weights: Tensor, trace: Tensor) -> Tensor:
+    """k(x, x) + 2 |w| |k(x)| + |w|^2 trace(H) for the weights w (..., p, n) of predictions."""
+    w = torch.linalg.vector_norm(weights, dim=-1)
+    return diagonal + 2 * w * torch.linalg.vector_norm(cross, dim=-1) + w**2 * trace

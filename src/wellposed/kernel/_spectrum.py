@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InvalidArgument
+from wellposed.kernel._matrix import nonnegative, sizes_of_terms
 
 Times = float | Sequence[float] | Tensor
 Steps = int | Sequence[int] | Tensor
@@ -62,9 +63,31 @@ class Spectrum(NamedTuple):
 
     def regularized(self, noise: float | Tensor, *, frozen: bool) -> Tensor:
         """1/(lambda + noise); 0 for frozen directions if `frozen`: a noise below their threshold
-        would multiply their rounding errors."""
+        would multiply their rounding errors. Raises for that noise if not `frozen`."""
+        value = float(noise.detach()) if isinstance(noise, Tensor) else noise
+        if not frozen and self.num_frozen and value <= self.threshold:
+            raise InvalidArgument(
+                f"KernelMachine: noise={value:g} is below the rounding errors of the eigenvalues of {self.num_frozen} frozen"
+                f" directions. Choose a noise above {self.threshold:.1e}, or remove equal inputs."
+            )
         gain = 1 / torch.where(self.active, self.eigenvalues + noise, 1.0 if frozen else noise)
         return torch.where(self.active, gain, 0.0) if frozen else gain
+
+    def unexplained(self, gain: Tensor, cross: Tensor, diagonal: Tensor) -> Tensor:
+        """k(x, x) - sum_i gain_i (k(x) v_i)^2, at least 0: (..., p) for a gain (..., n)."""
+        along = cross @ self.V
+        variance = diagonal - (along**2 * gain[..., None, :]).sum(dim=-1)
+        return nonnegative(
+            variance, diagonal, lambda: sizes_of_terms(diagonal, cross, gain[..., None, :] * along, self.eigenvalues.sum())
+        )
+
+    def spread(self, gain: Tensor, cross: Tensor, diagonal: Tensor, *, start: tuple[Tensor, Tensor]) -> Tensor:
+        """The variance of f_0(x) + A (y - f_0), A = k(x) V gain V^T, for starts f_0 with these
+        covariances, (n, n) and (p, n)."""
+        K, K_cross = start
+        A = ((cross @ self.V) * gain[..., None, :]) @ self.V.T
+        variance = diagonal + ((A @ K - 2 * K_cross) * A).sum(dim=-1)
+        return nonnegative(variance, diagonal, lambda: sizes_of_terms(diagonal, K_cross, A, K.trace()))
 
 
 def spectrum(H: Tensor, rtol: float | None) -> Spectrum:

@@ -26,7 +26,18 @@ from wellposed._io import is_at, try_lock
 from wellposed.errors import InvalidArgument, required
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage, symmetrized
-from wellposed.kernel._zarr_checks import BEFORE, FEATURES, KEY, METADATA, NORMS, RECORD, check_part, check_replaceable
+from wellposed.kernel._zarr_checks import (
+    BEFORE,
+    FEATURES,
+    KEY,
+    METADATA,
+    NORMS,
+    RECORD,
+    check_folder,
+    check_part,
+    check_replaceable,
+    is_empty,
+)
 from wellposed.kernel._zarr_record import BlockRecord, digest_of, stored_digest
 
 
@@ -77,21 +88,23 @@ class ZarrStorage(AbstractStorage):
 
     def __enter__(self) -> ZarrStorage:
         check_replaceable(self._path)
+        check_folder(self._part)
         try:
-            if not os.path.lexists(self._part):
+            self._part.mkdir(exist_ok=True)
+            self._lock = os.open(self._part, os.O_RDONLY) if os.name != "nt" else -1
+            self._check_alone()  # first: another process may be at the next lines
+            if is_empty(self._part):
                 self._create(self._part)
             check_part(self._part, self._metadata(), rtol=1e-3 if self._dtype.itemsize < 8 else 1e-6)
             self._array = self._zarr.open_array(self._part, mode="r+")
-            self._lock = os.open(self._part, os.O_RDONLY) if os.name != "nt" else -1
-        except InvalidArgument:
-            raise
+            self._record = BlockRecord(self._part) if self._continues else None
         except (OSError, ValueError) as error:
+            self._unlock()
+            if isinstance(error, InvalidArgument):
+                raise
             raise InvalidArgument(
                 f"tangent_kernel: cannot write {str(self._part)!r} ({error}). Remove it, or choose another place."
             ) from error
-        try:
-            self._check_alone()
-            self._record = BlockRecord(self._part) if self._continues else None
         except BaseException:
             self._unlock()
             raise

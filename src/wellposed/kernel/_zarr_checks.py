@@ -48,6 +48,19 @@ def check_replaceable(path: Path) -> None:
         )
 
 
+def check_folder(part: Path) -> None:
+    """Raises `InvalidArgument` if a link or a file is in the place of a folder."""
+    if os.path.lexists(part) and (part.is_symlink() or not part.is_dir()):
+        raise InvalidArgument(
+            f"tangent_kernel: cannot write {str(part)!r} (it is not a folder). Remove it, or choose another out."
+        )
+
+
+def is_empty(part: Path) -> bool:
+    """Whether a folder has no more in it than what a process left that was killed at its start."""
+    return all(_is_partial(entry) and entry.is_file(follow_symlinks=False) for entry in _entries(part))
+
+
 def check_part(part: Path, expected: Mapping[str, Any], rtol: float) -> None:
     """Raises `InvalidArgument` unless a folder is a part of the kernel in question.
 
@@ -56,10 +69,7 @@ def check_part(part: Path, expected: Mapping[str, Any], rtol: float) -> None:
         expected: What its metadata must be, to the letter but for the norms.
         rtol: Of the norms.
     """
-    if part.is_symlink() or not part.is_dir():
-        raise InvalidArgument(
-            f"tangent_kernel: cannot write {str(part)!r} (it is not a folder). Remove it, or choose another out."
-        )
+    check_folder(part)
     if foreign := next(_foreign(part, {METADATA, RECORD, _CHUNKS, FEATURES, BEFORE}), ""):
         raise InvalidArgument(f"tangent_kernel: {str(part)!r} holds {foreign}, which no kernel wrote. Remove it.")
     found = _metadata(part)

@@ -16,8 +16,8 @@ from wellposed._reading import read_bytes
 from wellposed.errors import InvalidArgument
 from wellposed.kernel._zarr_checks import RECORD
 
-#: Largest size in bytes of a record: a million blocks. n = 10^6 has 30,000 of 4096 rows.
-_LARGEST = 2**26
+#: Largest size in bytes of a record: five million blocks. n = 10^6 has 30,000 of 4096 rows, and 1.9 million of 512.
+_LARGEST = 2**28
 _LINE = re.compile(rb"(\d{1,12}) (\d{1,12}) ([0-9a-f]{32})")
 
 

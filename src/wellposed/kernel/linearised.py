@@ -242,12 +242,11 @@ class KernelMachine:
                 f"KernelMachine: start must be of shapes {tuple(V.shape)} and {tuple(cross.shape)}, as H and cross are;"
                 f" got {tuple(K.shape)} and {tuple(K_cross.shape)}."
             )
-        A = ((cross @ V) * self._spectrum.flow(t)[1][..., None, :]) @ V.T  # f_t(x) = f_0(x) + A (y - f_0)
-        return (diagonal + ((A @ K - 2 * K_cross) * A).sum(dim=-1)).clamp(min=0.0)
+        return self._spectrum.spread(self._spectrum.flow(t)[1], cross, diagonal, start=start)
 
     def log_likelihood(self, noise: float | Tensor) -> Tensor:
         """log p(y) under the Gaussian process of `posterior`, summed over outputs; a scalar with a
-        gradient by `noise`, which must be above 0."""
+        gradient by `noise`, which must be above 0, and above what freezes a direction if any is."""
         value = check_positive(noise, "KernelMachine", "noise")
         searched = isinstance(noise, Tensor) and noise.requires_grad  # many values will follow, which one spectrum serves
         if "_spectrum" not in self.__dict__ and not searched:
@@ -265,9 +264,7 @@ class KernelMachine:
         return check_new(cross, diagonal, self._difference)
 
     def _explained(self, gain: Tensor, cross: Tensor | None, diagonal: Tensor | None) -> Tensor:
-        """k(x, x) - sum_i gain_i (k(x) v_i)^2, at least 0."""
-        cross, diagonal = self._kernels_of_new(cross, diagonal)
-        return (diagonal - ((cross @ self._spectrum.V) ** 2 * gain[..., None, :]).sum(dim=-1)).clamp(min=0.0)
+        return self._spectrum.unexplained(gain, *self._kernels_of_new(cross, diagonal))
 
     def _loss(self, decay: Tensor) -> Tensor:
         return ((decay[..., None] * self._residual) ** 2).sum(dim=(-2, -1)) / 2

@@ -158,7 +158,12 @@ class FabricStep:
         self._wrapped = self._optimizer = None
 
     def collect(self) -> None:
-        """Brings model and optimizer up to date, where they are not those that are trained."""
+        """Makes the model the same in all processes; each has changed its buffers, and the first
+        decides."""
+        if self.world.size > 1:
+            with reached():
+                for buffer in self.model.buffers():
+                    torch.distributed.broadcast(buffer, 0)
 
     def _is_finite(self) -> bool:
         return has_finite_gradients(self.model)

@@ -143,7 +143,7 @@ class TrainStep:
         return self._step(X, y, rows, float(interrupted))
 
     def collect(self) -> None:
-        """Gathers model and optimizer, where shards of them are trained; all processes."""
+        """Makes the model the same in all processes, and whole where shards of it are trained."""
         if collect := getattr(self._step, "collect", None):
             collect()
 

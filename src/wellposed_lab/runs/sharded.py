@@ -69,7 +69,7 @@ class ShardedStep(FabricStep):
         for parameter, slots in optimizer.state.items():
             target: Any = spread[names[id(parameter)]]
             found.state[target] = {
-                name: distribute_tensor(value, target.device_mesh, target.placements)
+                name: distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)  # all have it
                 if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim()
                 else copy.deepcopy(value)
                 for name, value in slots.items()
@@ -95,14 +95,15 @@ class ShardedStep(FabricStep):
     @torch.no_grad()
     def collect(self) -> None:
         """Gathers the whole model in every process, and the state of the optimizer in the first."""
+        super().collect()
         with reached():
             for whole, parameter in zip(self._whole.parameters(), self.model.parameters(), strict=True):
                 whole.copy_(_full(parameter))
             for mine, buffer in zip(self._whole.buffers(), self.model.buffers(), strict=True):
-                torch.distributed.broadcast(buffer, 0)  # each process has its own; the first decides
                 mine.copy_(buffer)
             for whole, parameter in zip(_parameters(self._whole_optimizer), _parameters(self._optimizer), strict=True):
-                slots = {name: _full(value) for name, value in self._optimizer.state.get(parameter, {}).items()}
+                state = self._optimizer.state.get(parameter, {})
+                slots = {name: _full(state[name]) for name in sorted(state)}  # in one order: files have any, in each process
                 if self.world.first and slots:
                     self._whole_optimizer.state[whole] = slots
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 pytest.importorskip("lightning_fabric", reason="the extra 'lightning' is not installed")
@@ -46,9 +47,18 @@ def words(folder: Path, *more: str) -> list[str]:
     return ["train", "-q", "--no-report", "--out", str(folder), *changes]
 
 
-def torchrun(*command: str) -> subprocess.CompletedProcess[str]:
+def torchrun(*command: str, count: int = 2) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "wellposed"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(count),
+        "-m",
+        "wellposed",
+    ]
     return subprocess.run([*launcher, *command], capture_output=True, text=True, env=environment, timeout=PATIENCE)
 
 
@@ -62,11 +72,14 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start(cli: Any, *command: str, count: int = 2, **first: Any) -> list[int]:
+def start(cli: Any, *command: str, count: int = 2, folder: str | None = None, **first: Any) -> list[int]:
     """Processes with the environment that torchrun makes; `first` has options of the first one."""
+    others = {} if folder is None else {"folder": folder}
     common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     return [
-        cli.start(*command, environment=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **({} if rank else first))
+        cli.start(
+            *command, environment=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **others, **({} if rank else first)
+        )
         for rank in range(count)
     ]
 
@@ -195,6 +208,25 @@ def test_an_error_within_a_step_ends_all(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_spread_over_another_number_of_processes(cli: Any, tmp_path: Path) -> None:
+    """Rows of parameters in parts of other sizes, and the state of the optimizer with them. Processes that are not forked from
+    one read the names in files in orders of their own."""
+    folder, one = tmp_path / "run", tmp_path / "one"
+    constant = [*SPREAD, "optimizer.schedule=constant", "model.width=8", "run.certify_every=0"]
+    assert together(cli, *words(folder, *constant)) == [0, 0], cli.output
+    for count, epochs in ((3, 5), (2, 7)):
+        more = torchrun("train", "-q", "--no-report", "--resume", str(folder), "--set", f"run.epochs={epochs}", count=count)
+        assert more.returncode == 0, more.stderr
+    assert cli.run(*words(one, *constant[1:], "run.epochs=7")) == 0, cli.output
+    assert_equal_to_rounding(one, folder)
+    last = [sorted(run.glob("checkpoints/*.safetensors"))[-1] for run in (one, folder)]
+    ours, theirs = (safetensors.torch.load_file(path) for path in last)
+    for name, tensor in ours.items():
+        if name.startswith("optimizer/"):
+            torch.testing.assert_close(tensor, theirs[name], rtol=TOLERANCE, atol=TOLERANCE * float(tensor.abs().max()))
+
+
+@pytest.mark.slow
 def test_three_processes_give_the_same_bits_after_a_kill(cli: Any, tmp_path: Path) -> None:
     """With three, the order of a sum matters, and torch may choose another one after the first step."""
     folder, whole = tmp_path / "run", tmp_path / "whole"
@@ -262,6 +294,45 @@ def test_a_process_that_dies_ends_the_others(cli: Any, rank: int, tmp_path: Path
     assert cli.run(*words(folder)) == 0, cli.output  # run.devices is kept
     assert cli.run(*words(whole, *long)) == 0, cli.output
     assert content(folder) == content(whole)
+
+
+NORMALIZED = """
+import torch
+
+class Normalized(torch.nn.Sequential):
+    def __init__(self, in_features):
+        super().__init__(torch.nn.Linear(in_features, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+"""
+
+
+@pytest.mark.slow
+def test_buffers_are_those_of_the_first_process(cli: Any, tmp_path: Path) -> None:
+    """Each process changes its own in a step; evaluations of all processes use those that the checkpoint has."""
+    (tmp_path / "normalized.py").write_text(NORMALIZED)
+    own = ["model.class=normalized.Normalized", "run.batch_size=11", "run.certify_every=0"]
+    for strategy in ("ddp", "fsdp"):
+        command = words(tmp_path / strategy, *own, f"run.strategy={strategy}")
+        assert together(cli, *command, "--allow-code", folder=str(tmp_path)) == [0, 0], cli.output
+        last = load_run_in(tmp_path, tmp_path / strategy)
+        assert metrics(tmp_path / strategy)[-1]["train_loss"] == pytest.approx(last, rel=TOLERANCE)
+    assert_equal_to_rounding(tmp_path / "ddp", tmp_path / "fsdp")
+
+
+def load_run_in(place: Path, folder: Path) -> float:
+    """The training loss of the model in the last checkpoint, by one process."""
+    code = (
+        "import sys, pathlib, torch\n"
+        "from wellposed_lab.runs.training import load_run\n"
+        "with torch.no_grad():\n"
+        "    _, problem, _ = load_run(pathlib.Path(sys.argv[1]), allow_code=True)\n"
+        "    X, y = problem.parts.train\n"
+        "    print(float(problem.loss.total(problem.model.eval()(X), y)) / len(y))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], cwd=place, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
 
 
 SLOW_CLASS = """
