@@ -10,14 +10,38 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
+#: What `wellposed` alone prints.
+GUIDE = """\
+wellposed: equilibrium networks with verified convergence
+
+First steps
+  wellposed doctor                 check the installation
+  wellposed train                  train on images of digits, and write a page about the run
+  wellposed train --prove 20       the same, and prove that descent on 20 of them ends at zero loss
+  wellposed certify runs/NAME      what is proved about a trained network
+  wellposed report runs/NAME       write its page again
+
+Your own data and network
+  wellposed train --set data.name=table.csv --set data.target=price
+  wellposed train --set model.class=my_package.MyCell
+
+The papers
+  wellposed reproduce --list       their experiments and claims
+
+wellposed --help lists all commands; wellposed COMMAND --help shows examples of one.
+"""
+
 
 def main() -> None:
-    """The entry point `wellposed`. The version is printed without importing torch."""
+    """The entry point `wellposed`. Version and guide are printed without importing torch."""
     words = sys.argv[1:]
     if words == ["--version"]:
         import importlib.metadata
 
         print(importlib.metadata.version("wellposed"))
+        return
+    if not words:
+        print(GUIDE, end="")
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller chose to ignore it
         signal.signal(signal.SIGTERM, _terminate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,18 @@ def test_the_version_does_not_import_torch() -> None:
     done = python("-c", f"{ENTRY}; assert 'torch' not in sys.modules and 'wellposed' not in sys.modules")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == wp.__version__
+
+
+def test_alone_it_shows_a_guide_whose_commands_exist() -> None:
+    code = ENTRY.replace(", '--version'", "")
+    done = python("-c", f"{code}; assert 'torch' not in sys.modules")
+    assert done.returncode == 0 and done.stdout == cli.GUIDE, done.stderr
+    from wellposed_lab.cli.commands import app
+
+    known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    named = set(re.findall(r"^  wellposed (\w+)", cli.GUIDE, re.MULTILINE))
+    assert {"doctor", "train", "certify"} <= named <= known
+    assert all(len(line) <= 100 for line in cli.GUIDE.splitlines())
 
 
 @pytest.mark.slow
