@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from wellposed._progress import progress_display
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
+from wellposed.plot._files import FORMATS, rendered
 from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, message_console, print_message, print_table
 from wellposed_lab.runs.losses import AbstractLoss
 from wellposed_lab.runs.processes import threads_for
@@ -88,7 +88,7 @@ def landscape(
         refuse_foreign(run)
         folder = run / "figures"
     file = folder / "landscape.npz"
-    check_outputs(folder, ("landscape.npz", "landscape.json", "landscape.png"))
+    check_outputs(folder, [f"landscape{ending}" for ending in (".npz", ".json", *FORMATS)])
     if file.exists() and not resume:
         raise InvalidArgument(f"{file} holds a landscape already: continue it by --resume, or choose another folder by --out.")
     generator = torch.Generator().manual_seed(seed)
@@ -204,9 +204,8 @@ def _draw(found: Surface, path: Path, title: str) -> str | None:
         print_message(f"There is no picture: {missing}")
         return None
     figure.axes[0].set_title(title, fontsize=10)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    write_whole(path, content.getvalue(), begun=False)
+    for ending, content in rendered(figure).items():
+        write_whole(path.with_suffix(ending), content, begun=False)
     return str(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import platform
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from wellposed.errors import InvalidArgument, MissingPackage, RunError, WellposedWarning, did_you_mean
 from wellposed.plot._figure import new_figure
+from wellposed.plot._files import rendered
 from wellposed.plot.curves import experiment as picture_of
 from wellposed_lab.papers.claims import Check
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
@@ -50,7 +50,8 @@ def reproduce(
         size: "quick" (minutes) or "full" (the sizes of the paper).
         changes: Other values for keys of its configuration, for example {"widths": (50, 100)}.
         out: A folder. `out/name` receives one file per task (in `tasks`), `record.json` and
-            `figure.png`; started again after an interruption, only what is missing is measured.
+            `figure.png` (.pdf, .svg); started again after an interruption, only what is missing is
+            measured.
             None keeps nothing.
         jobs: Processes on this machine; -1 for one per core.
         dask: The address of a Dask scheduler to use instead.
@@ -90,9 +91,8 @@ def reproduce(
     if folder is not None:
         write(folder / "record.json", record.to_json().encode())
         if figure and missing is None:
-            content = io.BytesIO()
-            picture_of(record).savefig(content, format="png", dpi=130)
-            write(folder / "figure.png", content.getvalue())
+            for ending, content in rendered(picture_of(record), dpi=130).items():
+                write(folder / f"figure{ending}", content)
     if record_folder is not None:
         record_folder.complete(record)
     return record

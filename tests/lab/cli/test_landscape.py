@@ -201,7 +201,7 @@ def test_help_has_an_example() -> None:
     assert "wellposed landscape runs/first" in call("landscape", "--help").stdout
 
 
-@pytest.mark.parametrize("name", ["figures", "figures/landscape.png"])
+@pytest.mark.parametrize("name", ["figures", "figures/landscape.png", "figures/landscape.svg"])
 def test_no_picture_is_drawn_through_a_link(run: Path, name: str, tmp_path: Path) -> None:
     copy, victim = tmp_path / "copy", tmp_path / "victim"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("landscape*"))

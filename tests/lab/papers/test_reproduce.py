@@ -123,7 +123,12 @@ def test_the_record_survives_json_and_is_drawn(toy: Toy, tmp_path: Path) -> None
     again = Record.from_json(text)
     assert again.to_dict() == json.loads(text) and again.outcome("even") is ClaimOutcome.NOT_REPRODUCED
     assert again.config == record.config and again.environment["program"] == record.environment["program"]
-    assert (tmp_path / "toy" / "squares" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    starts = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+    first = {ending: (tmp_path / "toy" / "squares" / f"figure{ending}").read_bytes() for ending in starts}
+    assert all(first[ending].startswith(start) for ending, start in starts.items())
+    reproduce(toy.name, out=tmp_path)
+    for ending in (".pdf", ".svg"):  # equal figures are equal files: no time of day in them
+        assert (tmp_path / "toy" / "squares" / f"figure{ending}").read_bytes() == first[ending]
 
 
 def test_without_matplotlib_the_record_is_kept_and_the_warning_comes_first(
