@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-COMMON = {"errors", "status", "_checks", "_draws", "_io", "_memory", "_package", "_progress", "_reading", "_torch", "_tree"}
+COMMON = {"errors", "status", "_checks", "_io", "_memory", "_package", "_progress", "_reading", "_torch", "_tree"}
 CORE = ["linalg", "solve", "implicit", "nn"]
 LEAVES = {"data", "plot"}
 
