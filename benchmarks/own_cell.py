@@ -116,7 +116,11 @@ class Contender:
 
 
 def measure(
-    name: str, prepared: dict[str, Callable[[Any, tuple[int, ...]], Solve]], budget: float, patience: float, far: float = math.inf
+    name: str,
+    prepared: dict[str, Callable[[Any, tuple[int, ...]], Solve]],
+    budget: float,
+    patience: float,
+    far: float = math.inf,
 ) -> dict[str, Contender]:
     """All contenders on one map, turn by turn, for about `budget` seconds, and `patience` to wait for other processes.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from wellposed._torch import relative_cost
 from wellposed._tree import Array, host_dtype, to_device, to_host
 from wellposed.errors import InvalidType
-from wellposed.solve._samples import FEW_STEPS, JUDGED_AT
+from wellposed.solve._samples import JUDGED_AT
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import NewtonKrylov
@@ -26,7 +26,10 @@ OPERATIONS = 20
 #: its memory needs to build up: few, since it starts with the last plain steps.
 USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done; above it, those that need many plain steps.
-LOW_PRICE, VERY_FEW_STEPS, MODERATE_STEPS = 1.6, 4.0, 15.0
+LOW_PRICE, VERY_FEW_STEPS, MODERATE_STEPS = 1.6, 4.0, 10.0
+ALMOST = 0.7  #: A sample is almost done if it needs at most this part of those steps.
+#: Above this price the judgement itself costs as much as some plain steps, and fewer samples are judged.
+HIGH_PRICE, MANY_PLAIN_STEPS = 2.5, 15.0
 #: Up to this price samples are judged after 3 steps too, the first for which three residuals and a factor are known.
 VERY_LOW_PRICE, EARLY = 1.2, JUDGED_AT | {3}
 #: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
@@ -118,6 +121,8 @@ class _LeavePlain(AbstractSwitchingRule):
             self.judged_at = EARLY if self._price <= VERY_LOW_PRICE else JUDGED_AT
         if cost is not None and self._price <= LOW_PRICE:  # a measurement and the points kept cost little beside f
             self._few = self.few = VERY_FEW_STEPS
+        elif self._price > HIGH_PRICE:
+            self._few = MANY_PLAIN_STEPS
         return False
 
     @np.errstate(all="ignore")
@@ -134,7 +139,7 @@ class _LeavePlain(AbstractSwitchingRule):
         now = q if self._few == VERY_FEW_STEPS else np.maximum(q, last)
         remaining, budget = _steps_to_target(r, target, now), to_host(point.budget)
         self._before = np.where(due, count, then), np.where(due, r, before), predicted
-        due = ~((remaining < np.minimum(0.7 * self._few, budget)) | ((now <= predicted) & (remaining <= budget))) & due
+        due = ~((remaining < np.minimum(ALMOST * self._few, budget)) | ((now <= predicted) & (remaining <= budget))) & due
         if not due.any():
             return None  # the usual case
         if not followed:
@@ -145,7 +150,7 @@ class _LeavePlain(AbstractSwitchingRule):
         q = np.maximum(q, (before_last * last) ** 0.5)  # of the last two steps: residuals fall more slowly than at first
         remaining = _steps_to_target(r, target, q)
         leave = (~(q < 1) | (remaining > budget)) & due
-        slow = ~(remaining <= min(self._few, FEW_STEPS)) & due
+        slow = ~(remaining <= (self._few if self._few == VERY_FEW_STEPS else ALMOST * self._few)) & due
         if (slow & ~leave).any():
             later = np.minimum(np.maximum(q, last + np.maximum(last - before_last, 0.0)), 0.5 + 0.5 * q)
             self._before = *self._before[:2], np.where(slow & ~leave, later, predicted)
