@@ -13,7 +13,7 @@ from torch import Tensor
 from wellposed._torch import relative_cost
 from wellposed._tree import Array, host_dtype, to_device, to_host
 from wellposed.errors import InvalidType
-from wellposed.solve._samples import JUDGED_AT
+from wellposed.solve._samples import FEW_STEPS, JUDGED_AT
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import NewtonKrylov
@@ -28,7 +28,7 @@ USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done; above it, those that need many plain steps.
 LOW_PRICE, VERY_FEW_STEPS, MODERATE_STEPS = 1.6, 4.0, 10.0
 ALMOST = 0.7  #: A sample is almost done if it needs at most this part of those steps.
-#: Above this price the judgement itself costs as much as some plain steps, and fewer samples are judged.
+#: Above this price, or if it is not known, a judgement costs as much as some plain steps, and fewer samples are judged.
 HIGH_PRICE, MANY_PLAIN_STEPS = 2.5, 15.0
 #: Up to this price samples are judged after 3 steps too, the first for which three residuals and a factor are known.
 VERY_LOW_PRICE, EARLY = 1.2, JUDGED_AT | {3}
@@ -109,7 +109,7 @@ class _LeavePlain(AbstractSwitchingRule):
     uses_trail: ClassVar[bool] = True
 
     def __init__(self, accelerated: Anderson) -> None:
-        self._accelerated, self._price, self._few = accelerated, USUAL_PRICE, MODERATE_STEPS
+        self._accelerated, self._price, self._few = accelerated, USUAL_PRICE, MANY_PLAIN_STEPS
         # (rows,) the last step at which a sample was judged, its norm, and the factor that was predicted from there
         self._before: tuple[Array, Array, Array] | None = None
 
@@ -121,8 +121,8 @@ class _LeavePlain(AbstractSwitchingRule):
             self.judged_at = EARLY if self._price <= VERY_LOW_PRICE else JUDGED_AT
         if cost is not None and self._price <= LOW_PRICE:  # a measurement and the points kept cost little beside f
             self._few = self.few = VERY_FEW_STEPS
-        elif self._price > HIGH_PRICE:
-            self._few = MANY_PLAIN_STEPS
+        elif cost is not None and self._price <= HIGH_PRICE:
+            self._few = MODERATE_STEPS
         return False
 
     @np.errstate(all="ignore")
@@ -150,7 +150,7 @@ class _LeavePlain(AbstractSwitchingRule):
         q = np.maximum(q, (before_last * last) ** 0.5)  # of the last two steps: residuals fall more slowly than at first
         remaining = _steps_to_target(r, target, q)
         leave = (~(q < 1) | (remaining > budget)) & due
-        slow = ~(remaining <= (self._few if self._few == VERY_FEW_STEPS else ALMOST * self._few)) & due
+        slow = ~(remaining <= (self._few if self._few == VERY_FEW_STEPS else min(ALMOST * self._few, FEW_STEPS))) & due
         if (slow & ~leave).any():
             later = np.minimum(np.maximum(q, last + np.maximum(last - before_last, 0.0)), 0.5 + 0.5 * q)
             self._before = *self._before[:2], np.where(slow & ~leave, later, predicted)
