@@ -37,6 +37,7 @@ class Recipe:
         solver: Of the training; `Auto()` if not given.
         unrolled: The part of the training at first that differentiates through 6 plain steps, as the twin does [bai2019].
         loose: The tolerance falls from this to `rtol` during the training, if given.
+        few: Plain steps, how many of the last are differentiated, and the weight of their residual: `regularized`, if given.
     """
 
     rtol: float
@@ -47,6 +48,7 @@ class Recipe:
     loose: float | None = None
     unrolled: float = 0.0
     solver: wp.solve.AbstractSolver | None = None
+    few: tuple[int, int, float] | None = None
 
     def set_up(self, model: Any, done: float) -> None:
         """For a step of the training, of which the part `done` is over."""
@@ -71,6 +73,9 @@ RECIPES: dict[str, Recipe | None] = {
     "unrolled 0.6, phantom 3, at most 12": Recipe(1e-2, PHANTOM, 12, unrolled=0.6),
     "free, gain 3, Picard, at most 6": Recipe(1e-2, FREE, 6, gain=3.0, solver=wp.Picard()),
     "phantom 3, gain 3, Picard, at most 6": Recipe(1e-2, PHANTOM, 6, gain=3.0, solver=wp.Picard()),
+    "few steps 8/2, penalty 3": Recipe(1e-2, EXACT, few=(8, 2, 3.0)),
+    "few steps 6/3, penalty 1": Recipe(1e-2, EXACT, few=(6, 3, 1.0)),
+    "few steps 6/6, penalty 1": Recipe(1e-2, EXACT, few=(6, 6, 1.0)),
 }
 
 
@@ -113,6 +118,9 @@ def train(name: str, data: tuple[Tensor, ...], epochs: int, seed: int) -> dict[s
             if recipe is not None and recipe.penalty:
                 prediction, extra = model.penalized(X[rows], generator=generator)
                 extra = recipe.penalty * extra
+            elif recipe is not None and recipe.few is not None:
+                few, recorded, weight = recipe.few
+                prediction, extra = model.regularized(X[rows], steps=few, recorded=recorded, weight=weight)
             else:
                 prediction = model(X[rows])
             loss = nn.functional.cross_entropy(prediction, y[rows]) + extra

@@ -15,8 +15,6 @@ COMMON = {
     "references",
     "status",
     "_checks",
-    "_cite",
-    "_draws",
     "_io",
     "_latex",
     "_memory",

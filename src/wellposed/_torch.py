@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,34 +13,13 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from wellposed.errors import WellposedError
 
-__all__ = [
-    "BatchNorm",
-    "DispatchMode",
-    "Edge",
-    "apart",
-    "concrete",
-    "counted",
-    "eager",
-    "graph_edge",
-    "is_legacy_batched",
-    "pytree",
-    "pulled_back",
-    "random_state",
-    "relative_cost",
-    "runs",
-    "saved_tensors_hooked",
-    "sequence_number",
-    "transforms_active",
-    "uncompiled",
-    "watched",
-    "without_modes",
-]
+pytree = _pytree  #: Structures of tensors.
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,6 +91,11 @@ def is_legacy_batched(tensor: Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
+def inside_a_mode() -> bool:
+    """Whether functions of torch pass through a mode now, such as one that replaces tensors."""
+    return torch._C._len_torch_function_stack() > 0
+
+
 def graph_edge(tensor: Tensor) -> Edge:
     """Where the cotangent of a tensor with a graph arrives."""
     return tensor.grad_fn, tensor.output_nr
@@ -120,14 +106,14 @@ def pulled_back(value: Tensor, point: Tensor, u: Tensor) -> Tensor | None:
 
     `torch.autograd.grad` without its checks, which take as long as the product with a small map.
     """
-    if _run_backward is None or not type(value) is type(u) is Tensor:
+    if _engine is None or not type(value) is type(u) is Tensor:
         return torch.autograd.grad(value, point, u, retain_graph=True, allow_unused=True)[0]
-    product: Tensor | None = _run_backward((value,), (u,), True, False, (point,), True, accumulate_grad=False)[0]
+    # outputs, cotangents, whether the graph is kept, whether one is made, inputs, whether they may be unused
+    product: Tensor | None = _engine.run_backward((value,), (u,), True, False, (point,), True, accumulate_grad=False)[0]
     return product
 
 
-#: Outputs, cotangents, whether the graph is kept, whether one is made, inputs, whether they may be unused.
-_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+_engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
 def sequence_number() -> int:
@@ -145,6 +131,12 @@ def runs(node: Any) -> bool:
 
 #: A context in which functions of torch pass through no mode and no override.
 without_modes: Any = torch._C.DisableTorchFunction
+
+
+def full_precision(device_type: str) -> AbstractContextManager[Any]:
+    """A context without autocast; one of torch takes some microseconds even if there is none."""
+    on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if on else nullcontext()
 
 
 def apart() -> AbstractContextManager[None]:
@@ -190,6 +182,12 @@ def random_state(device: torch.device) -> Tensor:
     Other threads draw from it too.
     """
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def outer_states() -> tuple[object, bytes]:
+    """Of the generators that the functions of Python's `random`, and of `numpy.random`, share."""
+    module = sys.modules.get("numpy.random")
+    return random.getstate(), b"" if module is None else pickle.dumps(module.get_state(legacy=False))
 
 
 def watched(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, bool]:

@@ -1,4 +1,4 @@
-"""States as structures of tensors, and as rows of one matrix; the checks of shapes and dtypes.
+"""States as structures of tensors, and as rows of one matrix: checks, norms and memory of rows.
 
 A state is a tensor, or any structure of tensors that `torch.utils._pytree` knows: tuples, lists,
 dicts, named tuples, registered dataclasses, outputs of Hugging Face models. The batch is first.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,13 +30,16 @@ Array = np.ndarray[Any, Any]
 ROUNDINGS = 32.0
 #: Dtypes that cannot resolve a tolerance; they are computed in float32.
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+MOST_KEPT = 8  #: Buffers kept for the next solve. A solve uses four; a second solve inside a cell may use as many.
 #: Complex dtypes and those of their parts.
 REAL_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+LEAF = pytree.tree_structure(0)  #: Of a single tensor, which torch would take ten microseconds to describe.
+_local = threading.local()
 
 
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a structure, in order (dicts in insertion order)."""
-    return pytree.tree_leaves(tree)
+    return [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
 
 
 def rebuild(tree: Any, new: Sequence[Any]) -> Any:
@@ -45,12 +49,12 @@ def rebuild(tree: Any, new: Sequence[Any]) -> Any:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """The same structure with `function` applied to every leaf."""
-    return pytree.tree_map(function, tree)
+    return function(tree) if isinstance(tree, Tensor) else pytree.tree_map(function, tree)
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """The same structure with `function` applied to every tensor; other leaves stay."""
-    return pytree.tree_map_only(Tensor, function, tree)
+    return function(tree) if isinstance(tree, Tensor) else pytree.tree_map_only(Tensor, function, tree)
 
 
 def describe(tree: Any) -> str:
@@ -88,7 +92,7 @@ class Layout:
     @classmethod
     def of(cls, state: Any, name: str) -> Layout:
         """Reads the layout of a state; `name` is its name in error messages."""
-        tensors, structure = pytree.tree_flatten(state)
+        tensors, structure = ([state], LEAF) if isinstance(state, Tensor) else pytree.tree_flatten(state)
         for leaf in tensors:
             if not isinstance(leaf, Tensor):
                 raise InvalidType(
@@ -230,7 +234,7 @@ def scaled_norm(v: Tensor) -> Tensor:
 
 def relative(g_norm: Tensor, f_norm: Tensor) -> Tensor:
     """|f(z) - z| / |f(z)|, 0 where both are 0."""
-    return torch.where(g_norm == 0, torch.zeros_like(g_norm), g_norm / f_norm)
+    return torch.where(g_norm == 0, g_norm, g_norm / f_norm)
 
 
 def differs(a: Tensor, b: Tensor) -> Tensor:
@@ -250,3 +254,31 @@ def first_tensor(x: Any) -> Tensor:
         if isinstance(leaf, Tensor):
             return leaf
     raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
+
+
+def take_buffer(like: Tensor) -> Tensor:
+    """A buffer of the shape, dtype and device of `like`, with arbitrary content.
+
+    Fresh memory costs page faults, some per cent of a short solve. Buffers are kept for the next
+    solve of the same thread: a few, of the size asked for last.
+    """
+    kept = _kept()
+    for i, buffer in enumerate(kept):
+        if buffer.shape == like.shape and buffer.dtype == like.dtype and buffer.device == like.device:
+            return kept.pop(i)
+    kept.clear()  # their size is no longer used
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+
+
+def give_buffer(buffer: Tensor) -> None:
+    """Returns a buffer; one made in inference mode could not be written to outside."""
+    kept = _kept()
+    if buffer.device.type == "cpu" and not buffer.is_inference() and len(kept) < MOST_KEPT:
+        kept.append(buffer)
+
+
+def _kept() -> list[Tensor]:
+    if not hasattr(_local, "kept"):
+        _local.kept = []
+    kept: list[Tensor] = _local.kept
+    return kept

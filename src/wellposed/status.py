@@ -94,3 +94,26 @@ class StatusArray:
     def __repr__(self) -> str:
         counts = {s: int((self.codes == s).sum()) for s in Status}
         return "StatusArray(" + ", ".join(f"{s.name}: {k}" for s, k in counts.items() if k) + ")"
+
+
+#: A mean factor of the residual per step from which on a standstill cannot be excluded.
+SLOW = 0.99
+
+
+def advice(status: Status, rate: float, others: tuple[str, ...] = ("Auto()", "NewtonKrylov()")) -> str:
+    """The advice of most solvers, with the solvers to try instead."""
+    if status is Status.NOT_FINITE:
+        grew = " If they are finite, the iteration diverges: constrain the cell, e.g. with Spectral(bound=0.95)."
+        return "Check f and its input for NaN, overflow or division by zero near this sample." + (grew if rate > 1 else "")
+    if status is Status.MAX_STEPS and rate < 1:
+        return f"Raise max_steps, loosen rtol, or try {others[-1]}.{if_it_stagnates(rate)}"
+    return (
+        f"The map may not contract, or may have no fixed point: try {' or '.join(others)}, or constrain the cell, "
+        "e.g. with Spectral(bound=0.95)."
+    )
+
+
+def if_it_stagnates(rate: float) -> str:
+    """What a mean factor near 1 leaves open: a slow map, or one that came to a standstill."""
+    slow = "If the residual is the same after more steps, the map may have no fixed point: constrain the cell."
+    return f" {slow}" if rate > SLOW else ""

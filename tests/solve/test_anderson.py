@@ -171,3 +171,19 @@ def test_an_extrapolation_out_of_the_domain_costs_an_evaluation_and_not_the_samp
     torch.testing.assert_close(solution.value, torch.log(solution.value) + 2, rtol=1e-11, atol=0)
     assert int(solution.num_steps.sum()) <= sum(seen)
     assert int(solution.num_steps.max()) <= 100
+
+
+def test_memory_that_is_not_filled_yet_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not set to 0 either, which would take as long as several steps."""
+    p = problem("slow")
+    expected = solve(p, wp.Anderson(memory=4))
+
+    def poisoned(self: Tensor, *shape: int) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    for solver in (wp.Anderson(memory=4), wp.Auto(accelerated=wp.Anderson(memory=4))):
+        found = solve(p, solver)
+        assert found.converged.all() and found.value.isfinite().all()
+        if isinstance(solver, wp.Anderson):
+            assert torch.equal(found.value, expected.value)

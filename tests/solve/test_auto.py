@@ -232,3 +232,29 @@ def test_where_residuals_slow_down_acceleration_begins_at_once() -> None:
         steps.append(float(layer.last_solution.num_steps.double().mean()))
     auto, accelerated, plain = steps
     assert plain >= accelerated + 6 and auto <= accelerated + 1
+
+
+class Smoothing(torch.nn.Module):
+    """tanh of an average over neighbours: residuals fall fast in the first steps, and ever more slowly."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        distance = torch.arange(width).minimum(width - torch.arange(width)).float()
+        kernel = torch.exp(-((distance / 12) ** 2) / 2)
+        W = torch.stack([kernel.roll(shift) for shift in range(width)]) / kernel.sum()
+        self.W = torch.nn.Parameter(0.97 * W)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(z @ self.W + x)
+
+
+def test_where_steps_cost_little_the_last_factor_counts_too() -> None:
+    """The mean factor of the first five steps promises an end that does not come."""
+    x = 0.5 * torch.randn(16, 256, generator=torch.Generator().manual_seed(1))
+    steps = []
+    for solver in (wp.Auto(), wp.Anderson(), wp.Picard()):
+        layer = wp.EquilibriumLayer(Smoothing(), solver, rtol=1e-4, on_failure="raise")
+        layer(x)
+        steps.append(float(layer.last_solution.num_steps.double().mean()))
+    auto, accelerated, plain = steps
+    assert plain >= 2 * accelerated and auto <= 1.3 * accelerated, steps

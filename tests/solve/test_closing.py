@@ -209,6 +209,37 @@ def test_noise_of_python_and_numpy_is_found_where_it_does_not_show(draw: Callabl
     assert wp.fixed_point(lambda z, x: 0.3 * z + x, torch.zeros_like(x), args=(x,)).converged.all()
 
 
+@pytest.mark.parametrize("grad", [True, False], ids=["with a graph", "without"])
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())], ids=["random", "numpy"])
+def test_a_layer_looks_for_draws_until_there_are_none(draw: Callable[[], float], grad: bool) -> None:
+    noisy, x = True, torch.ones(2, 3, dtype=torch.float64)
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * z + x + (0.1 if noisy and draw() > 1e9 else 0.0)  # never, but f does not know
+
+    layer = wp.EquilibriumLayer(cell, on_failure="ignore")
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            layer(x.requires_grad_())
+            assert not layer.last_solution.converged.any() and layer.last_solution.note.startswith("f is random")
+        noisy = False
+        for _ in range(2):
+            layer(x)
+            assert layer.last_solution.converged.all() and not layer.last_solution.note
+
+
+def test_a_value_that_changes_is_found_though_no_generator_does() -> None:
+    """f twice at one point gives it away."""
+    noise, x = torch.zeros(()), torch.ones(2, 3)
+    layer = wp.EquilibriumLayer(lambda z, x: 0.3 * z + x + noise.add_(1e-3), on_failure="ignore", rtol=0.1)
+    noise_free = wp.EquilibriumLayer(lambda z, x: 0.3 * z + x, rtol=0.1)
+    with torch.no_grad():
+        for _ in range(2):
+            layer(x)
+            assert not layer.last_solution.converged.any() and layer.last_solution.note.startswith("f is random")
+            assert noise_free(x).isfinite().all()
+
+
 def test_the_message_of_a_random_map_says_so() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: torch.dropout(0.5 * z, 0.5, True) + x, on_failure="raise")
     with pytest.raises(

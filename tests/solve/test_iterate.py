@@ -10,12 +10,11 @@ import wellposed as wp
 from conformance import EVALUATING, CountingMap, short
 from problems import Problem, flat, gaussian, problem
 from wellposed import Status
-from wellposed._tree import Layout
-from wellposed.solve._closing import judge
-from wellposed.solve._samples import relative, scaled_norm
+from wellposed._tree import Layout, relative, scaled_norm
 from wellposed.solve.loop import iterate
 from wellposed.solve.map import FunctionMap
 from wellposed.solve.newton import backtrack
+from wellposed.solve.solution import judge
 from wellposed.solve.solver import Point, Tolerance
 
 TIGHT = Tolerance(1e-10, 0.0)

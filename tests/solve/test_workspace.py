@@ -12,8 +12,10 @@ from torch import Tensor
 import wellposed as wp
 from conformance import SPLITTING, every_method, every_solver, short, solve
 from problems import problem
-from wellposed.solve import AbstractMap, AbstractSolver, _samples, loop
-from wellposed.solve._samples import give_buffer, take_buffer
+from wellposed import _tree
+from wellposed._tree import give_buffer, take_buffer
+from wellposed.solve import AbstractMap, AbstractSolver, loop
+from wellposed.solve import solver as solver_module
 
 SHAPE = (31, 7)
 SLOPES = {"contracting": 0.5, "cycling": -1.0, "diverging": -1.05}
@@ -65,7 +67,8 @@ def test_memory_does_not_grow_with_the_number_of_steps(slope: float, solver: Abs
 def test_few_buffers_are_taken(slope: float, solver: AbstractSolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the residual rises and falls, old points are written over before new memory is asked for."""
     taken: list[int] = []
-    monkeypatch.setattr(loop, "take_buffer", lambda like: taken.append(1) or take_buffer(like))
+    for module in (loop, solver_module):
+        monkeypatch.setattr(module, "take_buffer", lambda like: taken.append(1) or take_buffer(like))
     f = Writing(slope)
     wp.fixed_point(f, torch.zeros(SHAPE, dtype=torch.float64), solver, rtol=1e-13, max_steps=60, on_failure="ignore")
     assert len(taken) <= 5
@@ -112,7 +115,7 @@ def test_inference_mode_before_and_after(solver: AbstractSolver) -> None:
     p = problem("relu_random")
     for dense in (True, False):
         reference = solve(p, solver, dense=dense)
-        _samples._kept().clear()
+        _tree._kept().clear()
         with torch.inference_mode():
             solve(p, solver, dense=dense)
         assert torch.equal(solve(p, solver, dense=dense).value, reference.value)
@@ -168,8 +171,8 @@ def test_threads_do_not_share() -> None:
 def test_only_a_few_buffers_of_one_size_are_kept() -> None:
     for size in (3, 5, 7):
         wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(4, size), wp.Picard())
-    kept = _samples._kept()
-    assert len(kept) <= _samples.MOST_KEPT and len({buffer.shape for buffer in kept}) <= 1
+    kept = _tree._kept()
+    assert len(kept) <= _tree.MOST_KEPT and len({buffer.shape for buffer in kept}) <= 1
 
 
 def test_take_and_give() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._torch import apart, uncompiled
-from wellposed._tree import leaves, map_tensors
+from wellposed._tree import differs, leaves, map_tensors
 from wellposed.certify._balls import Boxes
 from wellposed.certify._gate import DECLARED, changed, not_finite
 from wellposed.certify._outside import check_code
@@ -25,7 +25,6 @@ from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
 from wellposed.nn.families import is_theory_network
 from wellposed.solve._record import SolveRecord
-from wellposed.solve._samples import differs
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.solver import AbstractSolver, Tolerance

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._draws import outer_states
+from wellposed._torch import outer_states
 from wellposed.certify._tape import Refused
 
 

@@ -19,7 +19,7 @@ from wellposed.descent.history import History, Stop
 from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
 from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, WellposedError, did_you_mean
 from wellposed.nn.families import is_theory_network
-from wellposed.solve.solution import user_level
+from wellposed.solve._failure import user_level
 
 #: A loss this many times the larger of the first one and |y|^2/2, that of predicting 0, is called
 #: divergence.

@@ -15,7 +15,7 @@ from wellposed.descent._objective import AbstractObjective, Evaluation, objectiv
 from wellposed.descent.history import History, Stop
 from wellposed.descent.recorder import PROGRESS_LINE, Callback, Recorder, Travelled, check_callbacks, norm, with_location
 from wellposed.errors import DivergedWarning, InvalidArgument, InvalidType, WellposedError, did_you_mean, required
-from wellposed.solve.solution import user_level
+from wellposed.solve._failure import user_level
 
 #: Explicit Runge-Kutta pairs of torchdiffeq, which control their error.
 METHODS = ("dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2")

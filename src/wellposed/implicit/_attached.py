@@ -13,12 +13,11 @@ from wellposed._tree import LOW_PRECISION, Layout, map_leaves
 from wellposed.errors import InvalidType
 from wellposed.implicit.gradient import AbstractGradient, AbstractUnrolled
 from wellposed.implicit.implicit_gradient import ImplicitGradient
-from wellposed.solve._closing import judge
-from wellposed.solve._fixed_point import check_args
+from wellposed.solve._fixed_point import check_args, check_options
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import FunctionMap
-from wellposed.solve.solution import SolveOptions
-from wellposed.solve.solver import Tolerance, check_options
+from wellposed.solve.solution import SolveOptions, judge
+from wellposed.solve.solver import Tolerance
 
 #: Relative tolerance of the linear solve, as of a layer without a tolerance.
 ADJOINT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}

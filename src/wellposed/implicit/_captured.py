@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from wellposed._torch import Edge, apart, graph_edge, sequence_number, uncompiled, without_modes
+from wellposed._torch import Edge, graph_edge, without_modes
 from wellposed._tree import map_tensors
 from wellposed.implicit.adjoint import AbstractStructuredMap
 from wellposed.linalg.jacobian import AbstractJacobian
@@ -194,90 +192,7 @@ def as_seen_inside(f: AbstractMap) -> AbstractMap:
     return _Inside(f, lambda: _Again(active))
 
 
-def record(
-    f: AbstractMap, z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
-) -> tuple[Tensor, list[Tensor], AbstractMap]:
-    """f(z) with its graph, the tensors that f has captured, which a second derivative needs, and f
-    as it is to be recorded again.
-
-    They are the leaves that the graph reaches other than through `known`, and, in the place of the
-    leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
-    any, f is evaluated a second time.) A known tensor that is a leaf is among them too, since f may
-    have captured something made of it. So is a weight that `parametrize.cached()` keeps, also if f
-    itself made it: the caller can ask for it, and f finds it again after the context has ended.
-
-    Nodes of a graph are numbered in each thread anew, so that numbers show what is older only among
-    those of one thread. Outside the main thread f is always evaluated twice; in the main thread if
-    the numbers cannot all be its own. (A tensor of another thread that happens to have a number
-    which the main thread gave to a node outside the graph stays unseen: `Substitution.missed`.)
-
-    `recorded` is f(z) with its graph and the `sequence_number` before it, if that was recorded
-    already.
-    """
-    fz, since = (None, sequence_number()) if recorded is None else recorded
-    fz = f.tracked(z) if fz is None else fz
-    ends = {graph_edge(x) for x in known if x.grad_fn is not None}
-    graph = Graph.behind(fz, ends, since, sequence_number())
-    others = graph.others
-    if graph.foreign or threading.current_thread() is not threading.main_thread():
-        others |= graph.inner  # what f is seen to use of them in a second evaluation was there before
-    kept = {key: x for key, x in _cached_weights().items() if graph_edge(x) in graph.inner | graph.others}
-    others |= {graph_edge(x) for x in kept.values()}
-    if not others:
-        return fz, graph.leaves, f
-    if kept:
-        f = _Inside(f, lambda: _caching(kept))
-    seen = Seen(others)
-    with seen, apart():
-        again = uncompiled(lambda: f.tracked(z))
-    graph = Graph.behind(again, ends | {graph_edge(alias) for _, alias in seen.found.values()})
-    return fz, graph.leaves + [tensor for tensor, _ in seen.found.values()], f
-
-
-@dataclass
-class Graph:
-    """What is behind a value.
-
-    Attributes:
-        leaves: The leaves.
-        others: Edges to nodes that are not numbered as the new ones, where the walk stops.
-        inner: Edges to the nodes between.
-        nodes: Those.
-        foreign: Whether their numbers cannot all be of one thread, in which each is given once and
-            a node is made after those behind it.
-    """
-
-    leaves: list[Tensor] = field(default_factory=list)
-    others: set[Edge] = field(default_factory=set)
-    inner: set[Edge] = field(default_factory=set)
-    nodes: set[Any] = field(default_factory=set)
-    foreign: bool = False
-
-    @classmethod
-    def behind(cls, value: Tensor, ends: set[Edge], since: int = 0, until: float = math.inf) -> Graph:
-        """Stops at `ends`, and at nodes that are not numbered from `since` to `until`."""
-        graph = cls()
-        leaves: dict[int, Tensor] = {}
-        numbers: set[int] = set()
-        ahead: list[tuple[Any, int, float]] = [(*graph_edge(value), until)]
-        while ahead:
-            node, output, last = ahead.pop()
-            if node is None or (node, output) in ends:
-                continue
-            leaf = getattr(node, "variable", None)
-            if leaf is not None:
-                leaves[id(leaf)] = leaf
-                continue
-            number = node._sequence_nr()
-            if not since <= number < until:
-                graph.others.add((node, output))
-                continue
-            graph.foreign = graph.foreign or number >= last
-            graph.inner.add((node, output))
-            if node not in graph.nodes:
-                graph.foreign = graph.foreign or number in numbers
-                numbers.add(number)
-                graph.nodes.add(node)
-                ahead.extend((*edge, number) for edge in node.next_functions)
-        graph.leaves = list(leaves.values())
-        return graph
+def kept_in_cache(f: AbstractMap, edges: set[Edge]) -> tuple[AbstractMap, set[Edge]]:
+    """f with the weights among `edges` that `parametrize.cached()` keeps now, and their edges."""
+    kept = {key: x for key, x in _cached_weights().items() if graph_edge(x) in edges}
+    return (_Inside(f, lambda: _caching(kept)) if kept else f), {graph_edge(x) for x in kept.values()}

@@ -10,7 +10,8 @@ from torch import Tensor
 from wellposed._torch import Edge, graph_edge, runs, uncompiled
 from wellposed._tree import Layout
 from wellposed.errors import WellposedError
-from wellposed.implicit._captured import Graph, Substitution
+from wellposed.implicit._captured import Substitution
+from wellposed.implicit.adjoint import Graph
 from wellposed.solve.map import AbstractMap, FunctionMap
 
 

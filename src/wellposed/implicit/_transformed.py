@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import apart, concrete, random_state, watched
+from wellposed._tree import differs, relative, scaled_norm
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
@@ -25,10 +26,10 @@ from wellposed.errors import (
     WellposedError,
 )
 from wellposed.solve._closing import RANDOM, UNREPEATED
-from wellposed.solve._samples import differs, relative, scaled_norm
+from wellposed.solve._failure import user_level
 from wellposed.solve.loop import GROWTH_LIMIT
 from wellposed.solve.map import AbstractMap
-from wellposed.solve.solution import SolveOptions, user_level
+from wellposed.solve.solution import SolveOptions
 from wellposed.solve.solver import Tolerance
 
 #: A map slower than this would need a tail too long to be called a derivative of the equilibrium.

@@ -1,19 +1,23 @@
-"""The linear system behind an exact gradient."""
+"""What an exact gradient needs: the linear system, and the graph of f at the equilibrium."""
 
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
+from wellposed._torch import Edge, apart, graph_edge, sequence_number, uncompiled
+from wellposed._tree import differs
 from wellposed.errors import WellposedError
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
-from wellposed.solve._samples import differs
 from wellposed.solve.map import AbstractMap, RowsCoupled
-from wellposed.solve.solution import Solution
 
 
 class AbstractPullback(abc.ABC):
@@ -142,26 +146,6 @@ class AbstractStructuredMap(AbstractMap):
         """The cotangent of each of `inputs`, given the adjoint u at z; None if not needed."""
 
 
-@dataclass(frozen=True)
-class Linearised:
-    """An equilibrium with its adjoint.
-
-    Attributes:
-        f: The map (an `AbstractStructuredMap`), without a graph.
-        value: (batch, features) z.
-        image: (batch, features) f(z).
-        adjoint: (batch, features) the solution of its adjoint system (for `DenseMap` masked).
-        solution, adjoint_solution: Of the two solves.
-    """
-
-    f: Any
-    value: Tensor
-    image: Tensor
-    adjoint: Tensor
-    solution: Solution
-    adjoint_solution: Solution
-
-
 class AdjointMap(AbstractMap):
     """u -> rhs + A u as a fixed-point map: the loop of `solve` serves backward passes too."""
 
@@ -205,3 +189,93 @@ def check_same_map(now: Tensor | None, fz: Tensor) -> None:
             "parameter was changed in place between forward and backward (call backward before optimizer.step()), or f "
             "is random (make noise such as dropout constant within a solve)."
         )
+
+
+def record(
+    f: AbstractMap, z: Tensor, known: Sequence[Tensor], recorded: tuple[Tensor, int] | None = None
+) -> tuple[Tensor, list[Tensor], AbstractMap]:
+    """f(z) with its graph, the tensors that f has captured, which a second derivative needs, and f
+    as it is to be recorded again.
+
+    They are the leaves that the graph reaches other than through `known`, and, in the place of the
+    leaves behind them, the tensors with a graph that f was seen to use. (To see those, if there are
+    any, f is evaluated a second time.) A known tensor that is a leaf is among them too, since f may
+    have captured something made of it. So is a weight that `parametrize.cached()` keeps, also if f
+    itself made it: the caller can ask for it, and f finds it again after the context has ended.
+
+    Nodes of a graph are numbered in each thread anew, so that numbers show what is older only among
+    those of one thread. Outside the main thread f is always evaluated twice; in the main thread if
+    the numbers cannot all be its own. (A tensor of another thread that happens to have a number
+    which the main thread gave to a node outside the graph stays unseen: `Substitution.missed`.)
+
+    `recorded` is f(z) with its graph and the `sequence_number` before it, if that was recorded
+    already.
+    """
+    fz, since = (None, sequence_number()) if recorded is None else recorded
+    fz = f.tracked(z) if fz is None else fz
+    ends = {graph_edge(x) for x in known if x.grad_fn is not None}
+    graph = Graph.behind(fz, ends, since, sequence_number())
+    others = graph.others
+    if graph.foreign or threading.current_thread() is not threading.main_thread():
+        others |= graph.inner  # what f is seen to use of them in a second evaluation was there before
+    if not others and not parametrize._cache:
+        return fz, graph.leaves, f
+    from wellposed.implicit._captured import Seen, kept_in_cache  # which needs this file
+
+    f, kept = kept_in_cache(f, graph.inner | graph.others)
+    if not others | kept:
+        return fz, graph.leaves, f
+    seen = Seen(others | kept)
+    with seen, apart():
+        again = uncompiled(lambda: f.tracked(z))
+    graph = Graph.behind(again, ends | {graph_edge(alias) for _, alias in seen.found.values()})
+    return fz, graph.leaves + [tensor for tensor, _ in seen.found.values()], f
+
+
+@dataclass
+class Graph:
+    """What is behind a value.
+
+    Attributes:
+        leaves: The leaves.
+        others: Edges to nodes that are not numbered as the new ones, where the walk stops.
+        inner: Edges to the nodes between.
+        nodes: Those.
+        foreign: Whether their numbers cannot all be of one thread, in which each is given once and
+            a node is made after those behind it.
+    """
+
+    leaves: list[Tensor] = field(default_factory=list)
+    others: set[Edge] = field(default_factory=set)
+    inner: set[Edge] = field(default_factory=set)
+    nodes: set[Any] = field(default_factory=set)
+    foreign: bool = False
+
+    @classmethod
+    def behind(cls, value: Tensor, ends: set[Edge], since: int = 0, until: float = math.inf) -> Graph:
+        """Stops at `ends`, and at nodes that are not numbered from `since` to `until`."""
+        graph = cls()
+        leaves: dict[int, Tensor] = {}
+        numbers: set[int] = set()
+        ahead: list[tuple[Any, int, float]] = [(*graph_edge(value), until)]
+        while ahead:
+            node, output, last = ahead.pop()
+            if node is None or (node, output) in ends:
+                continue
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                leaves[id(leaf)] = leaf
+                continue
+            number = node._sequence_nr()
+            if not since <= number < until:
+                graph.others.add((node, output))
+                continue
+            graph.foreign = graph.foreign or number >= last
+            graph.inner.add((node, output))
+            if node not in graph.nodes:
+                graph.foreign = graph.foreign or number in numbers
+                numbers.add(number)
+                graph.nodes.add(node)
+                ahead.extend((*edge, number) for edge in node.next_functions)
+        graph.leaves = list(leaves.values())
+        return graph

@@ -1,16 +1,20 @@
-"""What a gradient mode is: it attaches a graph to an equilibrium that was found without one."""
+"""What a gradient mode is: it attaches a graph to an equilibrium that was found without one.
+
+And an equilibrium with its adjoint, which need no graph.
+"""
 
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from wellposed.solve._samples import Outcome
     from wellposed.solve.map import AbstractMap
-    from wellposed.solve.solution import SolveOptions
+    from wellposed.solve.solution import Solution, SolveOptions
     from wellposed.status import Status
 
 
@@ -50,3 +54,23 @@ class AbstractUnrolled(AbstractGradient):
 
     def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} computes its own value from the start, by unroll().")
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """An equilibrium with its adjoint.
+
+    Attributes:
+        f: The map (an `AbstractStructuredMap`), without a graph.
+        value: (batch, features) z.
+        image: (batch, features) f(z).
+        adjoint: (batch, features) the solution of its adjoint system (for `DenseMap` masked).
+        solution, adjoint_solution: Of the two solves.
+    """
+
+    f: Any
+    value: Tensor
+    image: Tensor
+    adjoint: Tensor
+    solution: Solution
+    adjoint_solution: Solution

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._torch import is_legacy_batched, transforms_active
-from wellposed._tree import Layout
+from wellposed._torch import full_precision, inside_a_mode, is_legacy_batched, transforms_active
+from wellposed._tree import to_host
 from wellposed.errors import InvalidType, WellposedError
-from wellposed.implicit._captured import as_seen_inside, record
+from wellposed.implicit._captured import as_seen_inside
 from wellposed.implicit._linear import solve_linear
 from wellposed.implicit._second_order import adjoint_map, correction
 from wellposed.implicit._transformed import iterate_transformed, report, solve_transformed, with_tail
@@ -22,13 +22,14 @@ from wellposed.implicit.adjoint import (
     JacobianPullback,
     WholePullback,
     check_same_map,
+    record,
 )
 from wellposed.implicit.gradient import AbstractGradient
 from wellposed.linalg.linear_solver import AbstractLinearSolver
 from wellposed.solve._samples import Outcome
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap
-from wellposed.solve.solution import Solution, SolveOptions, as_solution
+from wellposed.solve.solution import SolveOptions, as_solution
 from wellposed.solve.solver import AbstractSolver, Tolerance
 from wellposed.solve.splitting import AbstractSplitting
 from wellposed.status import Status
@@ -80,7 +81,7 @@ class ImplicitGradient(AbstractGradient):
             )
 
     def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:
-        z_star, f = outcome.value.detach(), as_seen_inside(f)
+        z_star, f = outcome.value.detach(), as_seen_inside(f) if inside_a_mode() else f
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
         return _attach(self, f, z_star, options, recorded=outcome.recorded)
@@ -90,14 +91,11 @@ class ImplicitGradient(AbstractGradient):
 
     def options(self, forward: SolveOptions) -> SolveOptions:
         """Those of the linear solve, given those of the forward one."""
-        solver = self.linear_solver
-        return replace(
-            forward,
-            solver=solver if isinstance(solver, AbstractSolver) else _AUTO,
-            tolerance=Tolerance(forward.tolerance.rtol if self.rtol is None else self.rtol, 0.0),
-            max_steps=forward.max_steps if self.max_steps is None else self.max_steps,
-            owner="backward of the equilibrium (linear_solver of ImplicitGradient)",
-        )
+        solver = self.linear_solver if isinstance(self.linear_solver, AbstractSolver) else _AUTO
+        tolerance = Tolerance(forward.tolerance.rtol if self.rtol is None else self.rtol, 0.0)
+        max_steps = forward.max_steps if self.max_steps is None else self.max_steps
+        owner = "backward of the equilibrium (linear_solver of ImplicitGradient)"
+        return SolveOptions(solver, tolerance, max_steps, forward.on_failure, owner, forward.record, forward.shape)
 
     @property
     def cold(self) -> ImplicitGradient:
@@ -120,14 +118,14 @@ class ImplicitGradient(AbstractGradient):
         if found is None:  # rows depend on each other: one system, and one scale for all rows
             found = self._solve(WholePullback(pullback, v.shape), v.reshape(1, -1), replace(options, shape=v.shape), None)
             assert found is not None
-            if bool(found[1].converged.all()):  # else the solver may be wrong
+            if found[1]:  # else the solver may be wrong
                 options.report_coupling()
         return found[0].reshape(v.shape)
 
     def _solve(
         self, pullback: AbstractPullback, v: Tensor, options: SolveOptions, start: Tensor | None, first: Tensor | None = None
-    ) -> tuple[Tensor, Solution] | None:
-        """The solution of one system; None if its rows depend on each other."""
+    ) -> tuple[Tensor, bool] | None:
+        """The solution of one system, and whether it converged; None if rows are coupled."""
         scale = _safe_scale(v)
         scaled = v if scale is None else v / scale
         rhs = pullback.rhs(scaled)
@@ -144,8 +142,9 @@ class ImplicitGradient(AbstractGradient):
             else:
                 first = first if scale is None or first is None else first / scale
                 outcome = options.run(adjoint, start if scale is None else start / scale, first=first)
-            solution = as_solution(outcome, Layout.of(rhs, "u"))
-            coupled = outcome.coupled
+            if options.keep_adjoint(outcome):  # the usual case
+                return outcome.value if scale is None else outcome.value * scale, True
+            solution, coupled = as_solution(outcome), outcome.coupled
         if coupled:
             return None
         options.finish_adjoint(solution, linear)
@@ -155,7 +154,7 @@ class ImplicitGradient(AbstractGradient):
             # a sample with the cotangent 0 has the solution 0 for every Jacobian
             asked = (v != 0).any(dim=1)
             u = torch.where(lost.unsqueeze(1), torch.where(asked, torch.nan, 0.0).to(u.dtype).unsqueeze(1), u)
-        return u if scale is None else u * scale, solution
+        return u if scale is None else u * scale, bool(solution.converged.all())
 
 
 class _Adjoint:
@@ -183,7 +182,7 @@ class _Adjoint:
                 options.record.adjoint = None  # what is known of it lives on the levels of the transforms
             report(outcome, options, backward=True)
             return torch.where(outcome.done.unsqueeze(1), outcome.value, torch.nan)
-        with torch.autocast(z.device.type, enabled=False):
+        with full_precision(z.device.type):
             with torch.no_grad():
                 jacobian = self.f.jacobian(z.detach())
                 check_same_map(jacobian.value, fz)
@@ -236,7 +235,7 @@ class _Root(torch.autograd.Function):
         z, fz, *extras = ctx.saved_tensors
         u = ctx.adjoint.solve(z, v, fz.detach())
         if torch.is_grad_enabled() and any(needed):
-            with torch.autocast(z.device.type, enabled=False):
+            with full_precision(z.device.type):
                 return u, None, None, *correction(ctx.adjoint.f, z, u, extras, needed, fz)
         return u, None, None, *(None for _ in needed)
 
@@ -264,13 +263,13 @@ class _StructuredRoot(torch.autograd.Function):
         if making_graph or transforms_active():
             u = adjoint.general().solve(z, v, fz)
             # The partial derivatives with z held: z itself depends on the inputs, their aliases stand for the rest.
-            with torch.enable_grad(), torch.autocast(z.device.type, enabled=False):
+            with torch.enable_grad(), full_precision(z.device.type):
                 aliases = [x.view_as(x) for x in inputs]
                 wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
                 image = f.with_inputs(*aliases).tracked(z if making_graph else z.detach())
                 products = iter(torch.autograd.grad(image, wanted, u, create_graph=making_graph, allow_unused=True))
             return None, None, None, *(next(products) if need else None for need in needed)
-        with torch.autocast(z.device.type, enabled=False):
+        with full_precision(z.device.type):
             u = adjoint.gradient.solve(f.pullback(fz), v, adjoint.options)
             return None, None, None, *f.cotangents(u, z, needed)
 
@@ -285,12 +284,12 @@ def _check_batching(v: Tensor) -> None:
 
 def _safe_scale(v: Tensor) -> Tensor | None:
     """(batch, 1) powers of two that bring rows to size 1; None if no square can vanish."""
-    if v.shape[1] == 0:
+    if v.numel() == 0:
         return None
-    largest = torch.linalg.vector_norm(v, ord=torch.inf, dim=1, keepdim=True)
-    ends = largest.aminmax() if v.shape[0] else None
-    if ends is None or (float(ends.min) > 1e-12 and float(ends.max) < 1e12):  # the usual case
+    norms = to_host(torch.linalg.vector_norm(v, dim=1))
+    if norms.min() > 1e-12 and norms.max() < 1e12:  # the usual case
         return None
+    largest = v.abs().amax(dim=1, keepdim=True)
     ordinary = ((largest > 1e-12) & (largest < 1e12)) | (largest == 0) | ~largest.isfinite()
     if bool(ordinary.all()):
         return None

@@ -15,8 +15,7 @@ from wellposed.implicit.gradient import AbstractGradient, AbstractUnrolled
 from wellposed.solve._samples import Outcome
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import SolveOptions
-from wellposed.solve.solver import advice
-from wellposed.status import Status
+from wellposed.status import Status, advice
 
 
 class _Tail(AbstractGradient):

@@ -13,8 +13,9 @@ from torch import Tensor
 from wellposed._checks import check_interval, check_positive_integer
 from wellposed._torch import apart, graph_edge, require_values, uncompiled
 from wellposed.errors import WellposedError
-from wellposed.implicit._captured import Substitution, as_seen_inside, record
+from wellposed.implicit._captured import Substitution, as_seen_inside
 from wellposed.implicit._second_order import Gate, Pass
+from wellposed.implicit.adjoint import record
 from wellposed.implicit.gradient import AbstractUnrolled
 from wellposed.implicit.implicit_gradient import _check_batching
 from wellposed.solve._samples import relative

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
+from wellposed._tree import scaled_norm
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.landscape._model import trained
-from wellposed.solve._samples import scaled_norm
 
 #: One tensor for each trained parameter, of its shape.
 Direction = Mapping[str, Tensor]

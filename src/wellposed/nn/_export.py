@@ -123,7 +123,9 @@ class _FixedSteps(nn.Module):
         x = map_tensors(_lifted, x)
         cell = self.cell
         if z0 is None:
-            z0 = x.new_zeros(cell.state_shape(x)) if isinstance(cell, AbstractCell) else zero_state(x, self._state_shape)
+            z0 = (
+                x.new_zeros(cell.state_shape(x)) if isinstance(cell, AbstractCell) else zero_state(x, self._state_shape).clone()
+            )
         z0 = map_leaves(_lifted, z0)
         layout = Layout.of(z0, "z0")
         start, bound = layout.flatten(z0), cell.bind(x).tracked if isinstance(cell, AbstractCell) else None

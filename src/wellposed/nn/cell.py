@@ -219,7 +219,7 @@ def _lifted(tensor: Tensor) -> Tensor:
 
 
 def zero_state(x: Any, state_shape: tuple[int, ...] | None) -> Tensor:
-    """The start of zeros for the input x; its shape is `state_shape`, or that of x."""
+    """The start for the input x: one zero for all entries, of the shape `state_shape`, or of x."""
     tensor = first_tensor(x)
     if state_shape is None and not isinstance(x, Tensor):
         raise InvalidArgument("x is a structure, so the shape of z is unknown: give z0, or state_shape to the layer.")
@@ -232,7 +232,7 @@ def zero_state(x: Any, state_shape: tuple[int, ...] | None) -> Tensor:
             f"x must be floating point, real or complex; got {tensor.dtype}, in which z cannot start. Convert it, e.g. by "
             ".to(torch.float32), or give z0 if the cell needs this x."
         )
-    return torch.zeros(shape, dtype=floating[0], device=tensor.device)
+    return torch.zeros((), dtype=floating[0], device=tensor.device).expand(shape)
 
 
 def check_norms(cell: nn.Module, *, coupled: bool) -> None:

@@ -8,27 +8,27 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances
-from wellposed._torch import apart, eager, require_values, transforms_active
-from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves
+from wellposed._torch import apart, eager, full_precision, require_values, transforms_active
+from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves, to_device, to_host
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, ImplicitGradient
-from wellposed.implicit.adjoint import AbstractStructuredMap, Linearised
-from wellposed.implicit.gradient import AbstractUnrolled
+from wellposed.implicit.adjoint import AbstractStructuredMap
+from wellposed.implicit.gradient import AbstractUnrolled, Linearised
 from wellposed.implicit.warm_start import WarmStart, begin
 from wellposed.nn.cell import AbstractCell, bind_function, zero_state
-from wellposed.solve._closing import judge
-from wellposed.solve._fixed_point import in_groups
+from wellposed.solve._fixed_point import check_options, in_groups
 from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import Outcome
-from wellposed.solve._whole_batch import WholeBatch
+from wellposed.solve._whole_batch import WholeBatch, as_one
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap
-from wellposed.solve.solution import Solution, SolveOptions
-from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
+from wellposed.solve.solution import Solution, SolveOptions, judge, read_record
+from wellposed.solve.solver import AbstractSolver, Tolerance
 
 #: Tolerance by dtype of the solve when none is given.
 DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -94,7 +94,7 @@ class EquilibriumLayer(nn.Module):
 
     @property
     def last_solution(self) -> Solution | None:
-        return self._record.solution
+        return read_record(self._record, "solution")
 
     @last_solution.setter
     def last_solution(self, solution: Solution | None) -> None:
@@ -102,7 +102,7 @@ class EquilibriumLayer(nn.Module):
 
     @property
     def last_adjoint(self) -> Solution | None:
-        return self._record.adjoint
+        return read_record(self._record, "adjoint")
 
     @last_adjoint.setter
     def last_adjoint(self, solution: Solution | None) -> None:
@@ -143,7 +143,7 @@ class EquilibriumLayer(nn.Module):
             return trajectory(self, x, states, z0=z0, groups=groups)
         device_type = first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
-        with torch.autocast(device_type, enabled=False):
+        with full_precision(device_type):
             f, start, layout, options = self._bind(x, z0, groups, warm_start, mixed=mixed)
             if transforms_active():
                 self.last_solution = self.last_adjoint = None  # known only on the levels of the transforms
@@ -170,16 +170,16 @@ class EquilibriumLayer(nn.Module):
             outcome = self._solve(f, start, options, keep_image=tracked, graph=graph)
             if tracked and outcome.coupled:
                 whole = replace(options, shape=start.shape)
-                rows = gradient.attach(WholeBatch(f, start.shape), outcome.as_one(), whole).reshape(start.shape)
+                rows = gradient.attach(WholeBatch(f, start.shape), as_one(outcome), whole).reshape(start.shape)
             else:
                 # without a graph a copy: the caller may change it, and the record must not change
                 rows = gradient.attach(f, outcome, options) if tracked else outcome.value.clone()
-        finite = outcome.g_norm.isfinite()
-        options.judge(outcome, layout, f, by=unrolled)
+        finite = np.isfinite(to_host(outcome.g_norm))
+        options.keep(outcome, layout, f, by=unrolled)
         if warm is not None:
             warm.keep(outcome)
         # where f was finite at no point there is no best value: a start of zeros is not an answer
-        return rows if bool(finite.all()) else torch.where(finite.to(rows.device).unsqueeze(1), rows, torch.nan)
+        return rows if finite.all() else torch.where(to_device(finite, rows.device).unsqueeze(1), rows, torch.nan)
 
     @eager
     def solve(
@@ -200,7 +200,7 @@ class EquilibriumLayer(nn.Module):
         require_values("EquilibriumLayer.solve", "Inside them call the layer itself.")
         device_type = first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
-        with torch.no_grad(), apart(), torch.autocast(device_type, enabled=False):
+        with torch.no_grad(), apart(), full_precision(device_type):
             f, start, layout, options = self._bind(x, z0, groups, warm_start, mixed=mixed)
             outcome = self._solve(f, start, options, record=record)
             solution = options.judge(outcome, layout, f)
@@ -222,7 +222,7 @@ class EquilibriumLayer(nn.Module):
         if not isinstance(self.gradient, ImplicitGradient):
             raise InvalidType(f"linearise solves the exact adjoint; it needs ImplicitGradient(), not {self.gradient!r}.")
         require_values("EquilibriumLayer.linearise", "Call it outside of them.")
-        with torch.no_grad(), apart(), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad(), apart(), full_precision(x.device.type):
             f, start, layout, options = self._bind(x, z0, whole=False)
             if not isinstance(f, AbstractStructuredMap):
                 raise InvalidType(f"linearise needs a cell with a known adjoint, such as DenseCell; got {self.cell!r}.")

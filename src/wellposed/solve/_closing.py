@@ -5,7 +5,7 @@ f gives the same value at the same point; a solver reports f where it says. All 
 construction for the maps and solvers of this package. For any other map or solver one evaluation at
 the end of every solve checks them (for an adjoint system the last product, if all converged at it):
 
-- a random map (dropout) gives another value there: no sample has converged;
+- a random map (dropout) draws numbers, or gives another value there: no sample has converged;
 - rows that depend on each other give another residual: the solve continues with the batch as one
   sample;
 - a solver that reports a wrong f(z) is found in the same way: its samples have not converged.
@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._draws import outer_states
-from wellposed._torch import apart, random_state, sequence_number, watched
+from wellposed._torch import apart, outer_states, random_state, sequence_number, watched
+from wellposed._tree import differs, measure, relative
 from wellposed.errors import InvalidArgument
-from wellposed.solve._samples import Outcome, differs, measure, relative
-from wellposed.solve._whole_batch import CountedMap, Together, WholeBatch
+from wellposed.solve._samples import Outcome
+from wellposed.solve._whole_batch import CountedMap, Together, WholeBatch, as_batch
 from wellposed.solve.loop import iterate
-from wellposed.solve.map import AbstractMap, RowsCoupled
-from wellposed.solve.solver import AbstractSolver, Picard, Tolerance
+from wellposed.solve.map import AbstractMap, FunctionMap, RowsCoupled
+from wellposed.solve.solver import AbstractSolver, Tolerance
 from wellposed.solve.splitting import AbstractSplitting
 from wellposed.status import Status
 
@@ -73,22 +73,25 @@ class Closing:
 
     def run(self, z: Tensor, first: Tensor | None = None, keep_image: bool = False, graph: bool = False) -> Outcome:
         """Solves as `iterate` does, and confirms: with a `graph` that evaluation is recorded."""
-        before = random_state(z.device) if self.f.repeats else None
+        before, outer = random_state(z.device), outer_states() if graph and self.f.fresh else None
         z = z if self.trusted else z.clone()  # a solver may change what it is given
-        first, changed = self._evaluate(z) if first is None else (first, False)
+        first, changed = self._evaluate(z, before) if first is None else (first, False)
         budget = max(self.max_steps - 1 - changed, 1)  # another is left to find out who changed the generator
-        options: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": budget, "record": self.record}
+        around = apart() if graph else nullcontext()  # if not, the caller has done so
+        records = graph and self.trusted and isinstance(around, nullcontext)
+        options: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": budget, "record": self.record, "graph": records}
         try:
-            with apart() if graph else nullcontext():  # if not, the caller has done so
+            with around:
                 outcome = iterate(self._counting(z), z, self.solver, first=first, keep_image=keep_image, **options)
         except RowsCoupled as found:
             return self._as_one(found.value, self._evaluate(found.value)[0], found.evaluations + 1)
         if self.max_steps == 1:  # a single evaluation is one of the whole batch at the start, which is returned
             if changed:
-                _not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, UNREPEATED)
+                not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, UNREPEATED)
             return outcome
-        if outcome.at_once and self.trusted and before is not None and torch.equal(before, random_state(z.device)):
-            return outcome
+        if outcome.at_once is not None and self.trusted and (self.f.repeats or outcome.recorded is not None):
+            if torch.equal(before, random_state(z.device)) and (outer is None or outer == outer_states()):
+                return outcome  # the last evaluation was one of the whole batch at the values that are returned
         measured = (outcome.codes == Status.CONVERGED) | (outcome.codes == Status.MAX_STEPS)
         return self._close(outcome, measured, graph) if bool(measured.any()) else outcome
 
@@ -104,12 +107,14 @@ class Closing:
 
     def _close(self, outcome: Outcome, measured: Tensor, graph: bool) -> Outcome:
         """The closing evaluation, at the value that is returned."""
-        since, outer = sequence_number(), None if self.f.repeats else outer_states()
+        since, last = sequence_number(), outcome.at_once
+        outer = None if self.f.repeats or (last is not None and not self.f.fresh) else outer_states()
         with torch.set_grad_enabled(graph):
-            fz, changed = self._evaluate(outcome.value, self.f.tracked if graph else self.f)
-        changed = changed or (outer is not None and outer_states() != outer)
+            fz, changed = self._evaluate(outcome.value, f=self.f.tracked if graph else self.f)
         if graph:
             outcome.recorded, fz = (fz, since), fz.detach()
+        changed = changed or (outer is not None and outer_states() != outer)
+        changed = changed or (last is not None and bool(differs(fz, last).any()))
         norms = measure(fz - outcome.value, fz)
         r, s = map(torch.from_numpy, norms[:2])
         outcome.steps = outcome.steps + 1
@@ -117,9 +122,9 @@ class Closing:
             outcome.g_norm, outcome.f_norm = r, s  # the usual case: every sample is confirmed
             outcome.image = None if outcome.image is None else fz
             return outcome
-        note = self._suspect(outcome, fz) if changed else ""
+        note = self._suspect(outcome, fz if last is None else last) if changed else ""
         if note:
-            return _not_converged(outcome, measured, r, s, note)
+            return not_converged(outcome, measured, r, s, note)
         rounding = SLACK * torch.finfo(r.dtype).eps * s
         claimed = outcome.codes == Status.CONVERGED
         met = r <= self.tolerance.target(s)
@@ -151,7 +156,8 @@ class Closing:
         if self._left(outcome) >= 1:
             again, drawn = self._repeat(outcome)
             if drawn or bool(differs(again, fz).any()):
-                return _not_converged(outcome, wrong, *_larger(outcome, again, z), RANDOM)
+                self._distrust()
+                return not_converged(outcome, wrong, *_larger(outcome, again, z), RANDOM)
             if z.shape[0] == 1 and not self.trusted:
                 note = (
                     f"{type(self.solver).__name__}.step reports an f(z) that f does not give at that z: its Step must hold f "
@@ -162,7 +168,7 @@ class Closing:
                     return self._as_one(z, fz, int(outcome.steps.max()))
                 if self._left(outcome) >= 1:
                     return self._together(outcome, fz)
-        return _not_converged(outcome, wrong, outcome.g_norm, outcome.f_norm, note)
+        return not_converged(outcome, wrong, outcome.g_norm, outcome.f_norm, note)
 
     def _check_diverged(self, outcome: Outcome, fz: Tensor, rows: Tensor) -> Outcome | None:
         """Samples may have diverged because they were evaluated alone, or because others moved."""
@@ -186,9 +192,9 @@ class Closing:
             return self._as_one(z, fz, int(outcome.steps.max()))
         return None if together else self._together(outcome, fz)
 
-    def _evaluate(self, z: Tensor, f: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, bool]:
-        """f of a copy, and whether the state of torch's generator changed meanwhile."""
-        given, before = z.clone(), random_state(z.device)
+    def _evaluate(self, z: Tensor, before: Tensor | None = None, f: Callable[[Tensor], Tensor] | None = None) -> Any:
+        """f of a copy, and whether the state of torch's generator changed meanwhile, or since."""
+        given, before = z.clone(), random_state(z.device) if before is None else before
         with nullcontext() if torch.is_grad_enabled() else apart():
             fz = (f or self.f)(given)
         if not torch.equal(given, z) and not bool(((given == z) | z.isnan()).all()):
@@ -209,7 +215,15 @@ class Closing:
         if self._left(outcome) < 1:
             return UNREPEATED
         again, drawn = self._repeat(outcome)
-        return RANDOM if drawn or bool(differs(again, fz).any()) else ""
+        if not drawn and not bool(differs(again, fz).any()):
+            return ""
+        self._distrust()
+        return RANDOM
+
+    def _distrust(self) -> None:
+        """The next solve looks for draws again."""
+        if isinstance(self.f, FunctionMap):
+            self.f.costs.clear()
 
     def _depends_on_others(self, outcome: Outcome, fz: Tensor, row: int) -> bool:
         """Whether f of one row changes when the others move, or are 0, in the steps left."""
@@ -244,7 +258,7 @@ class Closing:
             outcome = _count(closing.run(z.reshape(1, -1), fz.reshape(1, -1)), spent - 1, [])
         outcome.coupled = not outcome.note or outcome.note == UNCONFIRMED  # else f is random, or the solver wrong
         outcome.note = outcome.note or COUPLED
-        return outcome.as_batch(z.shape)
+        return as_batch(outcome, z.shape)
 
 
 def _others_moved(z: Tensor, row: int) -> tuple[Tensor, Tensor]:
@@ -255,27 +269,6 @@ def _others_moved(z: Tensor, row: int) -> tuple[Tensor, Tensor]:
     return torch.where(others, z + 0.5 * scale * signs, z), torch.where(others, 0.0, z)
 
 
-def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:
-    """The outcome at a z that was found in another way: one evaluation measures its residual.
-
-    Args:
-        f: The map.
-        z: (batch, features).
-        tolerance: When a sample counts as converged.
-        steps: Evaluations spent, this one included.
-    """
-    with torch.no_grad(), apart():
-        before = random_state(z.device)
-        outcome = iterate(f, z, Picard(), tolerance=tolerance, max_steps=1, keep_image=True)
-        if not torch.equal(before, random_state(z.device)):
-            again, drawn = watched(f, z)
-            steps += 1
-            if drawn or outcome.image is None or bool(differs(again, outcome.image).any()):
-                _not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, RANDOM)
-    outcome.steps.fill_(steps)
-    return outcome
-
-
 def _count(outcome: Outcome, spent: int, before: list[tuple[Tensor, Tensor, Tensor]]) -> Outcome:
     """The outcome of a continued solve, with the evaluations and the history before it."""
     outcome.steps = outcome.steps + spent
@@ -283,7 +276,7 @@ def _count(outcome: Outcome, spent: int, before: list[tuple[Tensor, Tensor, Tens
     return outcome
 
 
-def _not_converged(outcome: Outcome, rows: Tensor, r: Tensor, s: Tensor, note: str) -> Outcome:
+def not_converged(outcome: Outcome, rows: Tensor, r: Tensor, s: Tensor, note: str) -> Outcome:
     """Some samples have not converged, with these |f(z) - z| and |f(z)|; all, if f is random."""
     rows = torch.ones_like(rows) if note in (RANDOM, UNREPEATED) else rows
     outcome.codes = torch.where(rows & (outcome.codes == Status.CONVERGED), int(Status.MAX_STEPS), outcome.codes)

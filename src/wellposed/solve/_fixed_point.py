@@ -16,7 +16,7 @@ from wellposed.solve._groups import GroupedMap, Groups
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.solution import Solution, SolveOptions
-from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
+from wellposed.solve.solver import AbstractSolver, Tolerance
 
 
 @eager  # a loop that depends on values gains nothing from a trace
@@ -107,3 +107,12 @@ def check_args(f: Any, args: Any) -> None:
         raise InvalidType(f"args must be a tuple; got {type(args).__name__}. For one argument write args=(x,).")
     if args and isinstance(f, AbstractMap):
         raise InvalidArgument(f"{type(f).__name__} holds what it needs, so args must be empty; got {len(args)}.")
+
+
+def check_options(f: Any, solver: Any, *, name: str = "f") -> None:
+    """Checks the map (called `name`) and the solver of a solve."""
+    if not callable(f):
+        raise InvalidType(f"{name} must be callable; got {type(f).__name__}.")
+    if not isinstance(solver, AbstractSolver):
+        hint = " Choices are objects: give Anderson(), not its name or class." if isinstance(solver, (str, type)) else ""
+        raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")

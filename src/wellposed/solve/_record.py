@@ -13,6 +13,7 @@ class SolveRecord:
 
     Attributes:
         solution: Of the last forward solve. adjoint: Of the last linear solve of a backward pass.
+            Either may be what makes it, see `read_record`.
         failures: How many solves failed, by direction and cause.
         coupled: The training modes in which rows were found to depend on each other: batch
             statistics couple rows in one of them only. training: The mode of the last forward

@@ -14,11 +14,12 @@ from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import apart, eager, require_values
 from wellposed._tree import Layout, leaves, rebuild
 from wellposed.errors import InvalidArgument, WellposedWarning
-from wellposed.solve._fixed_point import check_args
+from wellposed.solve._failure import user_level
+from wellposed.solve._fixed_point import check_args, check_options
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
-from wellposed.solve.solution import Solution, SolveOptions, user_level
-from wellposed.solve.solver import AbstractSolver, Tolerance, check_options
+from wellposed.solve.solution import Solution, SolveOptions
+from wellposed.solve.solver import AbstractSolver, Tolerance
 from wellposed.status import Status
 
 #: |J_F u| / |u| below which a small |F(z)| says little about the distance to a root.

@@ -6,7 +6,6 @@ waits for the device, and an operation on a few numbers takes a tenth of the tim
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed._tree import Array, differs, host_dtype, measure, relative, scaled_norm, to_device, to_host
+from wellposed._tree import Array, host_dtype, relative, to_device, to_host
 
 #: Steps of a stage after which switching rules judge a sample: early, then ever more rarely.
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
@@ -25,15 +24,12 @@ MARGIN = 0.2
 #: The next measurement is at most this many steps ahead, or a quarter of the steps taken: factors change.
 FURTHEST = 16
 GRID = 5  #: A measurement that is far ahead is made at a multiple of this: the samples of a batch share it.
-#: A sample that is predicted to need more steps is slow: it is measured at `JUDGED_AT` too.
-FEW_STEPS = 15.0
+#: A sample that is predicted to need more steps beyond the next of `JUDGED_AT` is slow: it is measured there too.
+FEW_STEPS = 10.0
 RUNAWAY_LIMIT = 10.0  #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
-MOST_KEPT = 8  #: Buffers kept for the next solve. A solve uses four; a second solve inside a cell may use as many.
 NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")  #: What an outcome holds per sample, besides values.
 
-__all__ = ["Array", "differs", "measure", "relative", "scaled_norm", "to_device", "to_host"]
-
-_local = threading.local()
+NO_NUMBERS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass
@@ -60,6 +56,14 @@ class ActiveSamples:
         unknown = np.full(batch, np.inf, dtype=host_dtype(z.dtype))
         once, worst = np.ones(batch, dtype=np.int64), np.zeros_like(unknown)
         return cls(np.arange(batch), z, fz, once, unknown, unknown, worst, z, unknown, unknown, fz if keep_image else None)
+
+    def most(self, idle: Array | None) -> int:
+        """The largest number of evaluations of a sample that is not (rows,) `idle`."""
+        return int((self.evaluations if idle is None else self.evaluations[~idle]).max())
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The points that are needed."""
+        return (self.z, self.fz, self.best_z, self.best_f, *self.trail)
 
     def take(self, rows: Array) -> ActiveSamples:
         """Some of the rows; a tensor in two fields is copied once."""
@@ -146,44 +150,56 @@ class Outcome:
         history: [(samples, their evaluations, their relative residuals)], if recorded.
         coupled: Rows depend on each other; the batch was solved as one sample.
         note: A sentence if f at `value` did not confirm the answer; else empty.
-        at_once: All samples converged at one evaluation of the whole batch: it confirms them.
+        at_once: f at `value` if all samples converged at this evaluation of the whole batch.
         recorded: f at `value` with its graph, and a `sequence_number` from before it, if recorded.
     """
 
     value: Tensor
-    g_norm: Tensor
-    f_norm: Tensor
-    steps: Tensor
-    codes: Tensor
-    rate: Tensor
+    g_norm: Tensor = NO_NUMBERS
+    f_norm: Tensor = NO_NUMBERS
+    steps: Tensor = NO_NUMBERS
+    codes: Tensor = NO_NUMBERS
+    rate: Tensor = NO_NUMBERS
     image: Tensor | None = None
     history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     coupled: bool = False
     note: str = ""
-    at_once: bool = False
+    at_once: Tensor | None = None
     recorded: tuple[Tensor, int] | None = None
 
-    @classmethod
-    def like(cls, z: Tensor, keep_image: bool) -> Outcome:
-        """An outcome to be filled for the samples of z."""
-        batch = z.shape[0]
-        real, whole = torch.full((3, batch), torch.nan, dtype=z.dtype), torch.zeros((2, batch), dtype=torch.int64)
-        value = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-        image = torch.empty_like(value) if keep_image else None
-        return cls(value, real[0], real[1], whole[0], whole[1], real[2], image)
+    def allocated(self) -> Outcome:
+        """With memory for values that are not known yet, in the place of the start."""
+        if self.codes is NO_NUMBERS:
+            z, batch = self.value, self.value.shape[0]
+            self.g_norm, self.f_norm, self.rate = torch.full((3, batch), torch.nan, dtype=z.dtype)
+            self.steps, self.codes = torch.zeros((2, batch), dtype=torch.int64)
+            self.value = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+            self.image = None if self.image is None else torch.empty_like(self.value)
+        return self
 
-    def as_batch(self, shape: torch.Size) -> Outcome:
-        """From one sample that is a whole batch: every row has the status of the batch."""
-        rows = torch.arange(shape[0])
-        history = [(rows, steps.expand(shape[0]), r.expand(shape[0])) for _, steps, r in self.history]
-        image = None if self.image is None else self.image.reshape(shape)
-        numbers = {name: getattr(self, name).expand(shape[0]).clone() for name in NUMBERS}
-        return replace(self, value=self.value.reshape(shape), image=image, history=history, **numbers)
+    def write(self, index: Array | None, *numbers: Array) -> None:
+        """The `NUMBERS` of some samples, or of all if no (samples,) `index` is given."""
+        for name, values in zip(NUMBERS, numbers, strict=True):
+            if index is None:
+                setattr(self, name, torch.from_numpy(values))
+            else:
+                getattr(self, name).numpy()[index] = values
 
-    def as_one(self) -> Outcome:
-        """The inverse of `as_batch`."""
-        numbers = {name: getattr(self, name)[:1] for name in NUMBERS}
-        return replace(self, value=self.value.reshape(1, -1), image=None, recorded=None, history=[], **numbers)
+    def add_to_history(self, samples: ActiveSamples, r: Array, s: Array, idle: Array | None) -> None:
+        """The residuals of the samples that are not (rows,) `idle`."""
+        active = slice(None) if idle is None else ~idle
+        index, evaluations, r_, s_ = (torch.from_numpy(n[active]) for n in (samples.index, samples.evaluations, r, s))
+        self.history.append((index, evaluations, relative(r_, s_)))
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all samples converged, and nothing else is to be said."""
+        return not (self.coupled or self.note or to_host(self.codes).any())
+
+    def numbers_only(self) -> Outcome:
+        """Without f at `value`, which holds memory."""
+        self.image = self.at_once = self.recorded = None
+        return self
 
 
 class ResidualSchedule:
@@ -196,16 +212,17 @@ class ResidualSchedule:
     Args:
         rows: How many samples.
         first: The step of the first measurement after the start; 0 if all are due at every step.
-        judged: Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
+        few: In the place of `FEW_STEPS`; below 0 every sample is slow.
         stride: If above 1, samples are measured at `at` and at multiples of it only.
         at: In the place of `JUDGED_AT`.
     """
 
-    def __init__(self, rows: int, *, first: int, judged: bool, stride: int = 1, at: frozenset[int] = JUDGED_AT) -> None:
-        self._first, self._judged, self._stride, self._at = GRID if stride > 1 else first, judged, stride, at
+    def __init__(self, rows: int, *, first: int, few: float, stride: int = 1, at: frozenset[int] = JUDGED_AT) -> None:
+        self._first, self._few, self._stride, self._at = GRID if stride > 1 else first, few, stride, at
         self._due = np.zeros(rows, dtype=np.int64)
-        self._slow = np.zeros(rows, dtype=bool)
-        self._before: tuple[Array, Array] | None = None  # (rows,) step and residual of the last measurement
+        self.slow = np.ones(rows, dtype=bool)  # (rows,) the samples that a switching rule may judge
+        # (rows,) step, or target if all are due at every step, and residual of the last measurement
+        self._before: tuple[Array, Array] | None = None
         self._start = np.zeros(0)  # (rows,) the residuals at the start
 
     def due(self, count: int) -> Array | None:
@@ -213,26 +230,28 @@ class ResidualSchedule:
         if not self._first:
             return None
         due = self._due <= count
-        due = due | self._slow | self._judged if count in self._at else due
+        due = due | self.slow if count in self._at else due
         return None if due.all() else due
 
-    @property
-    def slow(self) -> Array | None:
-        """(rows,) the samples that a switching rule may judge; None for all."""
-        return None if self._judged else self._slow
+    def expects_all(self, count: int, idle: Array | None) -> bool:
+        """Whether all samples that are not (rows,) `idle` are predicted to be done at `count`."""
+        if self._before is None or count <= self._first:
+            return False
+        due = self._due <= count
+        return bool((due if idle is None else due | idle).all())
 
     def judges(self, count: int) -> bool:
         """Whether a switching rule judges a sample now."""
-        return count in self._at and (self._judged or bool(self._slow.any()))
+        return count in self._at and bool(self.slow.any())
 
     @np.errstate(all="ignore")
     def update(self, count: int, r: Array, target: Array, due: Array | None) -> None:
         """Sets the next measurement of the samples that were `due(count)`, with residuals r."""
         if not self._first:
+            self._before, self._start = (target, r), self._start if count else r
             return
         if self._before is None:  # no factor is known yet
             self._before, self._due, self._start = (np.full_like(self._due, count), r), self._due + self._first, r
-            self._slow[:] = True
             return
         then, before = self._before
         # log of what is missing / log of the factor: NaN or negative for a factor of 1 or more
@@ -245,56 +264,35 @@ class ResidualSchedule:
             next_one = (next_one // self._stride + 1) * self._stride
         else:
             next_one = np.where(ahead < GRID, next_one, next_one // GRID * GRID)
-        slow = ~((wanted >= 0) & (wanted <= FEW_STEPS))
+        judged = min((step for step in self._at if step > count), default=count)
+        slow = ~((wanted >= 0) & (wanted <= self._few + judged - count)) if self._few >= 0 else self.slow
         if due is None:
-            self._before, self._due, self._slow = (np.full_like(then, count), r), next_one, slow
+            self._before, self._due, self.slow = (np.full_like(then, count), r), next_one, slow
         else:
             self._before = np.where(due, count, then), np.where(due, r, before)
-            self._due, self._slow = np.where(due, next_one, self._due), np.where(due, slow, self._slow)
+            self._due, self.slow = np.where(due, next_one, self._due), np.where(due, slow, self.slow)
 
     def next_due(self, count: int, idle: Array | None) -> int:
         """The first step from `count` on at which a sample is due that is not (rows,) `idle`."""
         if not self._first:
             return count
-        due, slow = (self._due, self._slow) if idle is None else (self._due[~idle], self._slow[~idle])
+        due, slow = (self._due, self.slow) if idle is None else (self._due[~idle], self.slow[~idle])
         last = max(count, int(due.min())) if due.shape[0] else count
-        return next((step for step in range(count, last) if step in self._at), last) if slow.any() or self._judged else last
+        return next((step for step in range(count, last) if step in self._at), last) if slow.any() else last
 
+    @np.errstate(all="ignore")
     def ahead(self, count: int, idle: Array) -> int:
-        """How many steps are planned for samples that are not `idle`; 0 if none are."""
-        due = self._due[~idle]
-        return int(due.max()) - count if self._first and due.shape[0] else 0
+        """How many steps are planned, or predicted, for samples not `idle`; 0 if none are."""
+        if idle.all() or self._before is None or not (self._first or count):
+            return 0
+        if self._first:
+            return int(self._due[~idle].max()) - count
+        target, r = (numbers[~idle] for numbers in self._before)
+        wanted = np.log(target / r) / np.log(r / self._start[~idle]) * count
+        return int(np.where((wanted >= 0) & (wanted < FURTHEST), wanted + 1, FURTHEST).max())
 
     def take(self, rows: Array) -> None:
         """Keeps only these rows."""
-        self._due, self._slow = self._due[rows], self._slow[rows]
+        self._due, self.slow = self._due[rows], self.slow[rows]
         self._before = None if self._before is None else (self._before[0][rows], self._before[1][rows])
-        self._start = self._start[rows] if self._before is not None else self._start
-
-
-def take_buffer(like: Tensor) -> Tensor:
-    """A buffer of the shape, dtype and device of `like`, with arbitrary content.
-
-    Fresh memory costs page faults, some per cent of a short solve. Buffers are kept for the next
-    solve of the same thread: a few, of the size asked for last.
-    """
-    kept = _kept()
-    for i, buffer in enumerate(kept):
-        if buffer.shape == like.shape and buffer.dtype == like.dtype and buffer.device == like.device:
-            return kept.pop(i)
-    kept.clear()  # their size is no longer used
-    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
-
-
-def give_buffer(buffer: Tensor) -> None:
-    """Returns a buffer; one made in inference mode could not be written to outside."""
-    kept = _kept()
-    if buffer.device.type == "cpu" and not buffer.is_inference() and len(kept) < MOST_KEPT:
-        kept.append(buffer)
-
-
-def _kept() -> list[Tensor]:
-    if not hasattr(_local, "kept"):
-        _local.kept = []
-    kept: list[Tensor] = _local.kept
-    return kept
+        self._start = self._start if self._before is None else self._start[rows]

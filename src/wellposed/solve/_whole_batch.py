@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
+from wellposed.solve._samples import NUMBERS, Outcome
 from wellposed.solve.map import AbstractMap, StandingRows
+from wellposed.solve.solver import AbstractSolver, Point, Step
 
 
 class Together(AbstractMap):
@@ -183,3 +187,42 @@ class _CountedJacobian(ProductJacobian):
     def rmv(self, u: Tensor) -> Tensor:
         self._f.count(1)
         return super().rmv(u)
+
+
+def as_batch(outcome: Outcome, shape: torch.Size) -> Outcome:
+    """From one sample that is a whole batch: every row has the status of the batch."""
+    rows = torch.arange(shape[0])
+    history = [(rows, steps.expand(shape[0]), r.expand(shape[0])) for _, steps, r in outcome.history]
+    image = None if outcome.image is None else outcome.image.reshape(shape)
+    numbers = {name: getattr(outcome, name).expand(shape[0]).clone() for name in NUMBERS}
+    return replace(outcome, value=outcome.value.reshape(shape), image=image, history=history, **numbers)
+
+
+def as_one(outcome: Outcome) -> Outcome:
+    """The inverse of `as_batch`."""
+    numbers = {name: getattr(outcome, name)[:1] for name in NUMBERS}
+    return replace(outcome, value=outcome.value.reshape(1, -1), image=None, recorded=None, history=[], **numbers)
+
+
+def check_step(solver: AbstractSolver, step: Any, point: Point, *, counted: bool) -> None:
+    """Raises for a step that is not the next evaluated point of every row.
+
+    Args:
+        solver: The method. step: What it returned at `point`.
+        point: The point.
+        counted: Whether the map counts its evaluations, and those of the step are not read.
+    """
+    owner = f"{type(solver).__name__}.step"
+    if not isinstance(step, Step):
+        raise InvalidType(f"{owner} must return a Step(z, fz), the next point and f at it; got {type(step).__name__}.")
+    for name, rows in (("z", step.z), ("fz", step.fz)):
+        if rows.shape != point.z.shape or rows.dtype != point.z.dtype:
+            raise InvalidArgument(
+                f"{owner} must keep the shape and dtype of Point.z, {tuple(point.z.shape)} and {point.z.dtype}; "
+                f"Step.{name} has {tuple(rows.shape)} and {rows.dtype}."
+            )
+    claimed = step.evaluations
+    if counted or (isinstance(claimed, int) and claimed >= 1):
+        return
+    if isinstance(claimed, int) or bool((claimed < 1).any()):
+        raise InvalidArgument(f"{owner} must report at least 1 evaluation of f; Step.evaluations is {claimed}.")

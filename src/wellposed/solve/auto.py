@@ -11,22 +11,25 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import relative_cost
-from wellposed._tree import host_dtype
+from wellposed._tree import Array, host_dtype, to_device, to_host
 from wellposed.errors import InvalidType
-from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, Array, to_device, to_host
+from wellposed.solve._samples import FEW_STEPS, JUDGED_AT
 from wellposed.solve.anderson import Anderson
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.newton import NewtonKrylov
-from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard, Point, Step, if_it_stagnates
-from wellposed.status import Status
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Picard, Point, Step
+from wellposed.status import Status, if_it_stagnates
 
 #: Operations of a step of Anderson acceleration beyond the evaluation of f.
 OPERATIONS = 20
 #: What a step of Anderson acceleration costs, in plain steps, if the cost of f is not known (a dense cell), and how many
 #: its memory needs to build up: few, since it starts with the last plain steps.
 USUAL_PRICE, WARM_UP = 1.5, 1.0
-#: Up to this price every sample is judged that is not almost done.
-LOW_PRICE, VERY_FEW_STEPS = 1.6, 4.0
+#: Up to this price every sample is judged that is not almost done; above it, those that need many plain steps.
+LOW_PRICE, VERY_FEW_STEPS, MODERATE_STEPS = 1.6, 4.0, 10.0
+ALMOST = 0.7  #: A sample is almost done if it needs at most this part of those steps.
+#: Above this price, or if it is not known, a judgement costs as much as some plain steps, and fewer samples are judged.
+HIGH_PRICE, MANY_PLAIN_STEPS = 2.5, 15.0
 #: Up to this price samples are judged after 3 steps too, the first for which three residuals and a factor are known.
 VERY_LOW_PRICE, EARLY = 1.2, JUDGED_AT | {3}
 #: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
@@ -106,7 +109,7 @@ class _LeavePlain(AbstractSwitchingRule):
     uses_trail: ClassVar[bool] = True
 
     def __init__(self, accelerated: Anderson) -> None:
-        self._accelerated, self._price, self._few = accelerated, USUAL_PRICE, FEW_STEPS
+        self._accelerated, self._price, self._few = accelerated, USUAL_PRICE, MANY_PLAIN_STEPS
         # (rows,) the last step at which a sample was judged, its norm, and the factor that was predicted from there
         self._before: tuple[Array, Array, Array] | None = None
 
@@ -116,35 +119,42 @@ class _LeavePlain(AbstractSwitchingRule):
             self._price = 1.0 + relative_cost(OPERATIONS, numbers, cost[0])
             self.stride = next((stride for limit, stride in STRIDES if cost[0] < limit), 1)
             self.judged_at = EARLY if self._price <= VERY_LOW_PRICE else JUDGED_AT
-        expensive = cost is not None and self._price <= LOW_PRICE
-        self._few = VERY_FEW_STEPS if expensive else FEW_STEPS
-        return expensive  # a measurement and the points kept cost little beside f
+        if cost is not None and self._price <= LOW_PRICE:  # a measurement and the points kept cost little beside f
+            self._few = self.few = VERY_FEW_STEPS
+        elif cost is not None and self._price <= HIGH_PRICE:
+            self._few = MODERATE_STEPS
+        return False
 
     @np.errstate(all="ignore")
     def decide(self, count: int, point: Point) -> Array | None:
         r, target = to_host(point.r), to_host(point.target)
-        if self._before is None:
-            self._before = np.zeros(r.shape[0]), r, np.zeros_like(r)
-            return None
-        then, before, predicted = self._before
+        assert point.first is not None
+        then, before, predicted = self._before or (np.zeros(r.shape[0]), point.first, np.zeros_like(r))
         due = True if point.due is None else point.due
         q = (r / before) ** (1.0 / (count - then))
-        remaining, budget = _steps_to_target(r, target, q), to_host(point.budget)
+        followed = len(point.trail) >= 2
+        old = point.z - point.trail[-1] if followed else point.g
+        last = r / to_host(torch.linalg.vector_norm(old, dim=1)) if followed else q
+        # where steps cost little residuals have fallen for long, and may fall more slowly now
+        now = q if self._few == VERY_FEW_STEPS else np.maximum(q, last)
+        remaining, budget = _steps_to_target(r, target, now), to_host(point.budget)
         self._before = np.where(due, count, then), np.where(due, r, before), predicted
-        due = ~((remaining < np.minimum(0.7 * self._few, budget)) | ((q <= predicted) & (remaining <= budget))) & due
+        due = ~((remaining < np.minimum(ALMOST * self._few, budget)) | ((now <= predicted) & (remaining <= budget))) & due
         if not due.any():
             return None  # the usual case
-        if len(point.trail) < 2:
+        if not followed:
             leave: Array = (~(q < 1) | (remaining > budget)) & due
             return leave
-        before_last, last, cut = _last_factors(point, due)
+        older = point.trail[-1] - point.trail[-2]
+        before_last = r / last / to_host(torch.linalg.vector_norm(older, dim=1))
         q = np.maximum(q, (before_last * last) ** 0.5)  # of the last two steps: residuals fall more slowly than at first
         remaining = _steps_to_target(r, target, q)
         leave = (~(q < 1) | (remaining > budget)) & due
-        slow = ~(remaining <= self._few) & due
+        slow = ~(remaining <= (self._few if self._few == VERY_FEW_STEPS else min(ALMOST * self._few, FEW_STEPS))) & due
         if (slow & ~leave).any():
             later = np.minimum(np.maximum(q, last + np.maximum(last - before_last, 0.0)), 0.5 + 0.5 * q)
             self._before = *self._before[:2], np.where(slow & ~leave, later, predicted)
+            cut = _cut((older, old, point.g), due)
             accelerated = 1.0 + _steps_to_target(np.maximum(cut * r, target), target, q * cut ** (1 / 3))
             leave |= slow & (self._price * accelerated + WARM_UP < _steps_to_target(r, target, later))
         return leave & ~(_steps_to_zero(point) <= budget) if leave.any() else leave
@@ -212,31 +222,27 @@ def _steps_to_target(r: Array, target: Array, q: Array) -> Array:
     return steps
 
 
-def _last_factors(point: Point, due: Array) -> Array:
-    """(3, batch) of due samples, 1 elsewhere: the factors of |g| in the last two steps, and c.
-
-    c is the least norm of an affine combination of the last three residuals, over |g|.
-    """
-    points = (*point.trail[-2:], point.z, point.g)
+def _cut(steps: tuple[Tensor, ...], due: Array) -> Array:
+    """(batch,) the least norm of an affine combination of the last three g, over |g|, where due."""
     if not due.all():
-        rows = to_device(np.flatnonzero(due), point.z.device)
-        points = tuple(part.index_select(0, rows) for part in points)
-    first, second, z, g = points
-    old = z - second
-    basis = torch.stack((g - old, old - (second - first), g), dim=1)
+        rows = to_device(np.flatnonzero(due), steps[0].device)
+        steps = tuple(g.index_select(0, rows) for g in steps)
+    older, old, g = steps
+    basis = g.new_empty(g.shape[0], 3, g.shape[1])
+    torch.sub(g, old, out=basis[:, 0])
+    torch.sub(old, older, out=basis[:, 1])
+    basis[:, 2] = g
     gram = to_host(torch.bmm(basis, basis.transpose(1, 2))).astype(np.float64)
     a, b, c = gram[:, 0, 0], gram[:, 0, 1], gram[:, 1, 1]
     p, q, square = gram[:, 0, 2], gram[:, 1, 2], gram[:, 2, 2]
-    old_square = square - 2 * p + a
-    older_square = old_square - 2 * (q - b) + c
     # project g off d1, then off what d2 adds to d1
     a = np.maximum(a, np.finfo(np.float64).tiny)
     c_rest, q_rest = c - b * b / a, q - b * p / a
     usable = c_rest > 1e-6 * c
     gain = p * p / a + np.where(usable, q_rest * q_rest / np.where(usable, c_rest, 1.0), 0.0)
-    factors = np.ones((3, due.shape[0]), dtype=host_dtype(point.z.dtype))
-    factors[:, due] = np.sqrt([old_square / older_square, square / old_square, np.maximum(square - gain, 0.0) / square])
-    return factors
+    cut = np.ones(due.shape[0], dtype=host_dtype(g.dtype))
+    cut[due] = np.sqrt(np.maximum(square - gain, 0.0) / square)
+    return cut
 
 
 def _steps_to_zero(point: Point) -> Array:
@@ -245,8 +251,11 @@ def _steps_to_zero(point: Point) -> Array:
     Along a directed chain, or in another map with a nilpotent Jacobian, the entries become exact
     one after the other, and |g| may not fall before the end.
     """
+    left = to_host(torch.count_nonzero(point.g, dim=1))
+    if left.min() == point.g.shape[1]:  # the usual case: no entry is 0
+        return np.full(left.shape[0], np.inf)
     older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
-    before, between, left = (to_host(torch.count_nonzero(g, dim=1)) for g in (older, old, point.g))
+    before, between = (to_host(torch.count_nonzero(g, dim=1)) for g in (older, old))
     fallen = np.minimum(before - between, between - left)
     steps: Array = np.where(fallen > 0, left / np.maximum(fallen, 1), np.inf)
     return steps

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import counted, relative_cost
-from wellposed._tree import LOW_PRECISION, Layout, leaves, map_tensors
+from wellposed._tree import LOW_PRECISION, Layout, differs, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
 from wellposed.solve._graph_data import take_nodes
-from wellposed.solve._samples import differs
 
 T = TypeVar("T")
 OPERATIONS, PASSES = 20, 24  #: Operations, and passes over the state, that take rows out of the batch of a layer.
@@ -27,12 +26,11 @@ OPERATIONS, PASSES = 20, 24  #: Operations, and passes over the state, that take
 class AbstractMap(abc.ABC):
     """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone."""
 
-    #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
-    writes_out: bool = False
-    #: Whether a finished sample takes part in no further evaluation, unless it is built in: `AbstractSolver.takes_out`.
-    leaves_at_once: bool = True
+    writes_out: bool = False  #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
+    leaves_at_once: bool = True  #: Whether finished samples take part in no further evaluation: `AbstractSolver.takes_out`.
     strides: bool = False  #: Whether a sample may take some steps too many if that saves measurements.
     repeats: bool = False  #: Whether it is known to give the same value at the same point unless it draws random numbers.
+    fresh: bool = True  #: Whether no earlier solve has shown that it draws no numbers from generators outside of torch.
     regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.
     cost: tuple[float, int] | None = None  #: Of an evaluation per row (`wellposed._torch.counted`), and its features.
     idle_part: float = 0.0  #: What `take` costs beyond copies, in evaluations: as large a part of the rows must be idle.
@@ -99,8 +97,7 @@ class StandingRows(AbstractMap):
         if not bool(standing.sum().isfinite()):  # a row with NaN stands at another point now, and its image is not known
             self._standing = torch.where(standing.isfinite(), standing, 0.0)
             self._image = torch.where(standing.isfinite().all(dim=1, keepdim=True), image, torch.nan)
-        idle = torch.ones(standing.shape[0], dtype=torch.bool, device=rows.device)
-        idle[rows] = False
+        idle = torch.ones(standing.shape[0], dtype=torch.bool, device=rows.device).index_fill_(0, rows, False)
         self._idle = idle.nonzero().squeeze(1)
 
     def _among(self, z: Tensor) -> Tensor:
@@ -154,17 +151,18 @@ class FunctionMap(AbstractMap):
     ) -> None:
         self._f, self._layout, self._args = f, layout, args
         self._low_allowed, self._checked = low_precision or layout.dtype in LOW_PRECISION, False
-        self._low = False  # f accepts only the low-precision dtype of the state
+        self._low = self._simple = False  # f accepts only low precision; f was seen to take and give rows as they are
         self._seen: tuple[Tensor, Tensor] | None = None  # the last (z, f(z)): where rows would stand still
         self.whole_only = False  # f of some rows is not some rows of f
         self.graphs = False  # rows are nodes, and arguments follow them: see `take_nodes`
-        self._costs, self._key = {} if costs is None else costs, (layout.shapes, layout.dtype)
-        self.strides = costs is not None
+        self.strides, self._key = costs is not None, (layout.shapes, layout.dtype)
+        self.costs = {} if costs is None else costs
+        self.fresh = self.uncounted = self._key not in self.costs
         self.watched = not self.strides  # f of rows that stood still was compared, or need not be
 
     @property
     def cost(self) -> tuple[float, int] | None:  # type: ignore[override]  # read only here
-        return None if (cost := self._costs.get(self._key)) is None else (cost, sum(self._layout.sizes))
+        return None if (cost := self.costs.get(self._key)) is None else (cost, sum(self._layout.sizes))
 
     @property
     def idle_part(self) -> float:  # type: ignore[override]  # read only here
@@ -173,25 +171,28 @@ class FunctionMap(AbstractMap):
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         version = None if z.is_inference() else z._version
-        if self._key in self._costs:
+        if not self.uncounted:
             value = self.tracked(z)
         else:
-            value, self._costs[self._key] = counted(self.tracked, z, self.inputs())
+            value, self.costs[self._key] = counted(self.tracked, z, self.inputs())
+            self.uncounted = False
         if version is not None and z._version != version:
             raise InvalidArgument("f changed its argument in place; it must return a new value and leave z unchanged.")
         self._seen = (z, value)
         return value
 
     def tracked(self, z: Tensor) -> Tensor:
-        first_low = not self._checked and self._layout.dtype in LOW_PRECISION
-        value = self._first_low_precision(z) if first_low else self._call(z)
-        if self._checked and self._layout.is_matrix and isinstance(value, Tensor):
-            if value.shape == z.shape and value.dtype == z.dtype:
-                return value  # the usual case
+        if self._simple:  # the usual case
+            value = self._f(z, *self._args)
+            if isinstance(value, Tensor) and value.shape == z.shape and value.dtype == z.dtype:
+                return value
+        else:
+            first_low = not self._checked and self._layout.dtype in LOW_PRECISION
+            value = self._first_low_precision(z) if first_low else self._call(z)
         problem = self._layout.check(value, z.shape[0])
         if problem is not None:
             raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}.")
-        self._checked = True
+        self._checked, self._simple = True, self._layout.is_matrix and not self._low
         rows = self._layout.flatten(value)
         if rows.dtype != z.dtype:
             if rows.dtype not in LOW_PRECISION or not self._low_allowed:
@@ -210,8 +211,8 @@ class FunctionMap(AbstractMap):
         return self._like(self._layout, map_tensors(lambda leaf: next(remaining), self._args), self._checked)
 
     def _like(self, layout: Layout, args: tuple[Any, ...], checked: bool) -> FunctionMap:
-        other = FunctionMap(self._f, layout, args, low_precision=self._low_allowed, costs=self._costs)
-        other._low, other._checked, other.graphs = self._low, checked, self.graphs
+        other = FunctionMap(self._f, layout, args, low_precision=self._low_allowed, costs=self.costs)
+        other._low, other._checked, other._simple, other.graphs = self._low, checked, checked and self._simple, self.graphs
         return other
 
     def _call(self, z: Tensor) -> Any:
@@ -254,8 +255,7 @@ class FunctionMap(AbstractMap):
         return jacobian
 
     def repeats_itself(self) -> bool:  # at its last point
-        assert self._seen is not None
-        return not bool(differs(self.tracked(self._seen[0]), self._seen[1]).any())
+        return self._seen is not None and not bool(differs(self.tracked(self._seen[0]), self._seen[1]).any())
 
     def forget(self) -> None:
         self._seen = None

@@ -12,8 +12,8 @@ from wellposed._checks import check_interval
 from wellposed.errors import InvalidType
 from wellposed.linalg import GMRES, AbstractLinearSolver, DenseSolve
 from wellposed.solve.map import AbstractMap, RowsCoupled
-from wellposed.solve.solver import AbstractSolver, Point, Step, advice
-from wellposed.status import Status
+from wellposed.solve.solver import AbstractSolver, Point, Step
+from wellposed.status import Status, advice
 
 #: Evaluations that a linear solve needs at least: two record J, one product, one evaluation of the new point.
 LEAST_BUDGET = 4

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellposed._checks import Policy
-from wellposed._torch import saved_tensors_hooked
-from wellposed._tree import Layout
+from wellposed._torch import apart, random_state, saved_tensors_hooked, watched
+from wellposed._tree import Layout, differs, relative
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
@@ -23,17 +22,15 @@ from wellposed.errors import (
     NotConvergedWarning,
 )
 from wellposed.linalg.directed import round_up
-from wellposed.solve._closing import COUPLED, COUPLED_HINT, Closing
+from wellposed.solve._closing import COUPLED, COUPLED_HINT, RANDOM, Closing, not_converged
+from wellposed.solve._failure import Advising, describe, user_level
 from wellposed.solve._record import SolveRecord
-from wellposed.solve._samples import Outcome, relative
-from wellposed.solve._whole_batch import WholeBatch
+from wellposed.solve._samples import Outcome
+from wellposed.solve._whole_batch import WholeBatch, as_batch
 from wellposed.solve.loop import iterate
 from wellposed.solve.map import AbstractMap
-from wellposed.solve.solver import AbstractSolver, Tolerance, is_built_in
+from wellposed.solve.solver import AbstractSolver, Picard, Tolerance, is_built_in
 from wellposed.status import Status, StatusArray
-
-#: A residual below this many roundings after this many steps has reached its floor.
-ROUNDINGS, MANY = 100.0, 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,24 +104,27 @@ class Solution:
         return f"Solution({self.status!r}, residual <= {worst}, num_steps <= {most})"
 
 
-def as_solution(outcome: Outcome, layout: Layout) -> Solution:
-    """The outcome of a run in the structure of the caller."""
+def as_solution(outcome: Outcome, layout: Layout | None = None) -> Solution:
+    """The outcome of a run in the structure of the caller; as rows without a `layout`."""
     history = None
     if outcome.history:
         history = outcome.g_norm.new_full((int(outcome.steps.max()), outcome.steps.shape[0]), torch.nan)
         for samples, evaluations, residual in outcome.history:
             history[evaluations - 1, samples] = residual
     numbers = [relative(outcome.g_norm, outcome.f_norm), outcome.g_norm, outcome.steps, outcome.codes, outcome.rate]
-    if layout.device.type != "cpu":
-        numbers = [column.to(layout.device) for column in numbers]
+    if outcome.value.device.type != "cpu":
+        numbers = [column.to(outcome.value.device) for column in numbers]
     residual, absolute, steps, codes, rate = numbers
-    return Solution(layout.unflatten(outcome.value), residual, absolute, steps, StatusArray(codes), rate, history, outcome.note)
+    value = outcome.value if layout is None else layout.unflatten(outcome.value)
+    return Solution(value, residual, absolute, steps, StatusArray(codes), rate, history, outcome.note)
 
 
-class Advising(Protocol):
-    """A solver, or another part of a solve, that can say what to try after a failure."""
-
-    def advice(self, status: Status, rate: float) -> str: ...
+def read_record(record: SolveRecord, name: str) -> Solution | None:
+    """The "solution" or the "adjoint" of a layer, which is made when it is asked for."""
+    found = getattr(record, name)
+    if isinstance(found, partial):
+        setattr(record, name, found := found())
+    return found
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class SolveOptions:
         if coupled and z.shape[0] > 0:
             first = None if first is None else first.reshape(1, -1)
             outcome = self.run(WholeBatch(f, z.shape), z.reshape(1, -1), first=first, record=record, keep_image=keep_image)
-            return outcome.as_batch(z.shape)
+            return as_batch(outcome, z.shape)
         trusted = is_built_in(*(part for stage in self.solver.stages() for part in stage if part is not None))
         if (trusted and f.built_in) or z.shape[0] == 0:
             budget: dict[str, Any] = {"tolerance": self.tolerance, "max_steps": self.max_steps}
@@ -181,7 +181,7 @@ class SolveOptions:
     def judge(self, outcome: Outcome, layout: Layout, f: AbstractMap, by: Advising | None = None) -> Solution:
         """The solution of an outcome of f; applies the policy, with `by` as for `apply_policy`."""
         if self.shape is not None and outcome.value.shape[0] != self.shape[0]:
-            outcome = outcome.as_batch(self.shape)
+            outcome = as_batch(outcome, self.shape)
         outcome = replace(outcome, value=f.rows(outcome.value)) if f.regroups else outcome
         solution = as_solution(outcome, layout)
         if self.record is not None:
@@ -190,6 +190,20 @@ class SolveOptions:
             self.report_coupling()
         self.apply_policy(solution, by=by, row_wise=f.built_in or f.regroups or self.shape is not None)
         return solution
+
+    def keep(self, outcome: Outcome, layout: Layout, f: AbstractMap, by: Advising | None = None) -> None:
+        """As `judge`, for a layer; the solution is made when it is read, if no sample failed."""
+        if self.record is None or self.shape is not None or f.regroups or not outcome.is_good:
+            self.judge(outcome, layout, f, by)
+        else:
+            self.record.solution = partial(as_solution, outcome.numbers_only(), layout)
+
+    def keep_adjoint(self, outcome: Outcome) -> bool:
+        """Whether the adjoint system of a layer is solved for every row, which is recorded."""
+        if self.record is None or self.shape is not None or not outcome.is_good:
+            return False
+        self.record.adjoint = partial(as_solution, outcome)
+        return True
 
     def finish_adjoint(self, solution: Solution, by: Advising | None) -> None:
         """Records the solution of an adjoint system and applies the policy to its failures."""
@@ -236,7 +250,7 @@ class SolveOptions:
         if self.on_failure == "ignore" or (self.on_failure == "warn" and again):
             return
         unrolled = by is not None and not adjoint
-        message = self._describe(solution, self.solver if by is None else by, unrolled)
+        message = describe(self, solution, self.solver if by is None else by, unrolled)
         if not (row_wise or solution.note or solution.converged.any() or len(solution.status) == 1):
             message += COUPLED_HINT  # a sample that left the batch and was confirmed would not depend on the others
         if self.on_failure == "raise":
@@ -246,42 +260,23 @@ class SolveOptions:
         warning = AdjointNotConvergedWarning if adjoint else NotConvergedWarning
         warnings.warn(message, warning, stacklevel=user_level())
 
-    def _describe(self, solution: Solution, by: Advising, unrolled: bool) -> str:
-        """Which samples failed, how, what was measured, and what to try next."""
-        failed = (~solution.converged).nonzero().squeeze(1)
-        i = int(failed[0])
-        status = solution.status[i]
-        residual, steps, rate = float(solution.residual[i]), int(solution.num_steps[i]), float(solution.rate[i])
-        count = f"{self.owner}: {failed.shape[0]} of {len(solution.status)} samples did not converge"
-        if solution.note:
-            return f"{count} (first: index {i}; residual {residual:.1e} after {steps} steps). {solution.note}"
-        rtol, atol = self.tolerance.rtol, self.tolerance.atol
-        wanted = f"rtol={rtol:.0e}" + (f" and |f(z)-z| > atol={atol:.0e}" if atol > 0 else "")
-        kept = "its best point has" if status is Status.DIVERGED else "it has"
-        text = f"{count} (first: index {i}, {status.name}: {status.message}); {kept} residual {residual:.1e} > {wanted}"
-        text += f" after {steps} steps" + ("." if unrolled else f" (max_steps={self.max_steps}).")
-        if 1 < len(failed) < len(solution.status):
-            others, more = ", ".join(map(str, failed[1:6].tolist())), len(failed) - 6
-            text += f" The others: index {others}" + (f" and {more} more." if more > 0 else ".")
-        if steps > 1 and rate == rate and not unrolled:
-            factor = f"{rate:.3g}" if abs(rate - 1) > 0.005 else f"{rate:.8g}"
-            text += f" Its residual changed by a measured factor of {factor} per step on average."
-        dtype = solution.residual.dtype
-        eps = torch.finfo(dtype).eps
-        if status is Status.MAX_STEPS and rtol < 4 * eps:
-            return f"{text} rtol={rtol:.0e} is below what {dtype} resolves: raise rtol or use float64."
-        if status is Status.MAX_STEPS and not unrolled and steps >= MANY and residual < ROUNDINGS * eps:
-            return (
-                f"{text} That is near the rounding of {dtype} in f (large weights that cancel lose digits), and more steps may "
-                "not help: loosen rtol, or solve in float64."
-            )
-        return f"{text} {by.advice(status, rate)}"
 
+def judge(f: AbstractMap, z: Tensor, tolerance: Tolerance, steps: int) -> Outcome:
+    """The outcome at a z that was found in another way: one evaluation measures its residual.
 
-def user_level() -> int:
-    """The `stacklevel`, for our caller, of the first frame outside this package and torch."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("wellposed", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
+    Args:
+        f: The map.
+        z: (batch, features).
+        tolerance: When a sample counts as converged.
+        steps: Evaluations spent, this one included.
+    """
+    with torch.no_grad(), apart():
+        before = random_state(z.device)
+        outcome = iterate(f, z, Picard(), tolerance=tolerance, max_steps=1, keep_image=True)
+        if not torch.equal(before, random_state(z.device)):
+            again, drawn = watched(f, z)
+            steps += 1
+            if drawn or outcome.image is None or bool(differs(again, outcome.image).any()):
+                not_converged(outcome, outcome.codes >= 0, outcome.g_norm, outcome.f_norm, RANDOM)
+    outcome.steps.fill_(steps)
+    return outcome

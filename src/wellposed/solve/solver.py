@@ -6,16 +6,20 @@ Tolerances, budgets, statuses, best points and samples that leave belong to the 
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval
-from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.solve._samples import JUDGED_AT, ActiveSamples, Array, to_device
-from wellposed.status import Status
+from wellposed._torch import sequence_number
+from wellposed._tree import Array, give_buffer, take_buffer, to_device
+from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples
+from wellposed.status import Status, advice
 
 if TYPE_CHECKING:
     from wellposed.solve.map import AbstractMap
@@ -25,13 +29,17 @@ if TYPE_CHECKING:
 Numbers = TypeVar("Numbers", Tensor, Array)
 
 
+ENOUGH_FREE = 2  #: Buffers kept for f to write to; a step needs one.
 #: Evaluations that taking rows out must save, in units of `AbstractMap.idle_part`: 0 where it costs only copies.
 SAVED = 3.0
 
 
 def is_built_in(*objects: object) -> bool:
     """Whether all objects are of classes of this package, not of subclasses defined elsewhere."""
-    return all(type(one).__module__.partition(".")[0] == "wellposed" for one in objects)
+    return all(map(_is_own, map(type, objects)))
+
+
+_is_own = cache(lambda kind: kind.__module__.partition(".")[0] == "wellposed")  # asked in every solve
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Point:
         skip: Steps to take, for a solver that `skips`, before the one that is returned.
         trail: The points before z, if plain steps led from each to the next; may be empty.
         due: (batch,) on the host: the samples that a switching rule may judge now; None for all.
+        first: (batch,) on the host: |g| at the start of the run; None if it is not given.
     """
 
     z: Tensor
@@ -76,6 +85,7 @@ class Point:
     skip: int = 0
     trail: tuple[Tensor, ...] = ()
     due: Array | None = None
+    first: Array | None = None
 
     @property
     def budget(self) -> Tensor:
@@ -88,7 +98,8 @@ class Point:
         device = g.device
         evaluations = to_device(samples.evaluations, device)
         r_, target_ = to_device(r, device), to_device(target, device)
-        return cls(samples.z, samples.fz, g, r_, target_, evaluations, max_steps, trail=samples.trail, **more)
+        more |= {"trail": samples.trail, "first": samples.first_r}
+        return cls(samples.z, samples.fz, g, r_, target_, evaluations, max_steps, **more)
 
     def taken(self, rows: Tensor, samples: ActiveSamples) -> Point:
         """The same for some rows, which are `samples`."""
@@ -106,30 +117,6 @@ class Step:
     evaluations: int | Tensor = 1
 
 
-def check_step(solver: AbstractSolver, step: Any, point: Point, *, counted: bool) -> None:
-    """Raises for a step that is not the next evaluated point of every row.
-
-    Args:
-        solver: The method. step: What it returned at `point`.
-        point: The point.
-        counted: Whether the map counts its evaluations, and those of the step are not read.
-    """
-    owner = f"{type(solver).__name__}.step"
-    if not isinstance(step, Step):
-        raise InvalidType(f"{owner} must return a Step(z, fz), the next point and f at it; got {type(step).__name__}.")
-    for name, rows in (("z", step.z), ("fz", step.fz)):
-        if rows.shape != point.z.shape or rows.dtype != point.z.dtype:
-            raise InvalidArgument(
-                f"{owner} must keep the shape and dtype of Point.z, {tuple(point.z.shape)} and {point.z.dtype}; "
-                f"Step.{name} has {tuple(rows.shape)} and {rows.dtype}."
-            )
-    claimed = step.evaluations
-    if counted or (isinstance(claimed, int) and claimed >= 1):
-        return
-    if isinstance(claimed, int) or (not is_built_in(solver) and bool((claimed < 1).any())):
-        raise InvalidArgument(f"{owner} must report at least 1 evaluation of f; Step.evaluations is {claimed}.")
-
-
 class AbstractSolver(abc.ABC):
     """A method for z = f(z). Immutable: the memory of a run is in its state.
 
@@ -139,8 +126,9 @@ class AbstractSolver(abc.ABC):
     #: The batch is compacted once this part of it is idle: about when the copy of z, and of the
     #: state, costs less than the evaluations saved.
     idle_part: ClassVar[float] = 1 / 16
-    #: Whether `step` passes `Point.spare` to f, and keeps no tensor of a point beyond that step.
-    uses_spare: ClassVar[bool] = False
+    uses_spare: ClassVar[bool] = False  #: Whether `step` passes `Point.spare` to f, and keeps no tensor of a point.
+
+    steps_once: ClassVar[bool] = False  #: Whether a step is one evaluation of f.
 
     @property
     def is_plain(self) -> bool:
@@ -181,12 +169,7 @@ class AbstractSolver(abc.ABC):
         return [(self, None)]
 
     def advice(self, status: Status, rate: float) -> str:
-        """What to try when a sample ended with `status`.
-
-        Args:
-            status: Not CONVERGED.
-            rate: The measured factor of the residual per step.
-        """
+        """What to try when a sample failed, with the measured factor of its residual per step."""
         return advice(status, rate)
 
 
@@ -198,8 +181,9 @@ class AbstractSwitchingRule(abc.ABC):
     uses_trail: ClassVar[bool] = False
     #: Plain steps after which samples are measured: more where a step costs little. Read after `judges_all`.
     stride: int = 1
-    #: Read after `judges_all` too.
+    #: Read after `judges_all` too: where samples are judged, and how few steps beyond it a sample needs that is not.
     judged_at: frozenset[int] = JUDGED_AT
+    few: float = FEW_STEPS
 
     def keeps(self, step: int) -> bool:
         """Whether the point before a step is one of the three before a judgement."""
@@ -260,33 +244,57 @@ class Picard(AbstractSolver):
         return Step(z, f(z, out=point.spare))
 
 
-#: A mean factor of the residual per step from which on a standstill cannot be excluded.
-SLOW = 0.99
+class Workspace:
+    """Memory that f may write to, if it does; never that of `foreign` points of the caller."""
+
+    def __init__(self, used: bool, foreign: tuple[Tensor, Tensor]) -> None:
+        self.used, self.foreign = used, foreign
+        self.lent: list[Tensor] = []  # buffers of full size
+        self.free: list[Tensor] = []  # those, and other tensors of at least as many rows, without a reader
+
+    def spare(self, rows: int) -> Tensor | None:
+        """A buffer for f to write to, if it does."""
+        if not self.used:
+            return None
+        if not self.free:
+            self.lent.append(take_buffer(self.foreign[1]))
+            self.free.append(self.lent[-1])
+        return self.free.pop()[:rows]
+
+    def release(self, old: Tensor, needed: Iterable[Tensor | None]) -> None:
+        """Lets f write over an earlier point, unless it is one that is still needed."""
+        if not self.used or len(self.free) >= ENOUGH_FREE:
+            return
+        if all(old is not other for other in (*self.foreign, *needed, *self.free)):
+            self.free.append(old)
+
+    def give_back(self, *others: Tensor, unless: tuple[Tensor | None, ...]) -> None:
+        """Returns its buffers, and others, except the memory of some tensors."""
+        kept = {out.data_ptr() for out in unless if out is not None}
+        for buffer in (*others, *self.lent):
+            if buffer.data_ptr() not in kept:
+                give_buffer(buffer)
 
 
-def check_options(f: Any, solver: Any, *, name: str = "f") -> None:
-    """Checks the map (called `name`) and the solver of a solve."""
-    if not callable(f):
-        raise InvalidType(f"{name} must be callable; got {type(f).__name__}.")
-    if not isinstance(solver, AbstractSolver):
-        hint = " Choices are objects: give Anderson(), not its name or class." if isinstance(solver, (str, type)) else ""
-        raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")
+class LastStep:
+    """The evaluation of a whole batch that is likely to be the last: it confirms all answers.
 
+    If it is expected to be the last, and a `graph` is wanted, it is recorded.
+    """
 
-def advice(status: Status, rate: float, others: tuple[str, ...] = ("Auto()", "NewtonKrylov()")) -> str:
-    """The advice of most solvers, with the solvers to try instead."""
-    if status is Status.NOT_FINITE:
-        grew = " If they are finite, the iteration diverges: constrain the cell, e.g. with Spectral(bound=0.95)."
-        return "Check f and its input for NaN, overflow or division by zero near this sample." + (grew if rate > 1 else "")
-    if status is Status.MAX_STEPS and rate < 1:
-        return f"Raise max_steps, loosen rtol, or try {others[-1]}.{if_it_stagnates(rate)}"
-    return (
-        f"The map may not contract, or may have no fixed point: try {' or '.join(others)}, or constrain the cell, "
-        "e.g. with Spectral(bound=0.95)."
-    )
+    def __init__(self, f: AbstractMap, graph: bool) -> None:
+        self._f, self._graph = f, graph
+        self.recorded: tuple[Tensor, int] | None = None  # the value with its graph, and a `sequence_number` from before it
 
-
-def if_it_stagnates(rate: float) -> str:
-    """What a mean factor near 1 leaves open: a slow map, or one that came to a standstill."""
-    slow = "If the residual is the same after more steps, the map may have no fixed point: constrain the cell."
-    return f" {slow}" if rate > SLOW else ""
+    def __call__(self, z: Tensor, done: Array | None, answers: Tensor, expected: bool) -> tuple[Tensor, Tensor]:
+        """z with the answers of the rows that are done, and f there."""
+        if done is not None:
+            rows = to_device(np.flatnonzero(done), z.device)
+            z = z.index_copy(0, rows, answers.index_select(0, rows))
+        self.recorded, since = None, sequence_number()
+        if not (self._graph and expected):
+            return z, self._f(z)
+        with torch.enable_grad():
+            value = self._f.tracked(z)
+        self.recorded = value, since
+        return z, value.detach()

@@ -18,7 +18,7 @@ from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.directed import ldexp_up, scaled, up
 from wellposed.linalg.verified_cholesky import norm_is_below
 from wellposed.nn.families._network import AbstractNetwork
-from wellposed.solve.solution import user_level
+from wellposed.solve._failure import user_level
 
 ILL_POSED_POLICIES = ("raise", "warn", "ignore")
 #: From this width on a test of |V| < c takes less time than a decomposition; and how many tests there are at most.
