@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
+from wellposed._checks import check_path, check_positive_integer
 from wellposed._progress import ProgressDisplay
 from wellposed.errors import RunError
 from wellposed.prove.seal import seal, tensor_hash
@@ -130,10 +130,12 @@ def verify(
         display: Progress.
 
     Raises:
+        InvalidArgument, InvalidType: An argument is none of those above.
         RunError: The folder does not hold the files of a proof.
         MissingPackage: python-flint is missing, and the network is smooth.
     """
-    path = Path(folder)
+    path = check_path("The folder of a proof", folder)
+    check_positive_integer("verify", "steps", steps)
     if not path.is_dir():
         raise RunError(f"{path} is not a folder; give the folder that `proof.save` wrote.")
     proof, found = StoredProof(path), Verification()
@@ -189,7 +191,7 @@ def _chosen(proof: StoredProof, steps: int, generator: random.Random) -> list[tu
     generator.shuffle(pairs)
     chosen: list[tuple[int, int]] = []
     more = steps
-    for first, last in pairs[: max(steps, 1)]:
+    for first, last in pairs[:steps]:
         whole = not chosen or last - first <= max(1, more) or len(pairs) < steps
         more -= last - first if whole else 0
         chosen.append((first, last if whole else first + 1))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._checks import check_path
 from wellposed._io import check_outputs, write_whole
 from wellposed._reading import read_bytes, read_object
 from wellposed.errors import CheckpointRefused, InvalidArgument, InvalidType, did_you_mean, required
@@ -143,9 +143,7 @@ def save(network: nn.Module, name: str, folder: str | Path, *, card: Mapping[str
 
 
 def _place(folder: Any) -> Path:
-    if not isinstance(folder, (str, os.PathLike)):
-        raise InvalidType(f"The folder of the weights must be a path; got {type(folder).__name__}.")
-    return Path(folder)
+    return check_path("The folder of the weights", folder)
 
 
 def _design(name: str) -> Architecture:
