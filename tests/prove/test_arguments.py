@@ -46,7 +46,7 @@ def test_a_bound_is_about_a_step(step: Any, stored: tuple[wp.Proof, Path]) -> No
 def test_an_undecided_proof_bounds_no_later_loss() -> None:
     proof = wp.prove(*problem(2, 16, 4, 1), max_steps=2)
     assert proof.loss_bound(1) > 0
-    with pytest.raises(wp.InvalidArgument, match=r"undecided, so step must be at most 1; got 2\."):
+    with pytest.raises(wp.InvalidArgument, match=r"undecided, so step must be from 0 to 1; got 2\."):
         proof.loss_bound(2)
 
 

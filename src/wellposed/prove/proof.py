@@ -84,7 +84,7 @@ class Proof:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise InvalidArgument(f"step must be an integer of at least 0; got {step!r}.")
         if step > last and self.tail is None:
-            raise InvalidArgument(f"This proof is undecided, so step must be at most {last}; got {step}.")
+            raise InvalidArgument(f"This proof is undecided, so step must be from 0 to {last}; got {step}.")
         if step >= self.num_steps and self.tail is not None and self.rate is not None:
             return 0.5 * (self.tail["residual"] * self.rate ** (step - self.num_steps)) ** 2 * (1 + 1e-9)
         return 0.5 * float(self.steps["residual"][step]) ** 2 * (1 + 1e-9)

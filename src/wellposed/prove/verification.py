@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from wellposed._checks import check_path, check_positive_integer
 from wellposed._progress import ProgressDisplay
-from wellposed.errors import RunError
+from wellposed.errors import InvalidArgument, InvalidType, RunError
 from wellposed.prove.seal import seal, tensor_hash
 from wellposed.prove.verify_digits import LOST
 from wellposed.prove.verify_numbers import check_numbers
@@ -134,8 +134,11 @@ def verify(
         RunError: The folder does not hold the files of a proof.
         MissingPackage: python-flint is missing, and the network is smooth.
     """
-    path = check_path("The folder of a proof", folder)
-    check_positive_integer("verify", "steps", steps)
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InvalidType(f"The folder of a proof must be a path; got {type(folder).__name__}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InvalidArgument(f"The 'steps' parameter of verify must be an integer of at least 1. Got {steps!r} instead.")
+    path = Path(folder)
     if not path.is_dir():
         raise RunError(f"{path} is not a folder; give the folder that `proof.save` wrote.")
     proof, found = StoredProof(path), Verification()
