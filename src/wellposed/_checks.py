@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+import os
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +28,13 @@ def check_positive_integer(owner: str, name: str, value: object) -> None:
     """An integer option of `owner` must be at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {value!r} instead.")
+
+
+def check_path(what: str, value: Any) -> Path:
+    """`value` as a path; `what` names it in the sentence that refuses another object."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise InvalidType(f"{what} must be a path; got {type(value).__name__}.")
+    return Path(value)
 
 
 def check_interval(owner: str, name: str, value: object, *, low: float, high: float = math.inf, closed: str = "right") -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed._checks import check_path
 from wellposed._io import check_outputs, write_whole
 from wellposed._reading import read_bytes, read_object
-from wellposed.errors import CheckpointRefused, InvalidArgument, InvalidType, required
+from wellposed.errors import CheckpointRefused, InvalidArgument, required
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
 MODEL_TYPE, VERSION = "wellposed", 1
@@ -28,9 +28,7 @@ LARGEST, HEADER = 1 << 16, 1 << 18
 
 def folder_of(folder: Any) -> Path:
     """A path, or `InvalidType`."""
-    if not isinstance(folder, (str, os.PathLike)):
-        raise InvalidType(f"The folder of a network must be a path; got {type(folder).__name__}.")
-    return Path(folder)
+    return check_path("The folder of a network", folder)
 
 
 def write(folder: Path, architecture: str, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], **more: Any) -> Path:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 import wellposed as wp
 from exact_descent import problem
 from proof_points import I64, at_start, flat, slopes_of
-from wellposed.prove import _tail
 from wellposed.prove._contraction import Contraction
 from wellposed.prove._expansion import expansion
+from wellposed.prove._gain import least_gain, nonnegative_norm
 from wellposed.prove._problem import Exact
 from wellposed.prove._slopes import ReLUSlopes, TanhSlopes
 from wellposed.prove._smooth_tail import lipschitz
 from wellposed.prove._switches import Centre, pairs_in, within_slopes
-from wellposed.prove._tail import _Kernel, least_gain, nonnegative_norm
+from wellposed.prove._tail import _Kernel
 
 KINDS = [("relu", 2, 7, 3), ("tanh", 2, 4, 2), ("softplus", 2, 4, 2), ("skip", 2, 6, 3), ("implicit_only", 2, 7, 3)]
 
@@ -125,7 +125,7 @@ def broken_bounds(kind: str, seed: int) -> tuple[int, int]:
     bounds = _Kernel(prob, point, jacobian, Centre(prob, point, contraction, pairs)).bounds(ball)
     if isinstance(bounds, str):
         return 0, 0
-    s, L, f, e0 = bounds
+    s, L, f, e0, shares = bounds
     g = torch.Generator().manual_seed(seed)
 
     def shifted() -> list[torch.Tensor]:
@@ -157,7 +157,9 @@ def broken_bounds(kind: str, seed: int) -> tuple[int, int]:
         values = torch.linalg.svdvals(N)
         tried += 1
         broken += bool(values[-1] < s) + bool(values[0] > L) + bool(torch.linalg.matrix_norm(F, 2) > f)
-        broken += bool(torch.linalg.matrix_norm(N @ F.T, 2) + torch.linalg.matrix_norm(F @ F.T, 2) > e0)
+        broken += bool(torch.linalg.matrix_norm(S @ F.T, 2) > e0)
+        for share, rest in shares:
+            broken += bool(torch.linalg.eigvalsh(F @ F.T - share * N @ N.T)[-1] > rest)
     return broken, tried
 
 
@@ -244,10 +246,11 @@ def test_one_step_decreases_as_the_lemma_says(seed: int) -> None:
     N = U @ torch.diag(values + 1.5) @ V
     F = torch.randn(n, 9, generator=g, dtype=I64) * 10.0 ** float(torch.rand(1, generator=g) * 3 - 4)
     values = torch.linalg.svdvals(N)
-    f, e0 = (float(torch.linalg.matrix_norm(M, 2)) for M in (F, N @ F.T))
-    e0 += f * f
+    f, e0 = (float(torch.linalg.matrix_norm(M, 2)) for M in (F, (N + F) @ F.T))
+    share = float(torch.rand(1, generator=g))
+    rest = float(torch.linalg.eigvalsh(F @ F.T - share * N @ N.T)[-1])
     eta = float(torch.rand(1, generator=g) * 1.8 + 0.1) / float(values[0]) ** 2
-    kappa = least_gain(eta, float(values[-1]), float(values[0]), f, e0)
+    kappa = least_gain(eta, float(values[-1]), float(values[0]), f, e0, share, rest)
     for _ in range(8):
         r = U @ torch.randn(n, generator=g, dtype=I64)
         step = eta * (N - F).T @ r
@@ -272,7 +275,7 @@ def test_the_norm_of_a_nonnegative_matrix(seed: int) -> None:
     A = torch.rand(5, 4, generator=g, dtype=I64) * (torch.rand(5, 4, generator=g) > 0.5)
     norm = float(torch.linalg.matrix_norm(A, 2))
     assert norm * (1 - 1e-14) <= nonnegative_norm(A) <= norm * 1.2 + 1e-2
-    assert _tail.nonnegative_norm(torch.zeros(3, 3, dtype=I64)) == 0.0
+    assert nonnegative_norm(torch.zeros(3, 3, dtype=I64)) == 0.0
 
 
 def test_the_verdict_of_a_tail_is_about_the_ball(tmp_path: Any) -> None:

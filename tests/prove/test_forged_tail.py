@@ -5,37 +5,49 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 import wellposed as wp
 from wellposed.prove.seal import seal
 
+ETA = 0.01
 
-def test_a_tail_without_the_switch_of_its_only_unit_is_rejected(tmp_path: Path) -> None:
-    """One unit, which descent switches off: the loss ends at 0.02, and all other inequalities of the forged tail hold."""
+
+def quotient(x: float, s: float, L: float, f: float, e0: float) -> float:
+    """Of `format`, with g = g0 = 0."""
+    A1, A2 = 1 - ETA * L * L / 2 - ETA * s * s / 2, ETA * L * L * s * s / 2
+    h, E = math.sqrt(max(0.0, (s * s + L * L) * (x * x - s * s) + s**4)), f * x + e0
+    return (A1 * x * x + A2 - ETA * h * E - ETA * E * E / 2) / (x + f)
+
+
+@pytest.mark.parametrize(("f", "e0"), [(0.0, 0.0), (0.6, 0.4)])
+def test_a_tail_without_the_switch_of_its_only_unit_is_rejected(f: float, e0: float, tmp_path: Path) -> None:
+    """One unit, which descent switches off: the loss ends at 0.02, and all other inequalities of the forged tail hold. The
+    second forger admits the size of the jump, and says that no residual feels it (g = g0 = 0)."""
     model = wp.GaussianDEQ(1, 1, dtype=torch.float64)
-    W, U, a, eta, x = 0.01, 0.05, 0.1, 0.01, 10.0
+    W, U, a, x = 0.01, 0.05, 0.1, 10.0
     with torch.no_grad():
         model.W.fill_(W), model.U.fill_(U), model.a.fill_(a)
     X, y = torch.tensor([[x]]).double(), torch.tensor([-0.2]).double()
-    file = wp.prove(model, X, y, step_size=eta, max_steps=1).save(tmp_path) / "proof.json"
-    document = json.loads(file.read_text())
+    file = wp.prove(model, X, y, step_size=ETA, max_steps=1).save(tmp_path) / "proof.json"
+    document: dict[str, Any] = json.loads(file.read_text())
     squares, residuals, points = [], [], []
     for _ in range(4):  # plain descent
         z, q = U * x / (1 - W), a / (1 - W)
         r, J = a * z + 0.2, (z, q * z, q * x)
         squares.append(sum(t * t for t in J)), residuals.append(r), points.append((W, U, a))
-        a, W, U = a - eta * r * J[0], W - eta * r * J[1], U - eta * r * J[2]
+        a, W, U = a - ETA * r * J[0], W - ETA * r * J[1], U - ETA * r * J[2]
     s, L, delta = math.sqrt(min(squares[1:])) * (1 - 1e-6), math.sqrt(max(squares)) * (1 + 1e-6), document["delta"]
     e = (residuals[1] + L * delta) * (1 + 1e-6)
-    A1, A2 = 1 - eta * L * L / 2 - eta * s * s / 2, eta * L * L * s * s / 2
-    kappa = min(A1 * t + A2 / t for t in (s + (L - s) * j / 400 for j in range(401))) * (1 - 1e-3)
+    kappa = min(quotient(s + (L - s) * j / 400, s, L, f, e0) for j in range(401)) * (1 - 1e-3)
     radius = e / kappa * 1.0001
-    document |= {"verdict": "proved", "reason": "", "radius": radius, "rate": 1 - eta * kappa * s * (1 - 1e-8)}
+    document |= {"verdict": "proved", "reason": "", "radius": radius, "rate": 1 - ETA * kappa * (s + f) * (1 - 1e-8)}
     document["distance"] = (math.dist(points[1], points[0]) + delta + radius) * (1 + 1e-6)
-    omega = points[1][0] + 1e-6
-    document["tail"] = {"residual": e, "s": s, "L": L, "f": 0.0, "e0": 0.0, "kappa": kappa, "switches": 1, "omega": omega}
+    document["tail"] = {"residual": e, "s": s, "L": L, "f": f, "e0": e0, "g": 0.0, "g0": 0.0, "kappa": kappa}
+    document["tail"] |= {"switches": 1, "omega": points[1][0] + 1e-6}
     document["seal"] = seal(document)
     file.write_text(json.dumps(document))
     found = wp.verify(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -115,3 +116,16 @@ def test_errors_that_are_taken_as_zero_are_caught(monkeypatch: pytest.MonkeyPatc
     advanced = _shadow._advanced
     monkeypatch.setattr(_shadow, "_advanced", lambda *args: (*advanced(*args)[:2], 0.0))
     assert violations_of_a_run() > 0
+
+
+def test_a_tail_that_promises_too_much_is_caught() -> None:
+    """Half the radius, and two thirds of the time to a given loss."""
+    model, X, y = problem(3, 12, 5, 3)
+    watch = Watch(model, X, y)
+    proof = wp.prove(model, X, y, max_steps=150, callbacks=[watch])
+    assert proof.verdict is wp.Verdict.CERTIFIED and proof.radius is not None and proof.rate is not None
+    start = dict(watch.exact.theta)
+    for changed in (proof, replace(proof, radius=proof.radius / 2), replace(proof, rate=proof.rate**1.5)):
+        watch.exact.theta = dict(start)
+        watch.exact.evaluate()
+        assert (promises_kept(changed, watch.exact, 8) > 0) == (changed is not proof)

@@ -207,10 +207,13 @@ def test_the_quotient_of_the_tail_is_bounded_from_below(seed: int) -> None:
     x = np.linspace(s, L, 4001)
     A1, A2 = 1 - eta * L**2 / 2 - eta * s**2 / 2, eta * L**2 * s**2 / 2
     h, E = np.sqrt(np.maximum(0, (s**2 + L**2) * (x**2 - s**2) + s**4)), f * x + e0
-    least = float(((A1 * x**2 + A2 - f**2 - eta * h * E - eta * E**2 / 2) / (x + f)).min())
+    g, g0 = float(draw.uniform(0, 0.4)), float(draw.uniform(-0.3, 1.2)) * f**2
+    pull = np.minimum(f**2, g * x**2 + g0)
+    least = float(((A1 * x**2 + A2 - pull - eta * h * E - eta * E**2 / 2) / (x + f)).min())
     if least <= 0:
         return
     numbers = [Fraction(value) for value in (s, L, f, e0, eta)]
-    assert _least_quotient(*numbers, Fraction(least * 0.999))[0]
-    holds, found = _least_quotient(*numbers, Fraction(least * 1.001))
+    pair = Fraction(g), Fraction(g0)
+    assert _least_quotient(*numbers, Fraction(least * 0.999), *pair)[0]
+    holds, found = _least_quotient(*numbers, Fraction(least * 1.001), *pair)
     assert not holds and abs(float(found) / least - 1) < 1e-3

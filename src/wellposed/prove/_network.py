@@ -87,7 +87,7 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | Non
 
 
 def _unknown(model: nn.Module) -> str:
-    name, known = type(model).__name__, ", ".join(kind.__name__ for kind in _PROVED)
+    name, known = type(model).__name__, "GaussianDEQ, SkipDEQ and ImplicitOnlyDEQ"
     if theory_of(model) is None:
         return f"prove: there are proofs for {known}; got {name}."
     return (

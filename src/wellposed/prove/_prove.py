@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -99,13 +98,15 @@ def prove(
     callbacks = check_callbacks(callbacks)
     check_positive_integer("prove", "max_steps", max_steps)
     _check_step_size(step_size)
+    if not (resume is None or isinstance(resume, (Proof, str, os.PathLike))):
+        raise InvalidType(f"resume must be a proof or the folder of one; got {type(resume).__name__}.")
     with torch.device("cpu"):  # whatever the default of the caller is
         found = read_network(model, X, y)
         if found is None:
             return _without_theorem(model, X, y)  # type: ignore[arg-type]  # a theory network, as was checked
         run = Run(*found, step_size)
         if resume is not None:
-            run.continue_from(resume if isinstance(resume, Proof) else Proof.load(Path(resume)), step_size)
+            run.continue_from(resume if isinstance(resume, Proof) else Proof.load(resume), step_size)
     with progress_display("prove", show=progress, line="{text}", bar=None, heading=run.heading(), ends=False) as display:
         try:
             while run.result is None:

@@ -23,7 +23,8 @@ from wellposed.prove.error_free import norm_up
 from wellposed.prove.proof import ASSUMPTIONS, LIBRARY, Proof
 
 #: The tail is tried whenever the loss has fallen by this factor, and is below this part of the first loss; that of smooth
-#: activations from the start, and more often once it is near.
+#: activations from the start. Once it is near, it is tried more often: units that slide make the verdict for ReLU vary from
+#: step to step.
 _FALL, _FIRST = 0.5, 1e-2
 _FALL_NEAR, _NEAR = 0.8, 3.0
 #: Checkpoints that are kept: between this many and twice as many.
@@ -130,8 +131,6 @@ class Run:
             self.result = str(refusal)
 
     def _try_tail(self) -> None:
-        shortfall = self._attempts[-1].get("shortfall") if self._attempts else None
-        self._below = (_FALL_NEAR if self.problem.slopes.smooth and (shortfall or math.inf) < _NEAR else _FALL) * self.loss
         tried = smooth_tail if self.problem.slopes.smooth else tail
         now = self._now
         found = tried(self.problem, now.point, now.jacobian, self._evaluator.contraction, self.eta, now.delta)
@@ -139,6 +138,7 @@ class Run:
             self._tail, self.result = found, ""
         else:
             self._attempts.append({"step": now.step, "loss": self.loss, "reason": found.reason, "shortfall": found.shortfall})
+            self._below = _next_loss(self._attempts)
 
     def heading(self) -> str:
         """Above the columns of `text`: their names, and two sentences about them."""
@@ -237,8 +237,16 @@ class Run:
         self._checkpoints = dict(old._checkpoints)
         while self._stride * 2 * _CHECKPOINTS < old.num_steps:
             self._stride *= 2
-        self._below = _FALL * self._attempts[-1]["loss"] if self._attempts else math.inf
+        self._below = _next_loss(self._attempts)
         self._now = _Now(old.num_steps, old._at, old.delta, *self._evaluated(old._at))
+
+
+def _next_loss(attempts: list[dict[str, Any]]) -> float:
+    """Below which loss the tail is tried again."""
+    if not attempts:
+        return math.inf
+    near = (attempts[-1].get("shortfall") or math.inf) < _NEAR
+    return float((_FALL_NEAR if near else _FALL) * attempts[-1]["loss"])
 
 
 def predicted_end(attempts: list[dict[str, Any]]) -> int | None:

@@ -1,25 +1,15 @@
 r"""The end of a proof for ReLU: from here on descent converges, although units switch (Theorem B).
 
-A step is r' = r - eta S J^T r, where J is the Jacobian at its start and S its secant. With N = (S +
-J)/2 and F = (S - J)/2,
+`_gain` has the theorem and its proof. A step is r' = r - eta S J^T r, where J is the Jacobian at
+its start and S its secant; N = (S + J)/2 and F = (S - J)/2. This module bounds, in the ball of
+radius R about the exact iterate K, the singular values of all N by [s, L], |F| by f, |S F^T| by e0,
+and finds g, g0 with |F^T r|^2 <= g |N^T r|^2 + g0 |r|^2 for all r.
 
-    S J^T = N N^T + (F N^T - N F^T) - F F^T,
-
-whose bracket is skew: r does not feel it at first order. Suppose that in the ball of radius R about
-the exact iterate K all N have singular values in [s, L], |F| <= f and |N F^T| + |F F^T| <= e0. Let
-x = |N^T r|/|r|. As lambda^2 <= (s^2 + L^2) lambda - s^2 L^2 on [s^2, L^2],
-
-    |(I - eta N N^T) r|^2 <= |r|^2 (1 - 2 eta (A1 x^2 + A2)),  |N N^T r| <= h |r|,
-    A1 = 1 - eta (s^2 + L^2)/2,   A2 = eta s^2 L^2/2,   h^2 = (s^2 + L^2)(x^2 - s^2) + s^4,
-
-and therefore, with E = f x + e0,
-
-    |r'| <= |r| (1 - eta gain(x)),    gain = A1 x^2 + A2 - f^2 - eta h E - eta E^2/2.
-
-A step is at most eta (x + f) |r| long. If gain >= kappa (x + f) for all x in [s, L] with kappa > 0,
-and kappa eta (L + f) <= 1, R >= |r_K|/kappa, then |r| falls by kappa times the length of every
-step, so the path is at most |r_K|/kappa long, the ball is never left, and |r| falls by the factor 1
-- eta kappa (s + f) a step.
+The switches of a sample act on its residual alone, so F F^T <= diag(q), where q_i adds up the
+switches of sample i. |F| is as large as the largest q_i, but r that hardly falls is an eigenvector
+of N N^T that has a part in most samples. So g and g0 come from the largest eigenvalue b of diag(q)
+- c H, H the kernel at the centre: |F^T r|^2 <= c |J^T r|^2 + b |r|^2, and |J^T r| <= |N^T r| + d
+|r|, where d is what s loses against sigma_min(J).
 """
 
 from __future__ import annotations
@@ -34,21 +24,23 @@ from wellposed.linalg import least_eigenvalue_lower
 from wellposed.linalg.directed import rate_after
 from wellposed.linalg.verified_cholesky import norm_upper_by_test
 from wellposed.prove._contraction import Contraction
+from wellposed.prove._gain import least_gain, nonnegative_norm
 from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
 from wellposed.prove._point import Point
 from wellposed.prove._problem import Problem
 from wellposed.prove._shadow import mask_ratio
 from wellposed.prove._switches import MOST_PART, MOST_SWITCHES, Centre, Pairs, pairs_in, within_slopes
-from wellposed.prove.error_free import SLACK, gamma, norm_up, rows_up
+from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
 
 _ROUNDS = 40
 #: The part of all pairs that may switch where the theorem mostly begins to hold: for predictions only.
 _USUAL = 0.01
 #: A radius that has become so many times |r|/s will not settle.
 _MOST_GROWTH = 30.0
-_CELLS = 4000
 #: Most switches for which the norm of their whole Gram matrix is computed.
 _GRAM = 800
+#: c that are tried for g and g0.
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
@@ -103,14 +95,16 @@ def tail(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contra
         bounds = known[2].bounds(ball)
         if isinstance(bounds, str):
             return Tail(False, bounds)
-        s, L, f, e0 = bounds
-        numbers = {"residual": e, "s": s, "L": L, "f": f, "e0": e0, "switches": pairs.count, "omega": contraction.omega}
-        kappa = least_gain(step_size, s, L, f, e0)
+        s, L, f, e0, shares = bounds
+        kappa, g, g0 = max((least_gain(step_size, s, L, f, e0, *share), *share) for share in shares)
+        numbers = {"residual": e, "s": s, "L": L, "f": f, "e0": e0, "g": g, "g0": g0}
+        numbers |= {"switches": pairs.count, "omega": contraction.omega}
         if not kappa > 0:
             return Tail(
                 False,
                 f"kappa = {kappa:.3g} with s = {s:.3g}, f = {f:.3g} and {pairs.count} units that may switch",
                 numbers=numbers,
+                shortfall=1 - kappa / s if math.isfinite(kappa) else None,
             )
         if not kappa * step_size * (L + f) * SLACK <= 1:
             return Tail(
@@ -122,33 +116,10 @@ def tail(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contra
             return Tail(True, "", radius, rate, numbers | {"kappa": kappa}) if rate < 1 else Tail(False, "no decrease is left")
         radius = need * 1.02
         if radius > _MOST_GROWTH * e / math.sqrt(h0):
-            return Tail(False, f"the radius must be beyond {radius:.3g}, where {pairs.count} units may switch", numbers=numbers)
+            shortfall = radius * math.sqrt(h0) / (_MOST_GROWTH * e)
+            reason = f"the radius must be beyond {radius:.3g}, where {pairs.count} units may switch"
+            return Tail(False, reason, numbers=numbers, shortfall=shortfall)
     return Tail(False, f"the radius does not settle; it has reached {radius:.3g}", numbers=numbers)
-
-
-def least_gain(eta: float, s: float, L: float, f: float, e0: float) -> float:
-    """kappa: a lower bound of gain(x)/(x + f) over [s, L], cell by cell of a grid."""
-    if not 0 < s <= L or not math.isfinite(L + f + e0):
-        return -math.inf
-    span = max(L * L - s * s, 1e-12 * s * s) * SLACK
-    squares = torch.cat(
-        [
-            torch.zeros(1, dtype=torch.float64),
-            torch.logspace(math.log10(1e-6 * min(s * s, span)), math.log10(span), _CELLS, dtype=torch.float64),
-        ]
-    )
-    squares[-1] = span * SLACK
-    x = (s * s + squares).sqrt()
-    low, high = x[:-1] / SLACK, x[1:] * SLACK
-    t = eta * L * L
-    A1, A2 = 1 - t / 2 - eta * s * s / 2, t * s * s / 2
-    h = ((s * s + L * L) * (high.square() - s * s) + s**4).clamp(min=0.0).sqrt()
-    E = f * high + e0
-    grow = A1 * (low if A1 >= 0 else high).square() + A2
-    fall = f * f + eta * h * E + eta / 2 * E.square()
-    gain = grow - fall - (grow.abs() + abs(A2) + t * high.square() + fall) * (SLACK - 1)
-    least = float((gain / torch.where(gain > 0, high + f, low + f)).min())
-    return least - abs(least) * (SLACK - 1)
 
 
 class _Kernel:
@@ -176,6 +147,7 @@ class _Kernel:
         self.row = squares.sqrt() * SLACK
         forming = 3 * gamma(m + problem.d) * float(squares.sum()) * SLACK
         H = (H + H.T) / 2
+        self.H, self.forming = H, forming
         self.h_least = least_eigenvalue_lower(H) - forming
         self.L = math.sqrt(top_eigenvalue(H) + forming) * SLACK
         i = centre.sample
@@ -202,8 +174,8 @@ class _Kernel:
         gram = k * k * (left_A @ left_A.T) * ZZ[i][:, i] + ell * ell * (left_U @ left_U.T) * XX[i][:, i]
         self.gram, self.gram_error = gram, 3 * gamma(m + problem.d) * self.size.unsqueeze(1) * self.size
 
-    def bounds(self, ball: Ball) -> tuple[float, float, float, float] | str:
-        """s, L, f, e0 in the ball, or why there are none."""
+    def bounds(self, ball: Ball) -> tuple[float, float, float, float, list[tuple[float, float]]] | str:
+        """s, L, f, e0 and some (g, g0) in the ball, or why there are none."""
         problem, point, centre, jacobian = self.problem, self.point, self.centre, self.jacobian
         k, ell = problem.k, problem.ell
         if not self.h_least > 0:
@@ -236,15 +208,36 @@ class _Kernel:
             return f"s <= {s0:.3g} - {projected:.3g} (of {self.E} units that may switch) - {Ds:.3g} (smooth) is not positive"
         f = (fl + fs) * SLACK
         L = (min(math.sqrt(self.L**2 + 2 * B + F2), self.L + fl) + Ds) * SLACK
-        e0 = (B + fl * (fl + Ds) + fs * L + f * f) * SLACK
-        return s, L, f, e0
+        e0 = (B + fl * (fl + Ds) + fs * L) * SLACK
+        return s, L, f, e0, [(0.0, f * f * SLACK), *self._shares(phi, fs, s, projected + Ds)]
+
+    def _shares(self, phi: Tensor, fs: float, s: float, d: float) -> list[tuple[float, float]]:
+        """Some (g, g0), given what F has besides the switches, and |J^T r| <= |N^T r| + d |r|."""
+        if not self.E:
+            return []
+        i, found = self.centre.sample, []
+        absolute = (self.gram.abs() + self.gram_error) * phi.unsqueeze(1) * phi
+        # entries of |F F^T|, symmetric: r^T A r <= sum_i r_i^2 (A x)_i/x_i for every x > 0
+        A = _by_sample(_by_sample(absolute, i, self.n).T.contiguous(), i, self.n)
+        A = torch.maximum(A, A.T) * (1 + 4 * gamma(self.E))
+        for x in (torch.ones(self.n, dtype=torch.float64), A.sum(dim=1).sqrt() + 1e-6 * math.sqrt(float(A.max()))):
+            q = A @ x / x * SLACK
+            for c in _SHARES:
+                S = torch.diag(q) - c * self.H
+                b = top_eigenvalue(S) + (c * self.forming + 8 * UNIT * (norm_up(q) + c * norm_up(self.H))) * SLACK
+                # (u + v)^2 <= (1 + t) u^2 + (1 + 1/t) v^2, for |F^T r| and for x + d at x = s
+                t = fs / math.sqrt(max(c * (s + d) ** 2 + b, 1e-6 * float(q.max())))
+                g = (1 + t) * c * (1 + d / s)
+                parts = [(1 + t) * b, (1 + t) * c * d * (d + s), fs * fs + (fs * fs / t if t else 0.0)]
+                found.append((g * SLACK, sum(parts) + sum(map(abs, parts)) * (SLACK - 1)))
+        return found
 
     def _switches(self, phi: Tensor, ball: Ball) -> tuple[float, float, float, float]:
         """Bounds of |Phi projected|, |Phi J^T|, |Phi|^2, and of what the computed switches lack."""
         i, n, point, problem, centre = self.centre.sample, self.n, self.point, self.problem, self.centre
 
         def by_sample(values: Tensor) -> Tensor:
-            return torch.zeros(n, *values.shape[1:], dtype=torch.float64).index_add(0, i, values)
+            return _by_sample(values, i, n)
 
         # |O diag(g)| |diag(phi/g) M| for any g > 0, or the matrix of absolute values
         g = (phi * self.hat_norm).sqrt()
@@ -271,13 +264,6 @@ class _Kernel:
         return projected, B, F2 * SLACK, norm_up(by_sample(lacks))
 
 
-def nonnegative_norm(A: Tensor) -> float:
-    """Upper bound of |A| for a matrix with entries >= 0: max_i (A^T A x)_i/x_i for a positive x
-    (Collatz)."""
-    x = torch.ones(A.shape[1], dtype=torch.float64)
-    best = math.inf
-    for _ in range(30):
-        y = A.T @ (A @ x)
-        best = min(best, float((y / x).max()))
-        x = y / float(y.max()) + 1e-6 if float(y.max()) > 0 else x
-    return math.sqrt(best) * (SLACK + gamma(A.shape[0] + A.shape[1]))
+def _by_sample(values: Tensor, sample: Tensor, n: int) -> Tensor:
+    """Sums of the rows of each sample."""
+    return torch.zeros(n, *values.shape[1:], dtype=torch.float64).index_add(0, sample, values)

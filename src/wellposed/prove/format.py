@@ -87,9 +87,10 @@ delta_k.
     residual          e >= |r| at the exact iterate K
     s, L              bounds of the singular values of N, for all pairs (J, secant S), N = (S + J)/2
     f                 >= |F|, F = (S - J)/2
-    e0                >= |N F^T| + |F F^T|
-    kappa             > 0, and <= (A1 x^2 + A2 - f^2 - eta h E - eta E^2/2)/(x + f) for all x in
-                      [s, L], with t = eta L^2, A1 = 1 - t/2 - eta s^2/2, A2 = t s^2/2,
+    e0                >= |S F^T|
+    g, g0             g >= 0, and |F^T r|^2 <= g |N^T r|^2 + g0 |r|^2 for all vectors r
+    kappa             > 0, and <= (A1 x^2 + A2 - min(f^2, g x^2 + g0) - eta h E - eta E^2/2)/(x + f)
+                      for all x in [s, L], with t = eta L^2, A1 = 1 - t/2 - eta s^2/2, A2 = t s^2/2,
                       E = f x + e0, h^2 = (s^2 + L^2)(x^2 - s^2) + s^4
     switches          how many pairs (sample, unit) may change their slope in the ball
     omega             as in `steps`, at point K

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from wellposed._checks import check_path
 from wellposed._latex import table, text
 from wellposed.certify import Verdict
 from wellposed.errors import InvalidArgument
@@ -78,12 +79,14 @@ class Proof:
         """A proved upper bound of the loss |r|^2/2 of exact descent at this step, from 0 on.
 
         Raises:
-            InvalidArgument: The step is negative, or beyond the last that an undecided proof
-                followed.
+            InvalidArgument: The step is not an integer of at least 0, or beyond the last that an
+                undecided proof followed.
         """
         last = self.num_steps - (self.tail is None)
-        if step < 0 or (step > last and self.tail is None):
-            raise InvalidArgument(f"step must be from 0 to {last}, the last step that is followed; got {step}.")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InvalidArgument(f"step must be an integer of at least 0; got {step!r}.")
+        if step > last and self.tail is None:
+            raise InvalidArgument(f"This proof is undecided, so step must be from 0 to {last}; got {step}.")
         if step >= self.num_steps and self.tail is not None and self.rate is not None:
             return 0.5 * (self.tail["residual"] * self.rate ** (step - self.num_steps)) ** 2 * (1 + 1e-9)
         return 0.5 * float(self.steps["residual"][step]) ** 2 * (1 + 1e-9)
@@ -92,7 +95,7 @@ class Proof:
         """Writes `proof.json` and `proof.safetensors`, as `wellposed.prove.format` defines them."""
         from wellposed.prove.format import save
 
-        return save(self, Path(folder))
+        return save(self, check_path("The folder of a proof", folder))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Proof:
@@ -102,7 +105,7 @@ class Proof:
         """
         from wellposed.prove.format import load
 
-        return load(Path(folder))
+        return load(check_path("The folder of a proof", folder))
 
     @property
     def cited(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from wellposed._progress import ProgressDisplay
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.prove.seal import seal, tensor_hash
 from wellposed.prove.verify_digits import LOST
 from wellposed.prove.verify_numbers import check_numbers
@@ -130,11 +130,14 @@ def verify(
         display: Progress.
 
     Raises:
-        InvalidArgument: There is no such folder.
+        InvalidArgument, InvalidType: There is no such folder, or an argument is none of those above.
         RunError: The folder does not hold the files of a proof.
-
         MissingPackage: python-flint is missing, and the network is smooth.
     """
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InvalidType(f"The folder of a proof must be a path; got {type(folder).__name__}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InvalidArgument(f"The 'steps' parameter of verify must be an integer of at least 1. Got {steps!r} instead.")
     path = Path(folder)
     if not path.is_dir():
         raise InvalidArgument(f"{path} is not a folder; give the folder that `proof.save` wrote.")
@@ -191,7 +194,7 @@ def _chosen(proof: StoredProof, steps: int, generator: random.Random) -> list[tu
     generator.shuffle(pairs)
     chosen: list[tuple[int, int]] = []
     more = steps
-    for first, last in pairs[: max(steps, 1)]:
+    for first, last in pairs[:steps]:
         whole = not chosen or last - first <= max(1, more) or len(pairs) < steps
         more -= last - first if whole else 0
         chosen.append((first, last if whole else first + 1))

@@ -4,7 +4,9 @@ If unit u is held at 0, the equilibrium z' of a sample, its adjoint p' and a = (
 depend on the row of u. This row alone can be moved so that the pre-activation of u is 0 at z', by
 |(R z' + c)_u|/|xi'|. There the adjoint jumps by a lambda, lambda = e_u + D R'^T lambda, so that J
 jumps by at least |a| |xi'|/(1 + |R'|). Of the two sides one is J and the other the limit of
-secants: |F| is at least half of it, and |F F^T| its square.
+secants: |F| is at least half of it, and |F F^T| its square. So is the larger |S F^T| of the two
+choices of the sides, whose difference is 2 F F^T. As |N^T r| <= L |r|, also g L^2 + g0 is at least
+this square.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def check_jumps(proof: StoredProof, check: PointCheck, rho: float, report: Repor
     inside = (np.isfinite(unsettled) & (settled | (unsettled == 0))) & (np.abs(V[own]) < 0.999 * rho * xi)
     jumps = 0.999 * np.abs((w + P @ R)[own]) * xi / (2 * (1 + point.R_norm + k * rho))
     least = float(np.where(inside, jumps, 0.0).max())
-    f, e0 = proof.tail["f"], proof.tail["e0"]
-    report(
-        "tail", f >= least and e0 >= least**2, f"f = {f:.4g}, e0 = {e0:.4g} stored; a switch needs {least:.4g}, {least**2:.4g}"
-    )
+    f, e0, square = proof.tail["f"], proof.tail["e0"], proof.tail["g"] * proof.tail["L"] ** 2 + proof.tail["g0"]
+    fine = f >= least and e0 >= least**2 and square >= least**2
+    stored = f"f = {f:.4g}, e0 = {e0:.4g}, g L^2 + g0 = {square:.4g} stored"
+    report("tail", fine, f"{stored}; a switch needs {least:.4g}, {least**2:.4g}, {least**2:.4g}")

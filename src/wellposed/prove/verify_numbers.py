@@ -101,12 +101,12 @@ def _near(value: Fraction, follows: Fraction) -> bool:
 def _check_relu(
     t: dict[str, Fraction], eta: Fraction, delta: Fraction, radius: Fraction, rate: Fraction, report: Report
 ) -> None:
-    s, L, f, e0, kappa, e = (t[name] for name in ("s", "L", "f", "e0", "kappa", "residual"))
+    s, L, f, e0, g, g0, kappa, e = (t[name] for name in ("s", "L", "f", "e0", "g", "g0", "kappa", "residual"))
     report("tail", 0 < s <= L, f"0 < s = {_shown(s):.4g} <= L = {_shown(L):.4g}")
     if not (0 < s <= L and kappa > 0):
         report("tail", False, f"kappa {_shown(kappa):.4g} is not positive")
         return
-    holds, least = _least_quotient(s, L, f, e0, eta, kappa)
+    holds, least = _least_quotient(s, L, f, e0, eta, kappa, g, g0)
     report(
         "tail", holds and kappa >= (1 - _KAPPA_TIGHT) * least, f"kappa {_shown(kappa):.6g}, least quotient {_shown(least):.6g}"
     )
@@ -116,7 +116,7 @@ def _check_relu(
 
 
 def _least_quotient(
-    s: Fraction, L: Fraction, f: Fraction, e0: Fraction, eta: Fraction, kappa: Fraction
+    s: Fraction, L: Fraction, f: Fraction, e0: Fraction, eta: Fraction, kappa: Fraction, g: Fraction, g0: Fraction
 ) -> tuple[bool, Fraction]:
     """Whether the quotient of the tail (see `format`) is at least kappa on [s, L], and its least
     value seen."""
@@ -128,8 +128,8 @@ def _least_quotient(
 
     def gap(x: Fraction) -> Fraction:
         """Numerator less kappa (x + f), from below."""
-        E = f * x + e0
-        return A1 * x * x + A2 - f * f - eta * _root(h2(x), up=True) * E - eta * E * E / 2 - kappa * (x + f)
+        E, pull = f * x + e0, min(f * f, g * x * x + g0)
+        return A1 * x * x + A2 - pull - eta * _root(h2(x), up=True) * E - eta * E * E / 2 - kappa * (x + f)
 
     def slope(a: Fraction, b: Fraction) -> Fraction:
         """Upper bound of |gap'| on [a, b]."""
@@ -140,7 +140,7 @@ def _least_quotient(
             E = f * x + e0
             return eta * ((s2 + L * L) * x / other * E + h * f) + eta * E * f + kappa
 
-        return max(abs(rising[1] - falling(a, h_a, h_b)), abs(rising[0] - falling(b, h_b, h_a)))
+        return max(abs(rising[1] - falling(a, h_a, h_b)), abs(rising[0] - falling(b, h_b, h_a) - 2 * g * b))
 
     least = min((gap(x) + kappa * (x + f)) / (x + f) for x in _grid(s, L))
     pieces = [(_short(s, up=False), _short(L, up=True))]

@@ -21,7 +21,7 @@ MOST_STEPS = 10_000_000
 
 _STEPS = ("delta", "loss", "expansion", "jacobian", "omega", "gradient_error", "error", "mask_ratio", "least", "residual")
 _TAILS = {
-    False: ("residual", "s", "L", "f", "e0", "kappa", "switches", "omega"),
+    False: ("residual", "s", "L", "f", "e0", "g", "g0", "kappa", "switches", "omega"),
     True: ("residual", "s0", "L", "Lambda", "c", "slope", "s1", "omega"),
 }
 #: For each family: the scaled part, the name of its parameter, and whether it is transposed.
@@ -129,7 +129,8 @@ class StoredProof:
     def _tail(self, tail: Any) -> dict[str, float]:
         names = _TAILS[self.smooth]
         tail = self.of_kind("tail", tail, dict)
-        return {name: self.number(f"tail.{name}", tail.get(name), least=-1.0 if name == "omega" else 0.0) for name in names}
+        least = {"omega": -1.0, "g0": -math.inf}
+        return {name: self.number(f"tail.{name}", tail.get(name), least=least.get(name, 0.0)) for name in names}
 
     def _read_header(self) -> tuple[dict[str, tuple[np.dtype, tuple[int, ...], int, int]], int]:
         """Where each tensor is; all stated sizes are checked against the file."""
