@@ -27,7 +27,7 @@ from torch import Tensor
 import wellposed as wp
 from wellposed.prove import _tail
 from wellposed.prove._network import read_network
-from wellposed.prove._run import Run
+from wellposed.prove._run import ProofRun
 from wellposed_lab.runs.config import resolve
 from wellposed_lab.runs.proving import different_samples
 from wellposed_lab.runs.setup import prepare
@@ -128,7 +128,7 @@ class Budget:
 
 def missing(problem: Problem, seed: int, proof: wp.Proof) -> dict[str, Any]:
     """What the theorem of the tail lacks at the last point of an unfinished proof, in words and numbers."""
-    state = Run(*read_network(*posed(problem, seed)), "auto")  # type: ignore[misc]  # every problem has a proof
+    state = ProofRun(*read_network(*posed(problem, seed)), "auto")  # type: ignore[misc]  # every problem has a proof
     state.continue_from(proof, "auto")
     now, contraction = state._now, state._evaluator.contraction
     residual, least = math.sqrt(2 * now.point.loss), math.sqrt(max(0.0, now.jacobian.least_eigenvalue()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wellposed.prove._jacobian import Jacobian
+from wellposed.prove._jacobian import PredictionJacobian
 from wellposed.prove._network import read_network
 from wellposed.prove._point import Evaluator
 
@@ -23,7 +23,7 @@ def at_start(model: Any, X: torch.Tensor, y: torch.Tensor) -> tuple[Any, Any, An
     evaluator = Evaluator(found)
     evaluator.contraction.update(at.R)
     point = evaluator.evaluate(at)
-    return found, point, Jacobian(found, point, evaluator.contraction), evaluator.contraction
+    return found, point, PredictionJacobian(found, point, evaluator.contraction), evaluator.contraction
 
 
 def prediction(kind: str, theta: list[torch.Tensor], x: torch.Tensor, D: Any, scales: tuple[float, float]) -> torch.Tensor:

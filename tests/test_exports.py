@@ -96,3 +96,13 @@ def test_a_misspelt_name_gets_a_suggestion() -> None:
             getattr(wellposed, wrong)
         shown = "".join(traceback.format_exception(caught.value))
         assert shown.count("Did you mean") == 1  # Python has suggestions of its own
+
+
+def test_one_class_name_means_one_thing() -> None:
+    """A name of a class is defined once in both packages; names that begin with _ are of one file."""
+    places: dict[str, list[str]] = {}
+    for path in Path(str(wellposed.__file__)).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

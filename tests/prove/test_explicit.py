@@ -15,7 +15,7 @@ from wellposed.prove._expansion import expansion
 from wellposed.prove._explicit import Explicit
 from wellposed.prove._network import read_network
 from wellposed.prove._problem import Exact
-from wellposed.prove._run import Run
+from wellposed.prove._run import ProofRun
 
 N, M = 3, 20
 
@@ -142,7 +142,7 @@ def test_the_expansion_with_explicit_resolvents_bounds_the_hessian(seed: int) ->
 def hessians(n: int, m: int, d: int, seed: int, steps: int) -> tuple[list[float], int]:
     """|sum r_i Hess f_i|/M of every step, and how many masks changed on the way."""
     model, X, y = problem(n, m, d, seed, variance=0.03)
-    run = Run(*read_network(model, X, y), "auto")
+    run = ProofRun(*read_network(model, X, y), "auto")
     ratios, changed, before = [], 0, run._now.point.D
     for k in range(steps):
         point = run._now.point
@@ -179,7 +179,7 @@ def test_a_large_network_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_explicit.Explicit, "follow", used)
     monkeypatch.setattr(_shadow, "MOST_NUMBERS", 2 * 16 * 16 - 1)
-    run = Run(*read_network(*problem(2, 16, 4, 1)), "auto")
+    run = ProofRun(*read_network(*problem(2, 16, 4, 1)), "auto")
     for _ in range(4):
         run.advance(1000)
     assert run.step == 4

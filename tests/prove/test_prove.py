@@ -15,7 +15,7 @@ import wellposed as wp
 from exact_descent import problem
 from wellposed import _progress
 from wellposed.prove._network import read_network
-from wellposed.prove._run import Run, predicted_end
+from wellposed.prove._run import ProofRun, predicted_end
 from wellposed.prove.format import sha256
 
 TINY = (2, 16, 4, 1)
@@ -165,7 +165,7 @@ def test_a_planted_pre_activation_of_1e_13_ends_undecided_if_delta_can_change_it
     assert _pre_activation(wp.prove(model, X, y, max_steps=1), 0, 0) == pytest.approx(1e-13, rel=0.05)
     found = read_network(model, X, y)
     assert found is not None
-    run = Run(*found, "auto")
+    run = ProofRun(*found, "auto")
     run._now = replace(run._now, delta=delta)
     run.advance(10)
     assert run.step == steps and (run.result is None or "may be 0" in run.result)

@@ -19,7 +19,7 @@ from wellposed.prove.verify_expansion import curvature_weights
 from wellposed.prove.verify_numbers import _least_quotient
 from wellposed.prove.verify_place import Data, stored_place
 from wellposed.prove.verify_reading import StoredProof
-from wellposed.prove.verify_step import Ball, PointCheck
+from wellposed.prove.verify_step import PointCheck, StoredBall
 
 seeds = st.integers(0, 10**6)
 
@@ -174,7 +174,7 @@ def test_a_point_agrees_with_autograd(kind: str, proofs: dict[str, StoredProof])
     for _ in range(12):  # power iteration: a lower bound of the norm of the Hessian
         direction = direction / direction.norm()
         direction = torch.autograd.functional.hvp(weighted, flat, direction)[1]
-    M = check.expansion(Ball(proof, data, check.point, check.omega, 0.0))
+    M = check.expansion(StoredBall(proof, data, check.point, check.omega, 0.0))
     assert float(direction.norm()) <= M <= 6 * float(direction.norm())
 
 

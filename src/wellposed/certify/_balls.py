@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._functions import PLAIN, TINY, ULPS, Function
-from wellposed.certify._tape import Step, Tape
+from wellposed.certify._tape import Node, Tape
 from wellposed.linalg.directed import ROUNDING
 
 #: More than the rounding of radii, which are sums of up to 2^24 positive numbers.
@@ -68,7 +68,7 @@ class Boxes:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self._fixed: dict[int, Ball] = {}
-        self._varied: Step | None = None
+        self._varied: Node | None = None
         self._state = Ball(Interval(torch.empty(0), torch.empty(0)))
 
     def at(self, z: Tensor, radius: float = 0.0, *, quotients: bool = False) -> Ball:
@@ -88,7 +88,7 @@ class Boxes:
         with torch.no_grad():
             return self.tape.run(self)
 
-    def varied(self, z: Tensor, radius: float, step: Step) -> Interval:
+    def varied(self, z: Tensor, radius: float, step: Node) -> Interval:
         """(p, *shape) encloses the derivatives of the result by the p entries of another step, on a
         box of states; what is detached has none.
 
@@ -104,7 +104,7 @@ class Boxes:
             return Interval(zero, zero)
         return found
 
-    def interpret(self, step: Step, parents: tuple[Ball, ...]) -> Ball:
+    def interpret(self, step: Node, parents: tuple[Ball, ...]) -> Ball:
         if id(step) in self._fixed:
             return self._fixed[id(step)]
         ball = self._interpret(step, parents)
@@ -112,7 +112,7 @@ class Boxes:
             self._fixed[id(step)] = ball
         return ball
 
-    def _interpret(self, step: Step, parents: tuple[Ball, ...]) -> Ball:
+    def _interpret(self, step: Node, parents: tuple[Ball, ...]) -> Ball:
         if step.kind == "state":
             value, q = self._state.value, self._state.quotients
             shaped = Interval(value.mid.reshape(step.shape), value.rad.reshape(step.shape))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._balls import SLACK, Ball, Boxes
-from wellposed.certify._tape import Step, Tape
+from wellposed.certify._tape import Node, Tape
 from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.directed import up, vector_norm_upper
 from wellposed.nn.parametrizations import conv_norm_upper
@@ -73,7 +73,7 @@ class Lipschitz:
         self.every_size = True
         self.remarks: list[str] = []
 
-    def interpret(self, step: Step, parents: tuple[Bound, ...]) -> Bound:
+    def interpret(self, step: Node, parents: tuple[Bound, ...]) -> Bound:
         if not step.of_z and not step.of_x:
             balls = tuple(parent.ball for parent in parents if parent.ball is not None)
             ball = self._boxes.interpret(step, balls)
@@ -95,7 +95,7 @@ class Lipschitz:
             return Bound(0.0 if parents[0].lipschitz == 0 else L, -size, size)
         return Bound(0.0)  # data, or computed from them: any number
 
-    def _function(self, step: Step, a: Bound) -> Bound:
+    def _function(self, step: Node, a: Bound) -> Bound:
         function = step.function
         assert function is not None
         if function.remark and step.of_z:
@@ -103,7 +103,7 @@ class Lipschitz:
         least, largest = function.slopes_on(a.low, a.high)
         return Bound(of_product(max(abs(least), abs(largest)), a.lipschitz), *function.values_on(a.low, a.high))
 
-    def _linear(self, step: Step, parents: tuple[Bound, ...]) -> Bound:
+    def _linear(self, step: Node, parents: tuple[Bound, ...]) -> Bound:
         norms, rows = zip(*(norm_of_linear(step, i) for i in range(len(parents))), strict=True)
         if step.of_z and (step.name in ("sum", "cat") or (step.name == "move" and max(norms) > 1.1)):
             self.every_size = False
@@ -118,7 +118,7 @@ class Lipschitz:
             low, high = low + (ends[0] if whole else min(0.0, ends[0])), high + (ends[1] if whole else max(0.0, ends[1]))
         return Bound(L, -up(-low), up(high))
 
-    def _bilinear(self, step: Step, a: Bound, b: Bound) -> Bound:
+    def _bilinear(self, step: Node, a: Bound, b: Bound) -> Bound:
         if step.name == "mul":
             spread = [math.sqrt(step.shape.numel() / max(1, parent.shape.numel())) * SLACK for parent in step.parents]
             L = of_product(of_product(a.lipschitz, b.largest), spread[0])
@@ -132,7 +132,7 @@ class Lipschitz:
         return Bound(0.0 if a.lipschitz == b.lipschitz == 0 else math.inf)
 
 
-def _signs(step: Step) -> list[float]:
+def _signs(step: Node) -> list[float]:
     """The sign of each parent in a linear step."""
     assert step.apply is not None
     if step.name == "add":
@@ -143,7 +143,7 @@ def _signs(step: Step) -> list[float]:
     return [1.0] * len(step.parents)
 
 
-def norm_of_linear(step: Step, which: int) -> tuple[float, float]:
+def norm_of_linear(step: Node, which: int) -> tuple[float, float]:
     """Upper bounds of the norm of a linear step in one parent, by (1), and of its row sums."""
     if step.name == "add" and step.parents[which].shape == step.shape:
         return 1.0, 1.0
@@ -165,7 +165,7 @@ def norm_of_linear(step: Step, which: int) -> tuple[float, float]:
     return up(math.sqrt(largest[0] * largest[1]) * SLACK), up(largest[0] * SLACK)
 
 
-def _extent(step: Step, moving: Bound, fixed: Ball, which: int) -> tuple[float, float]:
+def _extent(step: Node, moving: Bound, fixed: Ball, which: int) -> tuple[float, float]:
     """Bounds of the entries of a product with a constant."""
     if not math.isfinite(moving.largest):
         return -math.inf, math.inf
@@ -177,7 +177,7 @@ def _extent(step: Step, moving: Bound, fixed: Ball, which: int) -> tuple[float, 
     return -largest, largest
 
 
-def norm_of_product(step: Step, fixed: Ball, which: int) -> float:
+def norm_of_product(step: Node, fixed: Ball, which: int) -> float:
     """Upper bound of the norm of a product with a constant, as a map of the other factor.
 
     Args:
@@ -198,7 +198,7 @@ def norm_of_product(step: Step, fixed: Ball, which: int) -> float:
     return _by_sums(step, mid.abs() + rad, which)
 
 
-def _by_sums(step: Step, magnitude: Tensor, which: int) -> float:
+def _by_sums(step: Node, magnitude: Tensor, which: int) -> float:
     """(1) for a product with a constant."""
     apply = step.apply
     assert apply is not None

@@ -19,7 +19,7 @@ from wellposed.certify._outside import check_code
 from wellposed.certify._recording import record
 from wellposed.certify._repeated import check_repeats
 from wellposed.certify._rows import DEPENDENT, is_other, rows_touch, values
-from wellposed.certify._tape import Refused, Tape
+from wellposed.certify._tape import Tape, TapeRefused
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
@@ -155,7 +155,7 @@ class Followed:
         try:
             batch = self._batch_tape(rows)
             alone, equal = self.tape(0), batch if rows != self.batch else self._tape_of_equal(rows)
-        except Refused as refused:
+        except TapeRefused as refused:
             return f"For {rows} rows: {refused}"
         if rows_touch(batch, rows):
             return DEPENDENT
@@ -197,7 +197,7 @@ class Followed:
 
 def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tape:
     if any(tensor.device.type != "cpu" for tensor in (*owner.parameters(), *owner.buffers())):
-        raise Refused("Its parameters are not on the CPU, where the proof computes. Move a copy there.")
+        raise TapeRefused("Its parameters are not on the CPU, where the proof computes. Move a copy there.")
     cell = layer.cell
 
     def call(state: Tensor) -> Any:
@@ -213,11 +213,11 @@ def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tap
         uncompiled(lambda: check_repeats(call, z))
         check_code(cell)
         return tape
-    except Refused:
+    except TapeRefused:
         raise
     except Exception as error:  # whatever the code of a cell raises under a transform
         first = str(error).strip().splitlines()
-        raise Refused(f"It could not be followed: {type(error).__name__}: {first[0] if first else ''}") from error
+        raise TapeRefused(f"It could not be followed: {type(error).__name__}: {first[0] if first else ''}") from error
 
 
 def objection(layer: EquilibriumLayer, owner: nn.Module) -> str:

@@ -14,7 +14,7 @@ from wellposed.certify._evidence import linearised, starts
 from wellposed.certify._followed import Followed
 from wellposed.certify._krawczyk import Enclosure, enclose, gradient_errors
 from wellposed.certify._rows import DEPENDENT, agree
-from wellposed.certify._tape import Refused
+from wellposed.certify._tape import TapeRefused
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
 from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
@@ -110,7 +110,7 @@ def _sample(
         return _Sample(Verdict.UNDECIDED, "The solver found no point at which the cell is finite.")
     try:
         boxes = Boxes(followed.tape(index))
-    except Refused as refused:
+    except TapeRefused as refused:
         return _Sample(Verdict.UNDECIDED, str(refused))
     value = boxes.at(z).value
     again = value.mid.reshape(-1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._functions import PLAIN, Function
-from wellposed.certify._tape import Step
+from wellposed.certify._tape import Node
 
 #: Operations that read a number or take a decision.
 READS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
@@ -42,7 +42,7 @@ def lowers(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def depends(parents: Sequence[Step]) -> dict[str, Any]:
+def depends(parents: Sequence[Node]) -> dict[str, Any]:
     return {
         "parents": tuple(parents),
         "of_z": any(parent.of_z for parent in parents),
@@ -52,34 +52,34 @@ def depends(parents: Sequence[Step]) -> dict[str, Any]:
 
 def linear(
     tape: Any,
-    parents: Sequence[Step],
+    parents: Sequence[Node],
     apply: Callable[..., Tensor],
     shape: torch.Size,
     *,
     terms: int = 0,
     absolute: Callable[..., Tensor] | None = None,
     name: str = "",
-) -> Step:
+) -> Node:
     """A linear step of all parents together."""
-    step = Step("linear", shape, apply=apply, absolute=absolute or apply, terms=terms, name=name, **depends(parents))
-    result: Step = tape.add(step)
+    step = Node("linear", shape, apply=apply, absolute=absolute or apply, terms=terms, name=name, **depends(parents))
+    result: Node = tape.add(step)
     return result
 
 
 def bilinear(
-    tape: Any, a: Step, b: Step, apply: Callable[[Tensor, Tensor], Tensor], shape: torch.Size, terms: int, name: str
-) -> Step:
+    tape: Any, a: Node, b: Node, apply: Callable[[Tensor, Tensor], Tensor], shape: torch.Size, terms: int, name: str
+) -> Node:
     """A step that is linear in each of two parents, with coefficients 0 and 1."""
-    result: Step = tape.add(Step("bilinear", shape, apply=apply, terms=terms, name=name, **depends((a, b))))
+    result: Node = tape.add(Node("bilinear", shape, apply=apply, terms=terms, name=name, **depends((a, b))))
     return result
 
 
-def function(tape: Any, a: Step, function: Function, name: str) -> Step:
-    result: Step = tape.add(Step("function", a.shape, function=function, name=name, **depends((a,))))
+def function(tape: Any, a: Node, function: Function, name: str) -> Node:
+    result: Node = tape.add(Node("function", a.shape, function=function, name=name, **depends((a,))))
     return result
 
 
-def scaled(tape: Any, a: Step, factor: float) -> Step:
+def scaled(tape: Any, a: Node, factor: float) -> Node:
     if factor == 1:
         return a
     exact = math.frexp(abs(factor))[0] == 0.5
@@ -94,15 +94,15 @@ def scaled(tape: Any, a: Step, factor: float) -> Step:
     )
 
 
-def _operand(tape: Any, a: Any) -> Step:
+def _operand(tape: Any, a: Any) -> Node:
     """A number as a constant."""
-    if isinstance(a, Step):
+    if isinstance(a, Node):
         return a
-    step: Step = tape.add(Step("constant", torch.Size(), value=torch.tensor(float(a), dtype=torch.float64)))
+    step: Node = tape.add(Node("constant", torch.Size(), value=torch.tensor(float(a), dtype=torch.float64)))
     return step
 
 
-def plus(tape: Any, a: Any, b: Any, alpha: float = 1.0) -> Step:
+def plus(tape: Any, a: Any, b: Any, alpha: float = 1.0) -> Node:
     """a + alpha b."""
     a, b = _operand(tape, a), _operand(tape, b)
     if alpha not in (1, -1):
@@ -113,29 +113,29 @@ def plus(tape: Any, a: Any, b: Any, alpha: float = 1.0) -> Step:
     )
 
 
-def times(tape: Any, a: Any, b: Any) -> Step:
+def times(tape: Any, a: Any, b: Any) -> Node:
     """a b, entry by entry."""
     for one, other in ((a, b), (b, a)):
-        if not isinstance(other, Step):
+        if not isinstance(other, Node):
             return scaled(tape, one, float(other))
     return bilinear(tape, a, b, torch.mul, torch.broadcast_shapes(a.shape, b.shape), 1, "mul")
 
 
 @lowers(*_MOVES)
-def _move(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) -> Step | None:
-    if any(isinstance(item, Step) for item in rest):
+def _move(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
+    if any(isinstance(item, Node) for item in rest):
         return None
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, name="move")
 
 
 @lowers("detach")
-def _detach(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+def _detach(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
     tape.hides = tape.hides or a.of_z
     return linear(tape, (a,), lambda t: t, out.shape, name="detach")
 
 
 @lowers(*_SUMS)
-def _sum(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) -> Step | None:
+def _sum(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if named.get("dtype") is not None or any(isinstance(item, int) and item < 0 for item in rest[5:]):
         return None  # the latter: a divisor that turns signs
     terms = a.shape.numel() + 16  # windows may overlap
@@ -145,48 +145,48 @@ def _sum(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any, **named: Any) -
 
 
 @lowers(*_SPLITS)
-def _split(tape: Any, func: Any, out: Any, a: Step, *rest: Any, **named: Any) -> list[Step]:
+def _split(tape: Any, func: Any, out: Any, a: Node, *rest: Any, **named: Any) -> list[Node]:
     return [
         linear(tape, (a,), lambda t, i=i: func(t, *rest, **named)[i], part.shape, name="move") for i, part in enumerate(out)
     ]
 
 
 @lowers("cat", "stack")
-def _cat(tape: Any, func: Any, out: Tensor, parts: Sequence[Step], dim: int = 0) -> Step:
+def _cat(tape: Any, func: Any, out: Tensor, parts: Sequence[Node], dim: int = 0) -> Node:
     return linear(tape, parts, lambda *tensors: func(list(tensors), dim), out.shape, name="cat")
 
 
 @lowers("constant_pad_nd")
-def _pad(tape: Any, func: Any, out: Tensor, a: Step, pad: Any, value: float = 0) -> Step | None:
+def _pad(tape: Any, func: Any, out: Tensor, a: Node, pad: Any, value: float = 0) -> Node | None:
     return None if value else linear(tape, (a,), lambda t: func(t, pad, 0), out.shape, name="move")
 
 
 @lowers("_to_copy")
-def _cast(tape: Any, func: Any, out: Tensor, a: Step, *, dtype: Any = None, **named: Any) -> Step | None:
+def _cast(tape: Any, func: Any, out: Tensor, a: Node, *, dtype: Any = None, **named: Any) -> Node | None:
     lost = dtype is not None and dtype not in (torch.float32, torch.float64)
     return None if lost else linear(tape, (a,), lambda t: t.clone(), out.shape, name="move")
 
 
 @lowers("slice_scatter", "select_scatter")
-def _scatter(tape: Any, func: Any, out: Tensor, a: Step, b: Step, *rest: Any, **named: Any) -> Step:
+def _scatter(tape: Any, func: Any, out: Tensor, a: Node, b: Node, *rest: Any, **named: Any) -> Node:
     return linear(tape, (a, b), lambda s, t: func(s, t, *rest, **named), out.shape, name="cat")
 
 
 @lowers("copy")
-def _copy(tape: Any, func: Any, out: Tensor, a: Step, b: Step, *rest: Any) -> Step:
+def _copy(tape: Any, func: Any, out: Tensor, a: Node, b: Node, *rest: Any) -> Node:
     return linear(tape, (b,), lambda t: t.expand(out.shape).clone(), out.shape, name="move")
 
 
 @lowers("index_select", "index")
-def _index(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any) -> Step | None:
+def _index(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any) -> Node | None:
     flat = [item for part in rest for item in (part if isinstance(part, (list, tuple)) else [part])]
-    if any(isinstance(item, Step) and (item.kind != "constant" or item.value is None) for item in flat):
+    if any(isinstance(item, Node) and (item.kind != "constant" or item.value is None) for item in flat):
         return None
     given = [
-        [item.value if isinstance(item, Step) else item for item in part]
+        [item.value if isinstance(item, Node) else item for item in part]
         if isinstance(part, (list, tuple))
         else part.value
-        if isinstance(part, Step)
+        if isinstance(part, Node)
         else part
         for part in rest
     ]
@@ -194,7 +194,7 @@ def _index(tape: Any, func: Any, out: Tensor, a: Step, *rest: Any) -> Step | Non
 
 
 @lowers("where")
-def _where(tape: Any, func: Any, out: Tensor, condition: Step, a: Any, b: Any) -> Step | None:
+def _where(tape: Any, func: Any, out: Tensor, condition: Node, a: Any, b: Any) -> Node | None:
     if condition.kind != "constant" or condition.value is None:
         return None
     mask = condition.value
@@ -203,52 +203,52 @@ def _where(tape: Any, func: Any, out: Tensor, condition: Step, a: Any, b: Any) -
 
 
 @lowers("masked_fill")
-def _masked_fill(tape: Any, func: Any, out: Tensor, a: Step, mask: Step, value: Any) -> Step | None:
-    if mask.kind != "constant" or isinstance(value, Step) or not math.isfinite(value):
+def _masked_fill(tape: Any, func: Any, out: Tensor, a: Node, mask: Node, value: Any) -> Node | None:
+    if mask.kind != "constant" or isinstance(value, Node) or not math.isfinite(value):
         return None
     return _where(tape, func, out, mask, value, a)
 
 
 @lowers("add")
-def _add(tape: Any, func: Any, out: Tensor, a: Any, b: Any, *, alpha: float = 1) -> Step:
+def _add(tape: Any, func: Any, out: Tensor, a: Any, b: Any, *, alpha: float = 1) -> Node:
     return plus(tape, a, b, alpha)
 
 
 @lowers("sub", "subtract")
-def _sub(tape: Any, func: Any, out: Tensor, a: Any, b: Any, *, alpha: float = 1) -> Step:
+def _sub(tape: Any, func: Any, out: Tensor, a: Any, b: Any, *, alpha: float = 1) -> Node:
     return plus(tape, a, b, -alpha)
 
 
 @lowers("rsub")
-def _rsub(tape: Any, func: Any, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Step:
+def _rsub(tape: Any, func: Any, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Node:
     return plus(tape, b, a, -alpha)
 
 
 @lowers("neg")
-def _neg(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+def _neg(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
     return scaled(tape, a, -1.0)
 
 
 @lowers("mul")
-def _mul(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Step:
+def _mul(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Node:
     return times(tape, a, b)
 
 
 @lowers("div")
-def _div(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Step:
-    if isinstance(b, Step):
+def _div(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Node:
+    if isinstance(b, Node):
         return times(tape, a, function(tape, b, PLAIN["reciprocal"], "reciprocal"))
     return linear(tape, (a,), lambda t: t / b, a.shape, terms=1, absolute=lambda t: t / abs(b), name=f"scale {1 / b!r}")
 
 
 @lowers("square")
-def _square(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+def _square(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
     return times(tape, a, a)
 
 
 @lowers("pow")
-def _pow(tape: Any, func: Any, out: Tensor, a: Any, exponent: Any) -> Step | None:
-    if not isinstance(a, Step) or exponent not in (2, 3, 0.5, -0.5, -1, 1):
+def _pow(tape: Any, func: Any, out: Tensor, a: Any, exponent: Any) -> Node | None:
+    if not isinstance(a, Node) or exponent not in (2, 3, 0.5, -0.5, -1, 1):
         return None
     if exponent in (0.5, -0.5, -1):
         name = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent]
@@ -260,28 +260,28 @@ def _pow(tape: Any, func: Any, out: Tensor, a: Any, exponent: Any) -> Step | Non
 
 
 @lowers("lerp")
-def _lerp(tape: Any, func: Any, out: Tensor, a: Step, b: Step, weight: Any) -> Step:
+def _lerp(tape: Any, func: Any, out: Tensor, a: Node, b: Node, weight: Any) -> Node:
     return plus(tape, a, times(tape, plus(tape, b, a, -1.0), weight))
 
 
 @lowers("addcmul")
-def _addcmul(tape: Any, func: Any, out: Tensor, a: Step, b: Step, c: Step, *, value: float = 1) -> Step:
+def _addcmul(tape: Any, func: Any, out: Tensor, a: Node, b: Node, c: Node, *, value: float = 1) -> Node:
     return plus(tape, a, times(tape, b, c), value)
 
 
 @lowers("mm", "bmm", "mv", "dot")
-def _mm(tape: Any, func: Any, out: Tensor, a: Step, b: Step) -> Step:
+def _mm(tape: Any, func: Any, out: Tensor, a: Node, b: Node) -> Node:
     return bilinear(tape, a, b, torch.matmul, out.shape, a.shape[-1], "mm")
 
 
 @lowers("addmm", "baddbmm", "addmv")
-def _addmm(tape: Any, func: Any, out: Tensor, c: Step, a: Step, b: Step, *, beta: float = 1, alpha: float = 1) -> Step:
+def _addmm(tape: Any, func: Any, out: Tensor, c: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1) -> Node:
     product = scaled(tape, _mm(tape, func, out, a, b), float(alpha))
     return product if beta == 0 else plus(tape, product, scaled(tape, c, float(beta)))
 
 
 @lowers("convolution")
-def _convolution(tape: Any, func: Any, out: Tensor, a: Step, weight: Step, bias: Step | None, *options: Any) -> Step:
+def _convolution(tape: Any, func: Any, out: Tensor, a: Node, weight: Node, bias: Node | None, *options: Any) -> Node:
     transposed, groups = options[3], options[5]
     each = weight.shape[0] // groups if transposed else weight.shape[1]
     terms = each * weight.shape[2:].numel()

@@ -12,7 +12,7 @@ from torch import Tensor
 from wellposed.certify import _functions
 from wellposed.certify._functions import PLAIN
 from wellposed.certify._lowering import LOWER, depends, function, linear, lowers, plus, scaled, times
-from wellposed.certify._tape import Step
+from wellposed.certify._tape import Node
 
 __all__ = ["LOWER"]
 
@@ -20,81 +20,81 @@ __all__ = ["LOWER"]
 @lowers(
     "relu", "abs", "tanh", "sigmoid", "silu", "sin", "cos", "atan", "erf", "exp", "sqrt", "rsqrt", "reciprocal", "hardsigmoid"
 )
-def _plain(tape: Any, func: Any, out: Tensor, a: Step) -> Step:
+def _plain(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
     name = func._schema.name.removeprefix("aten::")
     return function(tape, a, PLAIN[name], name)
 
 
 @lowers("gelu")
-def _gelu(tape: Any, func: Any, out: Tensor, a: Step, *, approximate: str = "none") -> Step:
+def _gelu(tape: Any, func: Any, out: Tensor, a: Node, *, approximate: str = "none") -> Node:
     return function(tape, a, PLAIN["gelu" if approximate == "none" else "gelu_tanh"], "gelu")
 
 
 @lowers("leaky_relu")
-def _leaky_relu(tape: Any, func: Any, out: Tensor, a: Step, negative_slope: float = 0.01) -> Step:
+def _leaky_relu(tape: Any, func: Any, out: Tensor, a: Node, negative_slope: float = 0.01) -> Node:
     return function(tape, a, _functions.leaky_relu(float(negative_slope)), "leaky_relu")
 
 
 @lowers("_prelu_kernel")
-def _prelu(tape: Any, func: Any, out: Tensor, a: Step, weight: Step) -> Step:
+def _prelu(tape: Any, func: Any, out: Tensor, a: Node, weight: Node) -> Node:
     # w v + (1 - w) relu(v)
     positive = function(tape, a, PLAIN["relu"], "relu")
     return plus(tape, times(tape, a, weight), times(tape, positive, plus(tape, 1.0, weight, -1.0)))
 
 
 @lowers("elu")
-def _elu(tape: Any, func: Any, out: Tensor, a: Step, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Step | None:
+def _elu(tape: Any, func: Any, out: Tensor, a: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Node | None:
     if min(alpha, scale, input_scale) <= 0:
         return None
     return function(tape, a, _functions.elu(float(alpha), float(scale), float(input_scale)), "elu")
 
 
 @lowers("celu")
-def _celu(tape: Any, func: Any, out: Tensor, a: Step, alpha: float = 1) -> Step | None:
+def _celu(tape: Any, func: Any, out: Tensor, a: Node, alpha: float = 1) -> Node | None:
     return _elu(tape, func, out, a, alpha, 1, 1 / alpha) if alpha > 0 else None
 
 
 @lowers("softplus")
-def _softplus(tape: Any, func: Any, out: Tensor, a: Step, beta: float = 1, threshold: float = 20) -> Step:
+def _softplus(tape: Any, func: Any, out: Tensor, a: Node, beta: float = 1, threshold: float = 20) -> Node:
     return function(tape, a, _functions.softplus(float(beta), float(threshold)), "softplus")
 
 
 @lowers("log_sigmoid_forward")
-def _log_sigmoid(tape: Any, func: Any, out: Any, a: Step) -> list[Step | str]:
+def _log_sigmoid(tape: Any, func: Any, out: Any, a: Node) -> list[Node | str]:
     inner = function(tape, scaled(tape, a, -1.0), _functions.softplus(1.0, math.inf), "softplus")
     return [scaled(tape, inner, -1.0), "It uses a part of log_sigmoid that is not known to this proof."]
 
 
 @lowers("logaddexp")
-def _logaddexp(tape: Any, func: Any, out: Tensor, a: Step, b: Step) -> Step:
+def _logaddexp(tape: Any, func: Any, out: Tensor, a: Node, b: Node) -> Node:
     # log(e^a + e^b) = b + softplus(a - b)
     return plus(tape, function(tape, plus(tape, a, b, -1.0), _functions.softplus(1.0, math.inf), "softplus"), b)
 
 
 @lowers("softshrink")
-def _softshrink(tape: Any, func: Any, out: Tensor, a: Step, threshold: float = 0.5) -> Step:
+def _softshrink(tape: Any, func: Any, out: Tensor, a: Node, threshold: float = 0.5) -> Node:
     return function(tape, a, _functions.softshrink(float(threshold)), "softshrink")
 
 
 @lowers("hardtanh")
-def _hardtanh(tape: Any, func: Any, out: Tensor, a: Step, low: float = -1, high: float = 1) -> Step:
+def _hardtanh(tape: Any, func: Any, out: Tensor, a: Node, low: float = -1, high: float = 1) -> Node:
     return function(tape, a, _functions.clamp(float(low), float(high)), "clamp")
 
 
 @lowers("clamp", "clamp_min")
-def _clamp(tape: Any, func: Any, out: Tensor, a: Step, min: Any = None, max: Any = None) -> Step | None:  # noqa: A002
-    if isinstance(min, Step) or isinstance(max, Step) or (min is not None and max is not None and min > max):
+def _clamp(tape: Any, func: Any, out: Tensor, a: Node, min: Any = None, max: Any = None) -> Node | None:  # noqa: A002
+    if isinstance(min, Node) or isinstance(max, Node) or (min is not None and max is not None and min > max):
         return None
     return function(tape, a, _functions.clamp(min, max), "clamp")
 
 
 @lowers("clamp_max")
-def _clamp_max(tape: Any, func: Any, out: Tensor, a: Step, max: Any) -> Step | None:  # noqa: A002
+def _clamp_max(tape: Any, func: Any, out: Tensor, a: Node, max: Any) -> Node | None:  # noqa: A002
     return _clamp(tape, func, out, a, None, max)
 
 
 @lowers("maximum", "minimum")
-def _maximum(tape: Any, func: Any, out: Tensor, a: Step, b: Step) -> Step:
+def _maximum(tape: Any, func: Any, out: Tensor, a: Node, b: Node) -> Node:
     # max(a, b) = b + relu(a - b), min(a, b) = b - relu(b - a)
     if "maximum" in str(func):
         return plus(tape, b, function(tape, plus(tape, a, b, -1.0), PLAIN["relu"], "relu"))
@@ -102,7 +102,7 @@ def _maximum(tape: Any, func: Any, out: Tensor, a: Step, b: Step) -> Step:
 
 
 @lowers("_softmax")
-def _softmax(tape: Any, func: Any, out: Tensor, a: Step, dim: int, half: bool) -> Step | None:
+def _softmax(tape: Any, func: Any, out: Tensor, a: Node, dim: int, half: bool) -> Node | None:
     if not a.shape:
         return None
     # the same for a shift that is constant; near the largest entry nothing overflows
@@ -112,15 +112,15 @@ def _softmax(tape: Any, func: Any, out: Tensor, a: Step, dim: int, half: bool) -
     return times(tape, powers, function(tape, total, PLAIN["reciprocal"], "reciprocal"))
 
 
-def _normalised(tape: Any, a: Step, rows: int, epsilon: float) -> Step:
+def _normalised(tape: Any, a: Node, rows: int, epsilon: float) -> Node:
     """a with its entries, as `rows` rows, normalised row by row."""
     shape = torch.Size((rows, a.shape.numel() // rows))
     flat = linear(tape, (a,), lambda t: t.reshape(shape), shape, name="move")
-    step: Step = tape.add(Step("normalise", shape, epsilon=float(epsilon), name="normalise", **depends((flat,))))
+    step: Node = tape.add(Node("normalise", shape, epsilon=float(epsilon), name="normalise", **depends((flat,))))
     return linear(tape, (step,), lambda t: t.reshape(a.shape), a.shape, name="move")
 
 
-def _affine(tape: Any, a: Step, weight: Step | None, bias: Step | None, shape: Sequence[int]) -> Step:
+def _affine(tape: Any, a: Node, weight: Node | None, bias: Node | None, shape: Sequence[int]) -> Node:
     for parameter, join in ((weight, times), (bias, plus)):
         if parameter is not None:
             shaped = linear(tape, (parameter,), lambda t: t.reshape(shape), torch.Size(shape), name="move")
@@ -133,16 +133,23 @@ _OTHERS = "It uses the mean or the variance of a normalisation, which is not kno
 
 @lowers("native_layer_norm")
 def _layer_norm(
-    tape: Any, func: Any, out: Any, a: Step, shape: Sequence[int], weight: Step | None, bias: Step | None, epsilon: float
-) -> list[Step | str]:
+    tape: Any,
+    func: Any,
+    out: Any,
+    a: Node,
+    shape: Sequence[int],
+    weight: Node | None,
+    bias: Node | None,
+    epsilon: float,
+) -> list[Node | str]:
     rows = a.shape.numel() // math.prod(shape)
     return [_affine(tape, _normalised(tape, a, rows, epsilon), weight, bias, list(shape)), _OTHERS, _OTHERS]
 
 
 @lowers("native_group_norm")
 def _group_norm(
-    tape: Any, func: Any, out: Any, a: Step, weight: Step | None, bias: Step | None, *options: Any
-) -> list[Step | str]:
+    tape: Any, func: Any, out: Any, a: Node, weight: Node | None, bias: Node | None, *options: Any
+) -> list[Node | str]:
     n, c, _, groups, epsilon = options
     shape = [1, c, *(1,) * (len(a.shape) - 2)]
     return [_affine(tape, _normalised(tape, a, n * groups, epsilon), weight, bias, shape), _OTHERS, _OTHERS]
@@ -150,10 +157,18 @@ def _group_norm(
 
 @lowers("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
 def _batch_norm(
-    tape: Any, func: Any, out: Any, a: Step, weight: Step | None, bias: Step | None, mean: Any, variance: Any, *rest: Any
-) -> list[Step | str] | None:
+    tape: Any,
+    func: Any,
+    out: Any,
+    a: Node,
+    weight: Node | None,
+    bias: Node | None,
+    mean: Any,
+    variance: Any,
+    *rest: Any,
+) -> list[Node | str] | None:
     training = not str(func).endswith("no_training.default") and rest[0]
-    if training or not isinstance(mean, Step) or not isinstance(variance, Step):
+    if training or not isinstance(mean, Node) or not isinstance(variance, Node):
         return None
     shape = [1, a.shape[1], *(1,) * (len(a.shape) - 2)]
     factor = function(tape, plus(tape, variance, float(rest[-1])), PLAIN["rsqrt"], "rsqrt")

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from wellposed.certify._tape import Refused
+from wellposed.certify._tape import TapeRefused
 
 #: Modules from which a number is another one each time.
 _MODULES = ("random", "numpy.random", "secrets", "time", "uuid")
@@ -39,13 +39,13 @@ def check_code(cell: Any) -> None:
             waiting += [(given, owner) for given in (*value.args, *value.keywords.values())]
             value = value.func
         if found := _source(value):
-            raise Refused(f"Its code names {found}, so it may give two values for the same z and x. Leave that out.")
+            raise TapeRefused(f"Its code names {found}, so it may give two values for the same z and x. Leave that out.")
         for function, itself in _functions(value, owner):
             if id(function.__code__) in seen or (function.__module__ or "").partition(".")[0] in _KNOWN:
                 continue
             seen.add(id(function.__code__))
             if named := next((name for name in _NAMES if name in _names(function.__code__)), ""):
-                raise Refused(f"Its code names {named}, so it may give two values for the same z and x. Leave that out.")
+                raise TapeRefused(f"Its code names {named}, so it may give two values for the same z and x. Leave that out.")
             waiting += [(inner, itself) for inner in _named(function, itself)]
 
 

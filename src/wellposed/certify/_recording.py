@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from wellposed._torch import DispatchMode, pytree
 from wellposed.certify._lowering import BLANK, READS
 from wellposed.certify._nonlinear import LOWER
-from wellposed.certify._tape import Refused, Step, Tape
+from wellposed.certify._tape import Node, Tape, TapeRefused
 
 #: Ways out of torch, after which nothing is known of a number.
 _EXITS = ("numpy", "tolist", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage", "share_memory_")
@@ -44,7 +44,7 @@ def record(call: Callable[[Tensor], Tensor], z: Tensor, x: Any, module: nn.Modul
         def with_state(state: Tensor) -> Tensor:
             out = call(state)
             if not isinstance(out, Tensor):
-                raise Refused(f"It returns a {type(out).__name__}.")
+                raise TapeRefused(f"It returns a {type(out).__name__}.")
             return out
 
         recorder.expect_state(z)
@@ -53,9 +53,9 @@ def record(call: Callable[[Tensor], Tensor], z: Tensor, x: Any, module: nn.Modul
         finally:
             changed = _restore(before)
     if changed:
-        raise Refused(f"It keeps a state: {changed} changes while it is evaluated.")
+        raise TapeRefused(f"It keeps a state: {changed} changes while it is evaluated.")
     if recorder.refusal:  # in case the cell caught it
-        raise Refused(recorder.refusal)
+        raise TapeRefused(recorder.refusal)
     return recorder.finish(out)
 
 
@@ -149,7 +149,7 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(*(t.view(-1, *t.shape[-2:]) for t in (a, b))).view(shape)
 
 
-def _of_parameters(step: Step) -> bool:
+def _of_parameters(step: Node) -> bool:
     return step.name == "parameter" or any(map(_of_parameters, step.parents))
 
 
@@ -158,9 +158,9 @@ class _Recorder(DispatchMode):
 
     def __init__(self, module: nn.Module, x: Any) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[Node] = []
         self.refusal, self.reads_x, self.hides, self.computed = "", False, False, list[str]()
-        self._of: dict[int, Step | str] = {}  # a string says why a result is not known
+        self._of: dict[int, Node | str] = {}  # a string says why a result is not known
         self._held: list[Tensor] = []
         self._stored = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self._data = {id(tensor) for tensor in pytree.tree_leaves(x) if isinstance(tensor, Tensor)}
@@ -170,20 +170,20 @@ class _Recorder(DispatchMode):
         """The first tensor of this shape that is not known is the state."""
         self._state = id(z)
 
-    def refuse(self, reason: str) -> Refused:
+    def refuse(self, reason: str) -> TapeRefused:
         self.refusal = self.refusal or reason
-        return Refused(self.refusal)
+        return TapeRefused(self.refusal)
 
-    def add(self, step: Step) -> Step:
+    def add(self, step: Node) -> Node:
         self.steps.append(step)
         return step
 
     def finish(self, out: Tensor) -> Tape:
         result = self._of.get(id(out))
-        if not isinstance(result, Step):
+        if not isinstance(result, Node):
             raise self.refuse("Its result is made in a way that is not known.")
         if not result.of_z:
-            self.steps.insert(0, Step("state", result.shape, of_z=True))
+            self.steps.insert(0, Node("state", result.shape, of_z=True))
         return Tape(tuple(self.steps), result, self.reads_x, tuple(dict.fromkeys(self.computed)), self.hides)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -235,21 +235,21 @@ class _Recorder(DispatchMode):
         with self:
             return _attention(q, k, v, named.get("attn_mask"), dropout, causal, named.get("scale")), torch.zeros(q.shape[:-1])
 
-    def _hold(self, tensor: Tensor, step: Step | str) -> None:
+    def _hold(self, tensor: Tensor, step: Node | str) -> None:
         self._held.append(tensor)
         self._of[id(tensor)] = step
 
-    def _taken(self, tensor: Tensor, of_x: bool, trained: bool) -> Step:
+    def _taken(self, tensor: Tensor, of_x: bool, trained: bool) -> Node:
         kind = "computed" if of_x else "constant"
         name = "parameter" if trained or not of_x else ""  # what a parametrization gives is one
-        return self.add(Step(kind, tensor.shape, value=tensor.detach().clone(), of_x=of_x, name=name))
+        return self.add(Node(kind, tensor.shape, value=tensor.detach().clone(), of_x=of_x, name=name))
 
     def _constant(self, out: Any) -> Any:
         for tensor in pytree.tree_leaves(out):
-            self._hold(tensor, self.add(Step("constant", tensor.shape, value=tensor.detach().clone())))
+            self._hold(tensor, self.add(Node("constant", tensor.shape, value=tensor.detach().clone())))
         return out
 
-    def _step(self, tensor: Tensor, fresh: bool = False) -> Step:
+    def _step(self, tensor: Tensor, fresh: bool = False) -> Node:
         """The step of a tensor; one that is new is a constant, part of x, or z."""
         known = self._of.get(id(tensor))
         if isinstance(known, str):
@@ -257,11 +257,11 @@ class _Recorder(DispatchMode):
         if known is not None:
             return known
         if id(tensor) == self._state:
-            step = Step("state", tensor.shape, of_z=True)
+            step = Node("state", tensor.shape, of_z=True)
         elif id(tensor) in self._data:
-            step = Step("data", tensor.shape, value=tensor.detach().clone(), of_x=True)
+            step = Node("data", tensor.shape, value=tensor.detach().clone(), of_x=True)
         elif id(tensor) in self._stored or fresh:
-            step = Step("constant", tensor.shape, value=tensor.detach().clone(), name="" if fresh else "parameter")
+            step = Node("constant", tensor.shape, value=tensor.detach().clone(), name="" if fresh else "parameter")
         else:
             raise self.refuse(
                 f"It uses a tensor of shape {tuple(tensor.shape)} that is neither a parameter, nor a buffer, nor part of x. "
@@ -286,8 +286,8 @@ class _Recorder(DispatchMode):
         out = func(*args, **kwargs)
         for tensor in list(self._held):
             step = self._of.get(id(tensor))
-            if isinstance(step, Step) and tensor.untyped_storage().data_ptr() in places:
+            if isinstance(step, Node) and tensor.untyped_storage().data_ptr() in places:
                 if step.of_z or step.of_x or id(tensor) in self._stored:
                     raise self.refuse(f"It writes into memory that it shares with another tensor ({name}).")
-                self._of[id(tensor)] = self.add(Step("constant", tensor.shape, value=tensor.detach().clone()))
+                self._of[id(tensor)] = self.add(Node("constant", tensor.shape, value=tensor.detach().clone()))
         return out

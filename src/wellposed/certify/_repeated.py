@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import outer_states
-from wellposed.certify._tape import Refused
+from wellposed.certify._tape import TapeRefused
 
 
 def check_repeats(call: Callable[[Tensor], Any], z: Tensor) -> None:
@@ -31,6 +31,6 @@ def check_repeats(call: Callable[[Tensor], Any], z: Tensor) -> None:
     after = outer_states()
     if after != before:
         drawn = "Python's random" if after[0] != before[0] else "numpy.random"
-        raise Refused(f"It draws random numbers ({drawn}), of which this proof would see one draw; leave them out.")
+        raise TapeRefused(f"It draws random numbers ({drawn}), of which this proof would see one draw; leave them out.")
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-        raise Refused("It gives two values for the same z and x, so it is random, or keeps a state outside of its module.")
+        raise TapeRefused("It gives two values for the same z and x, so it is random, or keeps a state outside of its module.")

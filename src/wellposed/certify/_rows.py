@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._balls import Boxes
-from wellposed.certify._tape import Step, Tape
+from wellposed.certify._tape import Node, Tape
 
 DEPENDENT = "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer."
 #: Sizes of the states at which two tapes are compared.
@@ -45,7 +45,7 @@ class _Touch:
     def __init__(self, state: Tensor) -> None:
         self._state = state
 
-    def interpret(self, step: Step, parents: tuple[_Entries, ...]) -> _Entries:
+    def interpret(self, step: Node, parents: tuple[_Entries, ...]) -> _Entries:
         ones = torch.ones(step.shape, dtype=torch.float64)
         if step.kind == "state":
             return _Entries(self._state.reshape(step.shape), ones)
@@ -142,7 +142,7 @@ def _same_constants(alone: Tape, batch: Tape, rows: int) -> bool:
     return len(given[0]) == len(given[1]) and all(_is_repeated(a, b, rows) for a, b in zip(*given, strict=True))
 
 
-def _made(step: Step) -> Tensor | None:
+def _made(step: Node) -> Tensor | None:
     return step.value if step.kind == "constant" and step.name != "parameter" else None
 
 

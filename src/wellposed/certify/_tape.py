@@ -18,12 +18,12 @@ from wellposed.certify._functions import Function
 V = TypeVar("V")
 
 
-class Refused(Exception):
+class TapeRefused(Exception):
     """Why a cell cannot be written as a list of steps, in a sentence."""
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Node:
     """One step.
 
     Attributes:
@@ -44,7 +44,7 @@ class Step:
 
     kind: str
     shape: torch.Size
-    parents: tuple[Step, ...] = ()
+    parents: tuple[Node, ...] = ()
     apply: Callable[..., Tensor] | None = None
     absolute: Callable[..., Tensor] | None = None
     terms: int = 0
@@ -70,8 +70,8 @@ class Tape:
             detach, no_grad), so that those of the list may be others.
     """
 
-    steps: tuple[Step, ...]
-    result: Step
+    steps: tuple[Node, ...]
+    result: Node
     reads_x: bool
     computed: tuple[str, ...]
     hides: bool = False
@@ -87,5 +87,5 @@ class Tape:
 class Domain(Protocol[V]):
     """What a step means."""
 
-    def interpret(self, step: Step, parents: tuple[V, ...]) -> V:
+    def interpret(self, step: Node, parents: tuple[V, ...]) -> V:
         """The value of a step from those of its parents."""

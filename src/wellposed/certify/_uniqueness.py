@@ -26,7 +26,7 @@ from torch import Tensor
 
 from wellposed.certify._balls import SLACK, Interval, linear_interval, product
 from wellposed.certify._composition import Bound, Lipschitz, of_product
-from wellposed.certify._tape import Step, Tape
+from wellposed.certify._tape import Node, Tape
 from wellposed.certify.well_posedness import radius_bounds
 from wellposed.linalg import least_eigenvalue_lower, spectral_norm_upper
 from wellposed.linalg.directed import ROUNDING, up, vector_norm_upper
@@ -109,7 +109,7 @@ class _Atoms:
         self._bounds = bounds
         self._atoms: list[_Atom] = []
 
-    def interpret(self, step: Step, parents: tuple[_Sum, ...]) -> _Sum:
+    def interpret(self, step: Node, parents: tuple[_Sum, ...]) -> _Sum:
         bound = self._bounds.interpret(step, tuple(parent.bound for parent in parents))
         if not step.of_z:
             return _Sum(bound, {})
@@ -132,12 +132,12 @@ class _Atoms:
     def _n(self) -> int:
         return self._atoms[0].entries.shape[1]
 
-    def _new(self, step: Step, bound: Bound, atom: _Atom) -> _Sum:
+    def _new(self, step: Node, bound: Bound, atom: _Atom) -> _Sum:
         self._atoms.append(atom)
         eye = torch.eye(step.shape.numel(), dtype=torch.float64).view(-1, *step.shape)
         return _Sum(bound, {len(self._atoms) - 1: Interval(eye, torch.zeros_like(eye))})
 
-    def _linear(self, step: Step, parents: tuple[_Sum, ...]) -> dict[int, Interval]:
+    def _linear(self, step: Node, parents: tuple[_Sum, ...]) -> dict[int, Interval]:
         assert step.apply is not None and step.absolute is not None
         apply, absolute = torch.vmap(step.apply), torch.vmap(step.absolute)
         found = {}
@@ -150,7 +150,7 @@ class _Atoms:
             found[k] = linear_interval(tuple(full), apply, absolute, step.terms)
         return found
 
-    def _times_constant(self, step: Step, parents: tuple[_Sum, ...], which: int) -> dict[int, Interval]:
+    def _times_constant(self, step: Node, parents: tuple[_Sum, ...], which: int) -> dict[int, Interval]:
         assert step.apply is not None
         ball = parents[which].bound.ball
         assert ball is not None
@@ -161,7 +161,7 @@ class _Atoms:
             found[k] = product(*pair, apply, step.terms)
         return found
 
-    def _function(self, step: Step, inner: _Sum) -> _Atom:
+    def _function(self, step: Node, inner: _Sum) -> _Atom:
         assert step.function is not None
         least, largest = step.function.slopes_on(inner.bound.low, inner.bound.high)
         steepest = max(abs(least), abs(largest))
@@ -169,7 +169,7 @@ class _Atoms:
         monotone = least >= 0 and largest <= 1
         return _Atom(of_product(steepest, self.lipschitz(inner)), P, inner if monotone else None)
 
-    def _product(self, step: Step, bound: Bound, parents: tuple[_Sum, ...]) -> _Atom:
+    def _product(self, step: Node, bound: Bound, parents: tuple[_Sum, ...]) -> _Atom:
         P = torch.full((step.shape.numel(), self._n), math.inf, dtype=torch.float64)
         if step.name == "mul":
             P = torch.zeros_like(P)

@@ -18,7 +18,7 @@ from wellposed._torch import apart
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
-from wellposed.certify._tape import Refused, Tape
+from wellposed.certify._tape import Tape, TapeRefused
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
@@ -116,7 +116,7 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
         followed = Followed(layer, model, x)
     try:
         tape = followed.tape(0)
-    except Refused as refused:
+    except TapeRefused as refused:
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=str(refused))
     if reason := followed.objection_to_rows(*_SIZES, followed.batch):
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=reason)

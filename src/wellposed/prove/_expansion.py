@@ -30,9 +30,9 @@ from torch import Tensor
 
 from wellposed.prove._contraction import Contraction
 from wellposed.prove._explicit import Explicit
-from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
-from wellposed.prove._point import Point
-from wellposed.prove._problem import Problem
+from wellposed.prove._jacobian import ParameterBall, PredictionJacobian, top_eigenvalue
+from wellposed.prove._point import ComputedPoint
+from wellposed.prove._problem import ProvedProblem
 from wellposed.prove._resolvent import Around, SampleNorms
 from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
 
@@ -67,11 +67,11 @@ class _Expansion:
 
 
 def expansion(
-    problem: Problem,
-    point: Point,
-    jacobian: Jacobian,
+    problem: ProvedProblem,
+    point: ComputedPoint,
+    jacobian: PredictionJacobian,
     contraction: Contraction,
-    ball: Ball,
+    ball: ParameterBall,
     norms: SampleNorms | None = None,
     explicit: Explicit | None = None,
 ) -> float:
@@ -106,7 +106,12 @@ def expansion(
 
 
 def _linear_and_quadratic(
-    problem: Problem, point: Point, jacobian: Jacobian, tau: float, ball: Ball, explicit: Explicit | None
+    problem: ProvedProblem,
+    point: ComputedPoint,
+    jacobian: PredictionJacobian,
+    tau: float,
+    ball: ParameterBall,
+    explicit: Explicit | None,
 ) -> tuple[float, float]:
     """A and B of this module at the computed r, p, xi, for c = U x."""
     r = point.r
@@ -138,7 +143,7 @@ def _linear_and_quadratic(
     return A * SLACK, B * SLACK
 
 
-def around(problem: Problem, point: Point, contraction: Contraction, ball: Ball) -> Around:
+def around(problem: ProvedProblem, point: ComputedPoint, contraction: Contraction, ball: ParameterBall) -> Around:
     """What `Resolvents` needs to know of a ball."""
     slopes = problem.slopes
     moved, da, a, curved = _bent(problem, point, ball)
@@ -151,7 +156,7 @@ def around(problem: Problem, point: Point, contraction: Contraction, ball: Ball)
     return Around(point.at.R, point.D, b, contraction.R_norm, problem.k * ball.radius, point.slope_error, dD, low, high)
 
 
-def _bent(problem: Problem, point: Point, ball: Ball) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _bent(problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(n, m) how far V moves on the ball, (n, 1) how far a = w + R^T p does, (n, m) bounds of |a|
     and |s''|."""
     slopes = problem.slopes
@@ -165,7 +170,7 @@ def _bent(problem: Problem, point: Point, ball: Ball) -> tuple[Tensor, Tensor, T
 
 
 def curvature_weights(
-    problem: Problem, point: Point, contraction: Contraction, ball: Ball, tau: float, *, renew: bool
+    problem: ProvedProblem, point: ComputedPoint, contraction: Contraction, ball: ParameterBall, tau: float, *, renew: bool
 ) -> Tensor:
     r"""(n,) c_i >= |K^T diag(a s'') K| on the ball, K = (I - R D)^-1 = I + R T, a = w + R^T p.
 
@@ -188,7 +193,9 @@ def curvature_weights(
     return torch.minimum(torch.minimum(by_ratio, direct), by_rows) * SLACK
 
 
-def _curved(problem: Problem, point: Point, jacobian: Jacobian, ball: Ball, c: Tensor) -> float:
+def _curved(
+    problem: ProvedProblem, point: ComputedPoint, jacobian: PredictionJacobian, ball: ParameterBall, c: Tensor
+) -> float:
     """E = lambda_max(g Gram g), g_i^2 = |r_i| c_i, on the ball."""
     g = ((point.r.abs() + ball.dr) * c).sqrt()
     G = g.unsqueeze(1) * jacobian.gram * g

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from wellposed.linalg import least_eigenvalue_lower
 from wellposed.prove._contraction import Contraction
-from wellposed.prove._point import Point
-from wellposed.prove._problem import Problem
+from wellposed.prove._point import ComputedPoint
+from wellposed.prove._problem import ProvedProblem
 from wellposed.prove._resolvent import SampleNorms
 from wellposed.prove.error_free import SLACK, gamma, norm_up
 
@@ -26,7 +26,7 @@ def top_eigenvalue(S: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Ball:
+class ParameterBall:
     """Changes over a ball of some radius about the computed point, errors of the point included.
 
     Attributes:
@@ -50,7 +50,7 @@ class Ball:
     dr: float
 
 
-class Jacobian:
+class PredictionJacobian:
     """Grams of the computed Z, P, Q, X, C, their norms, and balls about the point.
 
     Attributes:
@@ -60,7 +60,7 @@ class Jacobian:
         L: >= |J|, error: >= |J - computed J|_F, both at the centre.
     """
 
-    def __init__(self, problem: Problem, point: Point, contraction: Contraction) -> None:
+    def __init__(self, problem: ProvedProblem, point: ComputedPoint, contraction: Contraction) -> None:
         self._problem, self._point = problem, point
         self._omega, self._R_norm = contraction.omega, contraction.R_norm
         k, ell = problem.k, problem.ell
@@ -104,7 +104,7 @@ class Jacobian:
         """Lower bound of lambda_min(J J^T) for the computed rows."""
         return least_eigenvalue_lower((self.H + self.H.T) / 2) - self.forming
 
-    def ball(self, radius: float, norms: SampleNorms | None = None) -> Ball | None:
+    def ball(self, radius: float, norms: SampleNorms | None = None) -> ParameterBall | None:
         r"""Bounds over the ball of this radius, better if norms on it are known; None if the
         contraction is lost.
 
@@ -134,4 +134,4 @@ class Jacobian:
         dz, dp, dq, dc = ((a + b) * SLACK for a, b in ((dz, at.z_error), (dp, at.p_error), (dq, at.q_error), (dc, at.c_error)))
         dJ = self._change(dz, dp, dq, dc)
         L = (self.computed_L + dJ) * SLACK
-        return Ball(radius, tau, R_norm, dz, dv * SLACK, dp, dq, dc, dJ, L, (norm_up(at.r_error) + L * radius) * SLACK)
+        return ParameterBall(radius, tau, R_norm, dz, dv * SLACK, dp, dq, dc, dJ, L, (norm_up(at.r_error) + L * radius) * SLACK)

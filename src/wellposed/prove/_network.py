@@ -19,7 +19,7 @@ from wellposed.nn.families import (
     is_theory_network,
     theory_of,
 )
-from wellposed.prove._problem import Exact, Parameters, Problem
+from wellposed.prove._problem import Exact, Parameters, ProvedProblem
 from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
 from wellposed.prove.error_free import two_product
 
@@ -33,7 +33,7 @@ _PROVED: dict[type, str] = {
 }
 
 
-def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | None:
+def read_network(model: Any, X: Any, y: Any) -> tuple[ProvedProblem, Parameters] | None:
     """The problem and its start, in float64 on the CPU; None for a family whose R is not k times a
     parameter, which has no proof yet.
 
@@ -83,7 +83,7 @@ def read_network(model: Any, X: Any, y: Any) -> tuple[Problem, Parameters] | Non
     scales = {part: 0.0 if names[part] in theory.fixed else scale for part, scale in scales.items()}
     start = {name: getattr(model, name).detach().double().cpu().clone() for name in letters}
     at = Parameters(R, U, Exact.product(w, 1.0), Exact.product(more[0], 1.0) if more else None)
-    return Problem(family, slopes, scales, theory.rectified, X, y, start), at
+    return ProvedProblem(family, slopes, scales, theory.rectified, X, y, start), at
 
 
 def _unknown(model: nn.Module) -> str:

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from wellposed.prove._contraction import Contraction
-from wellposed.prove._problem import Parameters, Problem
+from wellposed.prove._problem import Parameters, ProvedProblem
 from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up, split, two_sum
 
 _ITERATIONS = 400
 
 
 @dataclass(frozen=True)
-class Point:
+class ComputedPoint:
     """All that is known at the computed parameters. Samples are rows; errors and norms are upper
     bounds.
 
@@ -79,12 +79,12 @@ class Point:
 class Evaluator:
     """Computes points; starts at the last ones, on the line through them."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ProvedProblem) -> None:
         self.problem, self.contraction = problem, Contraction(problem.slopes)
         self._z: list[Tensor] = []
         self._p: list[Tensor] = []
 
-    def evaluate(self, at: Parameters) -> Point:
+    def evaluate(self, at: Parameters) -> ComputedPoint:
         """The point, with errors; `contraction` is updated first and must have omega < 1."""
         problem, slopes, m = self.problem, self.problem.slopes, at.R.high.shape[0]
         bounds = self.contraction
@@ -190,7 +190,7 @@ class Evaluator:
         fine = {"Z": z_error, "P": p_error, "Q": q_error, "C": y_error, "r": r_error}
         p_error, q_error = p_error + rows_up(P_low), q_error + rows_up(Q_low)
         self._z, self._p = [*self._z[-1:], Z], [*self._p[-1:], P]
-        return Point(
+        return ComputedPoint(
             at=at,
             Z=Z,
             P=P,

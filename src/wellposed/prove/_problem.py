@@ -55,7 +55,7 @@ class Parameters:
         return replace(self, **parts)
 
 
-class Problem:
+class ProvedProblem:
     """A network and its data: all that stays the same during a proof.
 
     Args:
@@ -87,7 +87,7 @@ class Problem:
         self.XX_error = 3 * gamma(self.d) * float(self.x_norms.square().sum()) * SLACK
         self.trained = [part for part, scale in scales.items() if scale > 0]
 
-    def same(self, other: Problem) -> bool:
+    def same(self, other: ProvedProblem) -> bool:
         """Whether a step of the one is a step of the other: the same map, start and data."""
         if self._network() != other._network():
             return False

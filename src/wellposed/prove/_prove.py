@@ -20,7 +20,7 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.families import AbstractNetwork
 from wellposed.prove._monotone import curvature_at_start
 from wellposed.prove._network import read_network
-from wellposed.prove._run import Run
+from wellposed.prove._run import ProofRun
 from wellposed.prove._shadow import Row
 from wellposed.prove.proof import Proof
 
@@ -104,7 +104,7 @@ def prove(
         found = read_network(model, X, y)
         if found is None:
             return _without_theorem(model, X, y)  # type: ignore[arg-type]  # a theory network, as was checked
-        run = Run(*found, step_size)
+        run = ProofRun(*found, step_size)
         if resume is not None:
             run.continue_from(resume if isinstance(resume, Proof) else Proof.load(resume), step_size)
     with progress_display("prove", show=progress, line="{text}", bar=None, heading=run.heading(), ends=False) as display:

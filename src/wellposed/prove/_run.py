@@ -13,10 +13,10 @@ from torch import Tensor
 from wellposed.certify import Verdict
 from wellposed.errors import InvalidArgument
 from wellposed.linalg.directed import up
-from wellposed.prove._jacobian import Jacobian
-from wellposed.prove._point import Evaluator, Point
-from wellposed.prove._problem import Parameters, Problem
-from wellposed.prove._shadow import Refused, Row, shadow_step
+from wellposed.prove._jacobian import PredictionJacobian
+from wellposed.prove._point import ComputedPoint, Evaluator
+from wellposed.prove._problem import Parameters, ProvedProblem
+from wellposed.prove._shadow import Row, StepRefused, shadow_step
 from wellposed.prove._smooth_tail import smooth_tail
 from wellposed.prove._tail import Tail, tail
 from wellposed.prove.error_free import norm_up
@@ -38,12 +38,12 @@ class _Now:
     step: int
     at: Parameters
     delta: float
-    point: Point
-    jacobian: Jacobian
+    point: ComputedPoint
+    jacobian: PredictionJacobian
     ratio: float | None = None
 
 
-class Run:
+class ProofRun:
     """The state of a proof between two steps.
 
     Attributes:
@@ -51,7 +51,7 @@ class Run:
         eta: The step size.
     """
 
-    def __init__(self, problem: Problem, at: Parameters, step_size: str | float) -> None:
+    def __init__(self, problem: ProvedProblem, at: Parameters, step_size: str | float) -> None:
         self.problem, self._origin = problem, at
         self._evaluator = Evaluator(problem)
         self.result: str | None = None
@@ -64,7 +64,7 @@ class Run:
         self._began = time.perf_counter()
         try:
             self._now = _Now(0, at, 0.0, *self._evaluated(at))
-        except Refused as refusal:
+        except StepRefused as refusal:
             raise InvalidArgument(
                 f"prove: {refusal}, or an equilibrium need not exist; start with smaller recurrent weights."
             ) from None
@@ -98,13 +98,13 @@ class Run:
         last = self._attempts[-1] if self._attempts else None
         return {"step": now.step, "loss": now.point.loss, "delta": now.delta, "mask_ratio": now.ratio, "attempt": last}
 
-    def _evaluated(self, at: Parameters) -> tuple[Point, Jacobian]:
+    def _evaluated(self, at: Parameters) -> tuple[ComputedPoint, PredictionJacobian]:
         contraction = self._evaluator.contraction
         contraction.update(at.R)
         if not contraction.omega < 1:
-            raise Refused(f"omega, the largest eigenvalue of (R + R^T)/2, is {contraction.omega:.6g} and must be below 1")
+            raise StepRefused(f"omega, the largest eigenvalue of (R + R^T)/2, is {contraction.omega:.6g} and must be below 1")
         point = self._evaluator.evaluate(at)
-        return point, Jacobian(self.problem, point, contraction)
+        return point, PredictionJacobian(self.problem, point, contraction)
 
     def advance(self, max_steps: int) -> None:
         """One step, or the end."""
@@ -127,7 +127,7 @@ class Run:
             self._rows[now.step :] = [row]  # an interruption may have left one too many
             self._now = following
             self._least = min((ratio for ratio in (self._least, row.mask_ratio) if ratio is not None), default=None)
-        except Refused as refusal:
+        except StepRefused as refusal:
             self.result = str(refusal)
 
     def _try_tail(self) -> None:

@@ -23,9 +23,9 @@ from torch import Tensor
 from wellposed.prove._contraction import Contraction
 from wellposed.prove._expansion import around, expansion
 from wellposed.prove._explicit import MOST_NUMBERS
-from wellposed.prove._jacobian import Ball, Jacobian
-from wellposed.prove._point import Point
-from wellposed.prove._problem import Exact, Parameters, Problem
+from wellposed.prove._jacobian import ParameterBall, PredictionJacobian
+from wellposed.prove._point import ComputedPoint
+from wellposed.prove._problem import Exact, Parameters, ProvedProblem
 from wellposed.prove._resolvent import SampleNorms
 from wellposed.prove.error_free import SLACK, UNIT, norm_up, outer_sum, two_product
 
@@ -51,28 +51,33 @@ class Row:
     residual: float
 
 
-class Refused(Exception):
+class StepRefused(Exception):
     """A hypothesis of Theorem A does not hold at this step; the text says which."""
 
 
 def shadow_step(
-    problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, step_size: float, delta: float
+    problem: ProvedProblem,
+    point: ComputedPoint,
+    jacobian: PredictionJacobian,
+    contraction: Contraction,
+    step_size: float,
+    delta: float,
 ) -> tuple[Parameters, float, Row]:
     """The next point, its delta, and the numbers of the step.
 
     Raises:
-        Refused: A hypothesis fails.
+        StepRefused: A hypothesis fails.
     """
     ball = jacobian.ball(delta)
     if ball is None:
-        raise Refused(f"omega = {contraction.omega:.6g} leaves no room below 1 for a ball of radius {delta:.3g}")
+        raise StepRefused(f"omega = {contraction.omega:.6g} leaves no room below 1 for a ball of radius {delta:.3g}")
     if not step_size * ball.L**2 * SLACK <= 2:
-        raise Refused(
+        raise StepRefused(
             f"the step size times |J|^2 is only known to be at most {step_size * ball.L**2:.6g}, and must be at most 2"
         )
     ratio, least = mask_ratio(problem, point, ball)
     if ratio is not None and not ratio > 1:
-        raise Refused(
+        raise StepRefused(
             f"a pre-activation of {least:.3g} may be 0: it is only {ratio:.3g} times as large as its error and what delta = "
             f"{delta:.3g} may change"
         )
@@ -80,7 +85,7 @@ def shadow_step(
     at, gradient_error, error = _advanced(problem, point, jacobian, step_size)
     following = ((1 + step_size * M) * delta + error) * SLACK
     if not math.isfinite(following):
-        raise Refused("the numbers leave the range of float64")
+        raise StepRefused("the numbers leave the range of float64")
     row = Row(
         delta,
         point.loss,
@@ -97,7 +102,12 @@ def shadow_step(
 
 
 def _expansion(
-    problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, ball: Ball, step_size: float
+    problem: ProvedProblem,
+    point: ComputedPoint,
+    jacobian: PredictionJacobian,
+    contraction: Contraction,
+    ball: ParameterBall,
+    step_size: float,
 ) -> float:
     """M on the ball; for smooth slopes with norms of single samples, which are proved anew when
     their age has cost `_LOST` of the exponent of growth, and for ReLU with explicit T_i, as long as
@@ -125,7 +135,7 @@ def _expansion(
     return M
 
 
-def mask_ratio(problem: Problem, point: Point, ball: Ball) -> tuple[float | None, float | None]:
+def mask_ratio(problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) -> tuple[float | None, float | None]:
     """Least (|pre-activation| - its error)/(its change on the ball), and least |pre-activation|.
 
     A pre-activation changes by at most |dOmega xi_i| + (|R_u| + k rho) |dz_i|; one of c by l rho
@@ -144,7 +154,9 @@ def mask_ratio(problem: Problem, point: Point, ball: Ball) -> tuple[float | None
     return ratio, least
 
 
-def _advanced(problem: Problem, point: Point, jacobian: Jacobian, step_size: float) -> tuple[Parameters, float, float]:
+def _advanced(
+    problem: ProvedProblem, point: ComputedPoint, jacobian: PredictionJacobian, step_size: float
+) -> tuple[Parameters, float, float]:
     r"""The next computed point, e_k and eps_k.
 
     The gradient is made of the computed z, p, q, c, r, all as high + low: exact products, and

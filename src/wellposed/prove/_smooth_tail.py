@@ -34,9 +34,9 @@ from torch import Tensor
 from wellposed.linalg.directed import rate_after
 from wellposed.prove._contraction import Contraction
 from wellposed.prove._expansion import around, curvature_weights
-from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
-from wellposed.prove._point import Point
-from wellposed.prove._problem import Problem
+from wellposed.prove._jacobian import ParameterBall, PredictionJacobian, top_eigenvalue
+from wellposed.prove._point import ComputedPoint
+from wellposed.prove._problem import ProvedProblem
 from wellposed.prove._resolvent import Resolvents
 from wellposed.prove._tail import Tail
 from wellposed.prove.error_free import SLACK, UNIT, norm_up
@@ -51,7 +51,12 @@ _ROUNDS = 3
 
 
 def smooth_tail(
-    problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, step_size: float, delta: float
+    problem: ProvedProblem,
+    point: ComputedPoint,
+    jacobian: PredictionJacobian,
+    contraction: Contraction,
+    step_size: float,
+    delta: float,
 ) -> Tail:
     """Theorem C at this point, whose distance to the exact iterate is at most delta."""
     least = jacobian.least_eigenvalue()
@@ -97,7 +102,9 @@ def _tried(eta: float, s0: float, L: float, first: float, e: float, delta: float
         yield hoped[0], Resolvents()
 
 
-def _ball(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, radius: float) -> Ball | None:
+def _ball(
+    problem: ProvedProblem, point: ComputedPoint, jacobian: PredictionJacobian, contraction: Contraction, radius: float
+) -> ParameterBall | None:
     """The ball of this radius: what is known of it gives better norms, and these give more."""
     ball = jacobian.ball(radius)
     for _ in range(_ROUNDS):
@@ -131,11 +138,11 @@ def _radius(eta: float, s0: float, L: float, Lambda: float, e: float, delta: flo
 
 
 def lipschitz(
-    problem: Problem,
-    point: Point,
-    jacobian: Jacobian,
+    problem: ProvedProblem,
+    point: ComputedPoint,
+    jacobian: PredictionJacobian,
     contraction: Contraction,
-    ball: Ball,
+    ball: ParameterBall,
     resolvents: Resolvents | None = None,
 ) -> float:
     """Lambda on the ball, by the norms of samples of the descent, or by these."""
@@ -154,7 +161,7 @@ def lipschitz(
     return (half + math.hypot(half, tau * Xi)) * SLACK
 
 
-def _bend(problem: Problem, jacobian: Jacobian, ball: Ball, c: Tensor) -> float:
+def _bend(problem: ProvedProblem, jacobian: PredictionJacobian, ball: ParameterBall, c: Tensor) -> float:
     """E of this module on the ball.
 
     There xi_i . x moves by d_i, |d| <= k |dz|, so the numbers move by c_i d_i (2 xi_i . x + d_i).

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from wellposed.prove._contraction import Contraction
-from wellposed.prove._jacobian import Ball
-from wellposed.prove._point import Point
-from wellposed.prove._problem import Problem
+from wellposed.prove._jacobian import ParameterBall
+from wellposed.prove._point import ComputedPoint
+from wellposed.prove._problem import ProvedProblem
 from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
 
 _ITERATIONS = 300
@@ -65,7 +65,7 @@ class Pairs:
         return self.of_c is None or other.of_c is None or not bool((self.of_c != other.of_c).any())
 
 
-def pairs_in(problem: Problem, point: Point, ball: Ball) -> Pairs:
+def pairs_in(problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) -> Pairs:
     """The pairs whose pre-activation can be 0 in the ball."""
     k, rho = problem.k, ball.radius
     xi = torch.hypot(k * point.z_norm, problem.ell * problem.x_norms).unsqueeze(1)
@@ -76,7 +76,9 @@ def pairs_in(problem: Problem, point: Point, ball: Ball) -> Pairs:
     return Pairs(point.V.abs() <= reach, of_c)
 
 
-def within_slopes(problem: Problem, point: Point, contraction: Contraction, ball: Ball, pairs: Pairs) -> Ball:
+def within_slopes(
+    problem: ProvedProblem, point: ComputedPoint, contraction: Contraction, ball: ParameterBall, pairs: Pairs
+) -> ParameterBall:
     """The ball with a better tau: only units that can be active count in it."""
     D = torch.where(pairs.of_z, 1.0, point.D)
     tau = min(ball.tau, contraction.tau_of_slopes(point.V, D, 0.0, problem.k * ball.radius, renew=False))
@@ -99,7 +101,7 @@ class Centre:
         coupling: (E, E) C of (2) without its factor 1/2; only between switches of one sample.
     """
 
-    def __init__(self, problem: Problem, point: Point, contraction: Contraction, pairs: Pairs) -> None:
+    def __init__(self, problem: ProvedProblem, point: ComputedPoint, contraction: Contraction, pairs: Pairs) -> None:
         self._pairs = pairs
         at, R = point.at, point.at.R.high
         m, tau = R.shape[0], contraction.tau
@@ -132,7 +134,14 @@ class Centre:
             self._add_switches_of_c(pairs.of_c, D_c, read)
 
     def _solve(
-        self, point: Point, contraction: Contraction, pairs: Pairs, D: Tensor, R_frobenius: float, low: float, factor: float
+        self,
+        point: ComputedPoint,
+        contraction: Contraction,
+        pairs: Pairs,
+        D: Tensor,
+        R_frobenius: float,
+        low: float,
+        factor: float,
     ) -> None:
         """lambda_u = e_u + D R^T lambda_u for every switch of z."""
         R, m = point.at.R.high, D.shape[1]
@@ -179,7 +188,7 @@ class Centre:
         self.of_z = torch.cat([self.of_z, torch.zeros(E, dtype=torch.bool)])
         self.sample, self.unit = torch.cat([self.sample, sample]), torch.cat([self.unit, unit])
 
-    def fewer(self, problem: Problem, point: Point, ball: Ball) -> Pairs:
+    def fewer(self, problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) -> Pairs:
         """The pairs that remain with sharper bounds of how far their pre-activations move."""
         z = self.of_z
         i, unit, lam_error = self.sample[z], self.unit[z], self.lambda_error[z]
@@ -221,7 +230,7 @@ class Centre:
         of_z[i, unit] = stays
         return Pairs(of_z, self._pairs.of_c)
 
-    def sizes(self, problem: Problem, point: Point, ball: Ball) -> tuple[Tensor, Tensor, Tensor] | None:
+    def sizes(self, problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) -> tuple[Tensor, Tensor, Tensor] | None:
         """phi (E,) of (2), and for each sample the smooth part of (1) and y; None if switches
         amplify each other."""
         k, rho, tau, n = problem.k, ball.radius, ball.tau, problem.n

@@ -25,9 +25,9 @@ from wellposed.linalg.directed import rate_after
 from wellposed.linalg.verified_cholesky import norm_upper_by_test
 from wellposed.prove._contraction import Contraction
 from wellposed.prove._gain import least_gain, nonnegative_norm
-from wellposed.prove._jacobian import Ball, Jacobian, top_eigenvalue
-from wellposed.prove._point import Point
-from wellposed.prove._problem import Problem
+from wellposed.prove._jacobian import ParameterBall, PredictionJacobian, top_eigenvalue
+from wellposed.prove._point import ComputedPoint
+from wellposed.prove._problem import ProvedProblem
 from wellposed.prove._shadow import mask_ratio
 from wellposed.prove._switches import MOST_PART, MOST_SWITCHES, Centre, Pairs, pairs_in, within_slopes
 from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
@@ -58,7 +58,14 @@ class Tail:
     shortfall: float | None = None
 
 
-def tail(problem: Problem, point: Point, jacobian: Jacobian, contraction: Contraction, step_size: float, delta: float) -> Tail:
+def tail(
+    problem: ProvedProblem,
+    point: ComputedPoint,
+    jacobian: PredictionJacobian,
+    contraction: Contraction,
+    step_size: float,
+    delta: float,
+) -> Tail:
     """Theorem B at this point, whose distance to the exact iterate is at most delta.
 
     The least radius is found from below: R <- e/kappa(R) until it no longer grows.
@@ -131,7 +138,7 @@ class _Kernel:
         |Phi projected on the rows of J| = |sum_u phi_u e_i(u) (H^-1/2 beta_u)^T|,  |Phi J^T| = |sum_u phi_u e_i(u) beta_u^T|.
     """
 
-    def __init__(self, problem: Problem, point: Point, jacobian: Jacobian, centre: Centre) -> None:
+    def __init__(self, problem: ProvedProblem, point: ComputedPoint, jacobian: PredictionJacobian, centre: Centre) -> None:
         self.problem, self.point, self.jacobian, self.centre = problem, point, jacobian, centre
         k, ell = problem.k, problem.ell
         P, Q, Z, C = centre.P, centre.Q, point.Z, point.C
@@ -174,7 +181,7 @@ class _Kernel:
         gram = k * k * (left_A @ left_A.T) * ZZ[i][:, i] + ell * ell * (left_U @ left_U.T) * XX[i][:, i]
         self.gram, self.gram_error = gram, 3 * gamma(m + problem.d) * self.size.unsqueeze(1) * self.size
 
-    def bounds(self, ball: Ball) -> tuple[float, float, float, float, list[tuple[float, float]]] | str:
+    def bounds(self, ball: ParameterBall) -> tuple[float, float, float, float, list[tuple[float, float]]] | str:
         """s, L, f, e0 and some (g, g0) in the ball, or why there are none."""
         problem, point, centre, jacobian = self.problem, self.point, self.centre, self.jacobian
         k, ell = problem.k, problem.ell
@@ -232,7 +239,7 @@ class _Kernel:
                 found.append((g * SLACK, sum(parts) + sum(map(abs, parts)) * (SLACK - 1)))
         return found
 
-    def _switches(self, phi: Tensor, ball: Ball) -> tuple[float, float, float, float]:
+    def _switches(self, phi: Tensor, ball: ParameterBall) -> tuple[float, float, float, float]:
         """Bounds of |Phi projected|, |Phi J^T|, |Phi|^2, and of what the computed switches lack."""
         i, n, point, problem, centre = self.centre.sample, self.n, self.point, self.problem, self.centre
 

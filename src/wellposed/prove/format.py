@@ -150,7 +150,7 @@ from wellposed._io import check_outputs, write_whole
 from wellposed._reading import read_bytes, read_object
 from wellposed.certify import Verdict
 from wellposed.errors import InvalidArgument, MissingPackage, RunError, how_to_install
-from wellposed.prove._problem import Exact, Parameters, Problem
+from wellposed.prove._problem import Exact, Parameters, ProvedProblem
 from wellposed.prove._slopes import AbstractSlopes, ReLUSlopes, SoftplusSlopes, TanhSlopes
 from wellposed.prove.seal import seal
 
@@ -236,11 +236,13 @@ def load(folder: Path) -> Proof:
         raise RunError(f"{folder} has a proof that cannot be read ({type(error).__name__}: {error}).") from error
 
 
-def _parsed(record: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Problem, Parameters, dict[int, dict[str, Tensor]]]:
+def _parsed(
+    record: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[ProvedProblem, Parameters, dict[int, dict[str, Tensor]]]:
     start = {name.removeprefix("start."): value for name, value in tensors.items() if name.startswith("start.")}
     slopes = slopes_named(**record["activation"])
     rectified = record["family"] != "gaussian"
-    problem = Problem(record["family"], slopes, dict(record["scales"]), rectified, tensors["X"], tensors["y"], start)
+    problem = ProvedProblem(record["family"], slopes, dict(record["scales"]), rectified, tensors["X"], tensors["y"], start)
     checkpoints: dict[int, dict[str, Tensor]] = {step: {} for step in record["checkpoints"]}
     for name, value in tensors.items():
         if name.startswith("checkpoint."):

@@ -14,7 +14,7 @@ from wellposed._latex import table, text
 from wellposed.certify import Verdict
 from wellposed.errors import InvalidArgument
 from wellposed.nn.families import FAMILIES
-from wellposed.prove._problem import Parameters, Problem
+from wellposed.prove._problem import Parameters, ProvedProblem
 
 ASSUMPTIONS = (
     "IEEE float64 and float32 arithmetic with rounding to nearest and gradual underflow",
@@ -68,7 +68,7 @@ class Proof:
     tail: dict[str, float] | None
     attempts: list[dict[str, Any]] = field(default_factory=list)
     assumptions: tuple[str, ...] = ASSUMPTIONS
-    _problem: Problem | None = field(default=None, repr=False)
+    _problem: ProvedProblem | None = field(default=None, repr=False)
     _at: Parameters | None = field(default=None, repr=False)
     _checkpoints: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 

@@ -130,7 +130,7 @@ def verify(
         display: Progress.
 
     Raises:
-        InvalidArgument, InvalidType: There is no such folder, or an argument is none of those above.
+        InvalidArgument, InvalidType: There is no such folder, or an argument has no meaning.
         RunError: The folder does not hold the files of a proof.
         MissingPackage: python-flint is missing, and the network is smooth.
     """

@@ -42,7 +42,7 @@ _CLOSE = 1e-4
 _ABOVE, _ABOVE_WIDE, _WIDE = 0.021, 0.13, 800
 
 
-class Ball:
+class StoredBall:
     """Changes over a ball of radius rho about a recomputed point: bounds, sample by sample."""
 
     def __init__(self, proof: StoredProof, data: Data, point: Recomputed, omega: float, rho: float) -> None:
@@ -93,7 +93,7 @@ class PointCheck:
         """|r|^2/2."""
         return float(np.square(self.point.r.floats()).sum()) / 2
 
-    def expansion(self, ball: Ball) -> float:
+    def expansion(self, ball: StoredBall) -> float:
         """M on the ball, from above."""
         proof, point = self.proof, self.point
         k, ell = proof.scales["R"], proof.scales["U"]
@@ -115,7 +115,7 @@ class PointCheck:
         moved = k * float(ball.dp.max()) * tau * Xi + read * tau * k * norm(ball.dz) + read * ball.dT * Xi
         return (centre + 2 * dr * tau * read * Xi + 2 * r_norm * moved) * ROOM
 
-    def tau(self, ball: Ball) -> float:
+    def tau(self, ball: StoredBall) -> float:
         """Upper bound of |(I - D R)^-1 D| and |D^1/2 (I - R D)^-1| for the slopes in the ball."""
         proof, change = self.proof, self.proof.scales["R"] * ball.rho
         bend = CURVATURE[proof.activation]
@@ -124,7 +124,7 @@ class PointCheck:
         omega = min(self.omega + change, active_omega(self.R, lost, slopes))
         return ROOM / (1 - omega) if omega < 1 else math.inf
 
-    def _bend(self, ball: Ball, tau: float, weights: Floats) -> Bend:
+    def _bend(self, ball: StoredBall, tau: float, weights: Floats) -> Bend:
         """E on the ball, for c = U x."""
         point, name = self.point, self.proof.activation
         da = ball.rho * np.hypot(1.0, row_norms(point.P.floats()) + ball.dp) + (ball.R_norm + 2) * ball.dp
@@ -139,7 +139,7 @@ class PointCheck:
         dD = CURVATURE[name] * moved * ROOM + math.sqrt(self.proof.m) * 4 * UNIT
         return Bend(self.R, b, Change(lost * ROOM, dD, db * ROOM, ball.dz), weights, c)
 
-    def mask_ratio(self, ball: Ball) -> tuple[float, float]:
+    def mask_ratio(self, ball: StoredBall) -> tuple[float, float]:
         """Least |pre-activation| over its change on the ball, and least |pre-activation|."""
         point, k, ell = self.point, self.proof.scales["R"], self.proof.scales["U"]
         V = np.abs(point.V.floats())
@@ -178,7 +178,7 @@ def check_point(proof: StoredProof, check: PointCheck, k: int, away: float, repo
     """
     row = {name: column[k] for name, column in proof.steps.items()}
     at, eta = f"step {k}", proof.step_size
-    ball = Ball(proof, check.data, check.point, check.omega, row["delta"] + away)
+    ball = StoredBall(proof, check.data, check.point, check.omega, row["delta"] + away)
     drift = proof.scales["R"] * away
     most = check.omega + drift + (_ABOVE if proof.m < _WIDE else _ABOVE_WIDE)
     report(
@@ -211,7 +211,7 @@ def check_point(proof: StoredProof, check: PointCheck, k: int, away: float, repo
         report("mask", row["mask_ratio"] is None and row["least"] is None, f"{at}: smooth")
         return
     # the ball is about the computed point, whose pre-activations differ from these by less than on a ball of radius `away`
-    ratio, least = check.mask_ratio(Ball(proof, check.data, check.point, row["omega"], row["delta"]))
+    ratio, least = check.mask_ratio(StoredBall(proof, check.data, check.point, row["omega"], row["delta"]))
     stored = row["mask_ratio"]
     fine = stored is None or (1 < stored and abs(stored - ratio) <= _CLOSE * ratio + 2)
     off = float(ball.dv.max()) + 1e-6 * least + 1e-3 * _COMPUTED

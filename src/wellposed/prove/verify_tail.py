@@ -12,7 +12,7 @@ from wellposed.prove.verify_digits import Digits, Floats
 from wellposed.prove.verify_jumps import check_jumps
 from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
 from wellposed.prove.verify_reading import StoredProof
-from wellposed.prove.verify_step import Ball, PointCheck, Report, check_values, residual_scale
+from wellposed.prove.verify_step import PointCheck, Report, StoredBall, check_values, residual_scale
 
 #: Steps after the last point that are computed in more digits.
 _STEPS = 2
@@ -29,7 +29,7 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> list[int]:
     tail, K, delta = proof.tail, proof.K, proof.steps["delta"][proof.K]
     radius = float(proof.document["radius"])
     check = PointCheck(proof, data, stored_place(proof, K))
-    ball = Ball(proof, data, check.point, check.omega, delta)
+    ball = StoredBall(proof, data, check.point, check.omega, delta)
     if not ball.holds:
         report("omega", False, f"point {K}: omega is {check.omega:.6g}")
         return []

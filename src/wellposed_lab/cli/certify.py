@@ -25,7 +25,7 @@ from wellposed_lab.cli._app import (
 )
 from wellposed_lab.runs.config import read
 from wellposed_lab.runs.processes import on_threads, threads_for
-from wellposed_lab.runs.setup import Problem, prepare
+from wellposed_lab.runs.setup import RunProblem, prepare
 from wellposed_lab.runs.training import load_run
 
 __all__ = ["certify"]
@@ -70,7 +70,7 @@ def certify(
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _problem(source: Path, changes: list[str], at: str, allow_code: bool) -> tuple[Problem, str]:
+def _problem(source: Path, changes: list[str], at: str, allow_code: bool) -> tuple[RunProblem, str]:
     if at not in ("last", "best"):
         raise InvalidArgument(f"--at must be last or best; got {at!r}.")
     if source.is_file():
@@ -81,7 +81,7 @@ def _problem(source: Path, changes: list[str], at: str, allow_code: bool) -> tup
     return problem, "at the start" if checkpoint is None else f"after epoch {checkpoint.epoch}"
 
 
-def _certificate(problem: Problem, theorem: str) -> Certificate:
+def _certificate(problem: RunProblem, theorem: str) -> Certificate:
     if not has_certificate(problem.model):
         raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__}.")
     X, y = problem.parts.train

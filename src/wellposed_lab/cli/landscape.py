@@ -23,7 +23,7 @@ from wellposed_lab.cli._app import ALLOW_CODE, ExitCode, app, guarded, message_c
 from wellposed_lab.runs.losses import AbstractLoss
 from wellposed_lab.runs.processes import threads_for
 from wellposed_lab.runs.run import refuse_foreign
-from wellposed_lab.runs.setup import Problem
+from wellposed_lab.runs.setup import RunProblem
 from wellposed_lab.runs.training import load_run
 
 __all__ = ["landscape"]
@@ -138,7 +138,7 @@ def landscape(
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _samples(problem: Problem, count: int | None) -> tuple[Tensor, Tensor]:
+def _samples(problem: RunProblem, count: int | None) -> tuple[Tensor, Tensor]:
     X, y = problem.parts.train
     if count is not None and not 0 < count <= len(X):
         raise InvalidArgument(f"--samples must be from 1 to {len(X)}, the training samples of the run; got {count}.")

@@ -20,7 +20,7 @@ from wellposed_lab.cli._app import (
     print_plain,
     print_wrapped,
 )
-from wellposed_lab.papers import EXPERIMENTS, Check, ClaimOutcome, Record, changes_of, choose
+from wellposed_lab.papers import EXPERIMENTS, ClaimCheck, ClaimOutcome, Record, changes_of, choose
 from wellposed_lab.papers import reproduce as run_experiment
 from wellposed_lab.papers.audit import AuditFinding, AuditRow, counts, to_html, to_json
 from wellposed_lab.papers.audit import audit as run_audit
@@ -171,7 +171,7 @@ def _show_record(record: Record) -> None:
         print_labelled("departure", departure, indent=CLAIM_INDENT, style="dim")
 
 
-def _show_check(check: Check) -> None:
+def _show_check(check: ClaimCheck) -> None:
     claim, finding = check.claim, check.finding
     print_labelled(check.outcome.value, f"{claim.text} {claim.source}", indent=CLAIM_INDENT, style=COLORS[check.outcome])
     print_labelled("", f"measured: {finding.measured}", indent=CLAIM_INDENT)

@@ -4,7 +4,7 @@
 of all findings about the papers.
 """
 
-from wellposed_lab.papers.claims import Check, Claim, ClaimFinding, ClaimOutcome
+from wellposed_lab.papers.claims import Claim, ClaimCheck, ClaimFinding, ClaimOutcome
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, changes_of
 from wellposed_lab.papers.record import Record
 from wellposed_lab.papers.registry import EXPERIMENTS, choose, find
@@ -13,7 +13,7 @@ from wellposed_lab.papers.run import reproduce
 __all__ = [
     "EXPERIMENTS",
     "AbstractExperiment",
-    "Check",
+    "ClaimCheck",
     "Claim",
     "ClaimFinding",
     "ClaimOutcome",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Check", "Claim", "ClaimFinding", "ClaimOutcome", "decide", "not_tested", "slope", "spread"]
+__all__ = ["Claim", "ClaimCheck", "ClaimFinding", "ClaimOutcome", "decide", "not_tested", "slope", "spread"]
 
 
 class ClaimOutcome(enum.Enum):
@@ -60,7 +60,7 @@ class ClaimFinding:
 
 
 @dataclass(frozen=True)
-class Check:
+class ClaimCheck:
     """A claim together with its finding."""
 
     claim: Claim
@@ -77,7 +77,7 @@ class Check:
         return {"claim": claim.pop("key"), **claim, **vars(self.finding), "outcome": self.outcome.value}
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Check:
+    def from_dict(cls, plain: Mapping[str, Any]) -> ClaimCheck:
         """The check that `to_dict` wrote."""
         claim = Claim(plain["claim"], plain["text"], plain["source"], plain["decided_by"])
         return cls(claim, ClaimFinding(ClaimOutcome(plain["outcome"]), plain["measured"], plain["numbers"]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from wellposed.errors import InvalidArgument, did_you_mean
-from wellposed_lab.papers.claims import Check, Claim, ClaimFinding, not_tested
+from wellposed_lab.papers.claims import Claim, ClaimCheck, ClaimFinding, not_tested
 
 __all__ = ["AbstractExperiment", "ExperimentConfig", "Result", "Task", "changes_of", "values_of"]
 
@@ -174,11 +174,11 @@ class AbstractExperiment(abc.ABC):
         """What a reader of the verdicts must know about the runs, one sentence each."""
         return []
 
-    def checks(self, config: Any, results: Sequence[Result]) -> list[Check]:
+    def checks(self, config: Any, results: Sequence[Result]) -> list[ClaimCheck]:
         """Every claim with its finding, in order."""
         findings = dict(self.judge(config, results))
         nothing = not_tested("this size measures nothing about it")
-        checks = [Check(claim, findings.pop(claim.key, nothing)) for claim in self.claims]
+        checks = [ClaimCheck(claim, findings.pop(claim.key, nothing)) for claim in self.claims]
         if findings:
             raise AssertionError(f"{self.name} judges claims that it does not state: {', '.join(findings)}.")
         return checks

@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from wellposed_lab.papers.claims import Check, ClaimOutcome
+from wellposed_lab.papers.claims import ClaimCheck, ClaimOutcome
 from wellposed_lab.papers.record import Record
 from wellposed_lab.papers.registry import EXPERIMENTS
 from wellposed_lab.papers.storage import path_of, stored
@@ -105,7 +105,7 @@ def _section(name: str, record: Record, causes: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _check(check: Check, cause: str | None) -> str:
+def _check(check: ClaimCheck, cause: str | None) -> str:
     claim = check.claim
     source = "(our question)" if claim.ours else claim.source
     text = f"- **{check.outcome.value}**: {_plain(claim.text)} {source}. Measured: {_plain(check.finding.measured)}."

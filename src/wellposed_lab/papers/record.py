@@ -18,7 +18,7 @@ import torch
 from wellposed._io import write_whole, writing
 from wellposed._reading import read_object
 from wellposed.errors import InvalidArgument, RunError
-from wellposed_lab.papers.claims import Check, ClaimOutcome
+from wellposed_lab.papers.claims import ClaimCheck, ClaimOutcome
 from wellposed_lab.papers.experiment import Result, Task
 
 __all__ = ["Record", "TaskCache", "measured_by_others", "program", "write"]
@@ -51,7 +51,7 @@ class Record:
     title: str
     size: str
     config: dict[str, Any]
-    checks: list[Check]
+    checks: list[ClaimCheck]
     results: list[Result]
     panels: list[dict[str, Any]]
     notes: list[str]
@@ -83,7 +83,7 @@ class Record:
     def from_json(cls, text: str) -> Record:
         """The record that `to_json` wrote."""
         plain = json.loads(text)
-        plain["checks"] = [Check.from_dict(check) for check in plain["checks"]]
+        plain["checks"] = [ClaimCheck.from_dict(check) for check in plain["checks"]]
         ran = {key: plain["environment"].get(key) for key in ("program", "commit")}  # older records have them only here
         plain["results"] = [Result(**{**ran, **result}) for result in plain["results"]]
         return cls(**plain)

@@ -15,7 +15,7 @@ from wellposed.errors import InvalidArgument, MissingPackage, RunError, Wellpose
 from wellposed.plot._figure import new_figure
 from wellposed.plot._files import rendered
 from wellposed.plot.curves import experiment as picture_of
-from wellposed_lab.papers.claims import Check
+from wellposed_lab.papers.claims import ClaimCheck
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task
 from wellposed_lab.papers.record import Record, TaskCache, measured_by_others, program, write
 from wellposed_lab.papers.registry import find
@@ -123,7 +123,7 @@ def prepare(
     return config, notes, tasks
 
 
-def _checks(experiment: AbstractExperiment, config: ExperimentConfig, results: Sequence[Result]) -> list[Check]:
+def _checks(experiment: AbstractExperiment, config: ExperimentConfig, results: Sequence[Result]) -> list[ClaimCheck]:
     """The verdicts; results of older code may lack a measurement that the rules need."""
     try:
         return experiment.checks(config, results)

@@ -17,7 +17,7 @@ from typing import Any
 
 from wellposed._reading import read_object
 from wellposed.errors import InvalidArgument, RunError
-from wellposed_lab.papers.claims import Check, ClaimOutcome
+from wellposed_lab.papers.claims import ClaimCheck, ClaimOutcome
 from wellposed_lab.papers.experiment import AbstractExperiment, Result, Task
 from wellposed_lab.papers.record import BYTES, Record, write
 from wellposed_lab.papers.registry import EXPERIMENTS, find
@@ -71,7 +71,7 @@ def _outcomes(record: Record) -> dict[str, ClaimOutcome] | None:
     """The verdicts from what a file of this record would hold; None if that is not enough."""
     experiment, read = find(record.experiment), Record.from_json(record.to_json())
     try:
-        checks: list[Check] = experiment.checks(experiment.full.changed(read.config), read.results)
+        checks: list[ClaimCheck] = experiment.checks(experiment.full.changed(read.config), read.results)
     except (TypeError, ValueError):  # a number that JSON does not have became None
         return None
     return {check.claim.key: check.outcome for check in checks}

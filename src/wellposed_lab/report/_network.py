@@ -21,7 +21,7 @@ from wellposed_lab.runs.checkpoint import newest
 from wellposed_lab.runs.losses import Segmentation, Squared
 from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.run import read_config
-from wellposed_lab.runs.setup import Problem, prepare
+from wellposed_lab.runs.setup import RunProblem, prepare
 from wellposed_lab.runs.training_state import restore
 
 __all__ = ["NetworkState", "network_state", "parameter_table", "predictions", "spectrum"]
@@ -112,7 +112,7 @@ def _fill(state: NetworkState, folder: Path) -> None:
     _predict(state, problem)
 
 
-def _kernel_inputs(state: NetworkState, problem: Problem) -> Tensor | None:
+def _kernel_inputs(state: NetworkState, problem: RunProblem) -> Tensor | None:
     X, _ = problem.parts.train
     with torch.no_grad():
         outputs = problem.model(X[:1]).numel()
@@ -135,7 +135,7 @@ def _eigenvalues(model: nn.Module, X: Tensor) -> list[float]:
     return values
 
 
-def _predict(state: NetworkState, problem: Problem) -> None:
+def _predict(state: NetworkState, problem: RunProblem) -> None:
     loss = problem.loss
     state.kind = "classes" if not isinstance(loss, Squared) else ("signs" if loss.signs else "numbers")
     limit = PREDICTED_IMAGES if isinstance(loss, Segmentation) else PREDICTED

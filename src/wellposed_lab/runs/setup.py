@@ -26,7 +26,7 @@ from wellposed_lab.runs.models import MODELS, OWN, build, kind_of
 if TYPE_CHECKING:
     from wellposed_lab.runs.config_sections import DataSection, RunConfig
 
-__all__ = ["DataParts", "Problem", "prepare", "resolve_auto"]
+__all__ = ["DataParts", "RunProblem", "prepare", "resolve_auto"]
 
 #: The loss of a task.
 LOSSES = {"regression": "squared", "classification": "cross_entropy", "segmentation": "segmentation"}
@@ -62,7 +62,7 @@ class DataParts:
 
 
 @dataclass(frozen=True)
-class Problem:
+class RunProblem:
     """What `fit` needs.
 
     Attributes:
@@ -77,7 +77,7 @@ class Problem:
     loss: AbstractLoss
 
 
-def prepare(config: RunConfig, *, device: torch.device | None = None, allow_code: bool = False) -> Problem:
+def prepare(config: RunConfig, *, device: torch.device | None = None, allow_code: bool = False) -> RunProblem:
     """Loads the data and draws the network; the same configuration gives the same problem.
 
     Args:
@@ -151,7 +151,7 @@ def _task(config: RunConfig) -> str:
     return "regression" if data.classes == "auto" or (data.classes is not None and len(data.classes) == 2) else "classification"
 
 
-def _prepared(config: RunConfig, device: torch.device | None, allow_code: bool) -> Problem:
+def _prepared(config: RunConfig, device: torch.device | None, allow_code: bool) -> RunProblem:
     kind = kind_of(config.model.name)  # before data are loaded: the cheap mistakes first
     device, dtype = device or _device(config.run.device), getattr(torch, config.run.dtype)
     d = config.data
@@ -177,14 +177,14 @@ def _prepared(config: RunConfig, device: torch.device | None, allow_code: bool) 
     model = build(config.model, tuple(X.shape[1:]), outputs, generator=generator, dtype=dtype, allow_code=allow_code).to(device)
     test = None if data.X_test is None or y_test is None else _to(device, data.X_test, y_test)
     if not d.validation:
-        return Problem(data, DataParts(_to(device, X, y), None, test), model, loss)
+        return RunProblem(data, DataParts(_to(device, X, y), None, test), model, loss)
     count = round(d.validation * len(X))
     if not 0 < count < len(X):
         raise InvalidArgument(f"data.validation={d.validation:g} of {len(X)} samples leaves a part empty; choose another one.")
     order = torch.from_numpy(np.random.default_rng([d.seed, 1]).permutation(len(X)))
     kept, apart = order[count:].sort().values, order[:count].sort().values
     parts = DataParts(_to(device, X[kept], y[kept]), _to(device, X[apart], y[apart]), test)
-    return Problem(data, parts, model, loss)
+    return RunProblem(data, parts, model, loss)
 
 
 def _check_unchanged(name: str, expected: str | None) -> None:

@@ -21,7 +21,7 @@ from wellposed_lab.runs.loop import check_patience, fit
 from wellposed_lab.runs.processes import World, joined, on_threads, threads_for
 from wellposed_lab.runs.records import certificate_files, last_recorded, read_certificate, read_metrics, read_times
 from wellposed_lab.runs.run import Run, read_config
-from wellposed_lab.runs.setup import Problem, prepare, resolve_auto
+from wellposed_lab.runs.setup import RunProblem, prepare, resolve_auto
 from wellposed_lab.runs.training_state import Checkpoint, restore, seed_everything
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Trained:
     """
 
     folder: Path
-    problem: Problem
+    problem: RunProblem
     outcome: RunOutcome
     summary: dict[str, Any]
     first: bool
@@ -98,7 +98,7 @@ def train(
             return Trained(folder, problem, outcome, summary, True)
 
 
-def load_run(folder: Path, *, at: str = "last", allow_code: bool = False) -> tuple[RunConfig, Problem, Checkpoint | None]:
+def load_run(folder: Path, *, at: str = "last", allow_code: bool = False) -> tuple[RunConfig, RunProblem, Checkpoint | None]:
     """The configuration, data and model of a run, and its checkpoint; None at the start.
 
     Args:
@@ -118,7 +118,7 @@ def load_run(folder: Path, *, at: str = "last", allow_code: bool = False) -> tup
     return config, problem, checkpoint
 
 
-def _with_threads(config: RunConfig, problem: Problem, processes: int, available: int) -> RunConfig:
+def _with_threads(config: RunConfig, problem: RunProblem, processes: int, available: int) -> RunConfig:
     """With a number in place of `run.threads: auto`; a given number is never changed."""
     if config.run.threads != "auto":
         return config
@@ -204,7 +204,7 @@ def _total_seconds(times: list[dict[str, Any]]) -> float | None:
     return round(total, 3) if math.isfinite(total) else None
 
 
-def _summary(run: Run, problem: Problem, outcome: RunOutcome) -> dict[str, Any]:
+def _summary(run: Run, problem: RunProblem, outcome: RunOutcome) -> dict[str, Any]:
     rows = read_metrics(run.folder)
     times = read_times(run.folder)
     certified = [row["epoch"] for row in rows if row.get("certified")]

@@ -24,7 +24,7 @@ from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig
 from wellposed_lab.papers.gao2023.figure1 import GAMMA0
 from wellposed_lab.papers.whole_descent import whole_descent
 
-__all__ = ["KernelMachine", "KernelMachineConfig", "machine"]
+__all__ = ["KernelMachineConfig", "KernelMachineStudy", "machine"]
 
 #: The exponent of the width that Lemma 4.4 promises at least, with room for few widths and seeds.
 EXPONENT, ROOM = -0.25, 0.05
@@ -42,7 +42,7 @@ class KernelMachineConfig(ExperimentConfig):
     noise: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4)  # parts of the labels that are turned; 0 is added
 
 
-class KernelMachine(AbstractExperiment):
+class KernelMachineStudy(AbstractExperiment):
     """Widths with true labels; at the widest, labels of which a part is turned."""
 
     name = "gao2023/kernel"
