@@ -210,7 +210,7 @@ def measure(g: Tensor, fz: Tensor) -> tuple[Array, Array, bool]:
     r, s = torch.linalg.vector_norm(g, dim=1), torch.linalg.vector_norm(fz, dim=1)
     r, s = (r.numpy(), s.numpy()) if r.device.type == "cpu" else torch.stack((r, s)).cpu().numpy()
     small = smallest_norm(g.dtype)
-    if r.shape[0] == 0 or (r.min() > small and s.min() > small and r.max() < np.inf):
+    if r.shape[0] == 0 or (r.min() > small and s.min() > small and r.max() < np.inf and s.max() < np.inf):
         return r, s, True
     rows = np.flatnonzero(~((s > small) & np.isfinite(r) & np.isfinite(s)))
     if rows.shape[0]:

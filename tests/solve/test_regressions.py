@@ -328,3 +328,33 @@ def test_the_default_dtype_of_torch_does_not_matter() -> None:
         torch.set_default_dtype(before)
     assert sol.converged.all()
     assert sol.rate.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e20), (torch.float64, 1e160)], ids=["float32", "float64"])
+@pytest.mark.parametrize("solver", [wp.Auto(), wp.Picard(), wp.Anderson()], ids=lambda solver: type(solver).__name__)
+def test_norms_whose_squares_overflow(dtype: torch.dtype, size: float, solver: AbstractSolver) -> None:
+    """|f| was infinite, so every residual was 0 of it: CONVERGED after two steps, 5 % off."""
+    f = lambda z: 0.5 * (z - size) + size  # noqa: E731 (fixed point: size)
+    for start in (0.0, 0.9 * size):
+        solution = wp.fixed_point(f, torch.full((4, 3), start, dtype=dtype), solver, rtol=1e-5)
+        assert solution.converged.all()
+        assert float((solution.value / size - 1).abs().max()) <= 2e-5
+        true = (f(solution.value) / size - solution.value / size).norm(dim=1) / (f(solution.value) / size).norm(dim=1)
+        torch.testing.assert_close(solution.residual, true, rtol=1e-2, atol=10 * torch.finfo(dtype).eps)
+
+
+def test_records_of_a_layer_share_no_memory_with_graphs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    W = (0.3 * torch.randn(5, 5, dtype=torch.float64, generator=generator)).requires_grad_()
+    x = torch.randn(4, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(z @ W) + x + 0.01 * z * z)
+    (expected,) = torch.autograd.grad(layer(x).sum(), W)
+    z = layer(x)
+    layer.last_solution.value.clamp_(-0.1, 0.1)
+    (ours,) = torch.autograd.grad(z.sum(), W)
+    assert torch.equal(ours, expected)
+    linear = wp.EquilibriumLayer(lambda z, x: torch.tanh(z @ W) + x)
+    (slope,) = torch.autograd.grad(linear(x).sum(), x)
+    kept = slope.clone()
+    linear.last_adjoint.value.zero_()
+    assert torch.equal(slope, kept)

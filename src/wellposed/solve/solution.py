@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wellposed._checks import Policy
 from wellposed._torch import apart, random_state, saved_tensors_hooked, watched
-from wellposed._tree import Layout, differs, relative
+from wellposed._tree import Layout, differs, map_leaves, relative
 from wellposed.errors import (
     AdjointNotConverged,
     AdjointNotConvergedWarning,
@@ -120,10 +120,14 @@ def as_solution(outcome: Outcome, layout: Layout | None = None) -> Solution:
 
 
 def read_record(record: SolveRecord, name: str) -> Solution | None:
-    """The "solution" or the "adjoint" of a layer, which is made when it is asked for."""
+    """The "solution" or the "adjoint" of a layer, which is made when it is asked for.
+
+    Its value is a copy: the solve's own is part of a graph, or of a gradient that the caller has.
+    """
     found = getattr(record, name)
     if isinstance(found, partial):
-        setattr(record, name, found := found())
+        made = found()
+        setattr(record, name, found := replace(made, value=map_leaves(torch.clone, made.value)))
     return found
 
 
