@@ -278,6 +278,26 @@ def test_a_weight_variance_is_set_in_the_precision_of_the_kernel() -> None:
         kernel.weight_variance = 1.5
 
 
+@pytest.mark.parametrize("trained", ["first", "second", "both"])
+@pytest.mark.parametrize("copied", [True, False], ids=["copy", "view"])
+def test_equal_inputs_are_two_variables(trained: str, copied: bool) -> None:
+    """Inducing points that start at the data; against autograd through the dense kernel of inputs that are not equal."""
+    kernel, X, weights = WideKernel(0.2, readout_variance=0.0).double(), samples(6, 3), samples(6, 6, seed=1)
+    near = X + 1e-6 * samples(6, 3, seed=2)  # the gradient of this kernel has no jump there
+
+    def gradients(X: Tensor, X2: Tensor, matrix: Any) -> list[Tensor]:
+        pair = [X.requires_grad_(trained != "second"), X2.requires_grad_(trained != "first")]
+        return list(torch.autograd.grad((matrix(*pair) * weights).sum(), [x for x in pair if x.requires_grad]))
+
+    s = kernel.weight_variance.detach()
+    expected = gradients(X.clone(), near, lambda A, B: deq_ntk(A, B, weight_variance=s, readout_variance=0.0))
+    A = X.clone()
+    B = A.clone() if copied else A.detach()
+    for matrix in (lambda A, B: kernel(A, B).to_dense(), lambda A, B: kernel.operator(A, B).to_dense()):
+        for found, wanted in zip(gradients(A, B, matrix), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-4 * float(wanted.abs().max()))
+
+
 def test_layers_around_the_equilibrium() -> None:
     X, options = samples(6), {"before": [WideLayer(torch.tanh, 0.5)], "after": [WideLayer()]}
     kernel = WideKernel(0.2, **options).double()

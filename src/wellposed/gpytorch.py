@@ -168,11 +168,13 @@ def solve(
 
 def _answer(kernel: NetworkKernel | WideKernel, x1: Tensor, x2: Tensor, diag: bool) -> Any:
     """What gpytorch asks a kernel for: the diagonal, or an operator."""
-    same = x1 is x2 or torch.equal(x1, x2)
+    equal = x1 is x2 or torch.equal(x1, x2)
+    # Equal tensors are two variables where one of them has a gradient, as inducing points that start at the data do.
+    same = x1 is x2 or (equal and not x1.requires_grad and not x2.requires_grad)
     operator = kernel.operator(x1, None if same else x2)
     if diag:
         return operator.diagonal()
-    if same:
+    if equal:
         _warn_of_loose_solves(len(x1))
     return operator
 
