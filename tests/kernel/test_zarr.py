@@ -388,6 +388,15 @@ def test_on_a_cluster(tmp_path: Path, client: Any) -> None:
     assert names(tmp_path) == ["k.zarr", "p.U.zarr", "p.W.zarr", "p.a.zarr"]  # and no features are left
 
 
+def test_one_parameter_by_parameter_on_a_cluster(tmp_path: Path, client: Any) -> None:
+    model, X = network(), draw(9, 3)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == "W")
+    parts = wp.tangent_kernel(model, X, out=tmp_path / "p.zarr", block_size=4, by_parameter=True, client=client)
+    assert list(parts) == ["W"] and names(tmp_path) == ["p.W.zarr"]
+    check_same(parts["W"], wp.tangent_kernel(model, X))
+
+
 def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of this process are the workers, so what they compute can be counted here."""
     model, X, solved = network(), draw(20, 3), []
