@@ -217,7 +217,7 @@ def _check_different(runs: Sequence[SweepRun]) -> None:
     """Raises if two points are the same configuration, written as 1e-3 and as 0.001."""
     seen: dict[str, SweepRun] = {}
     for run in runs:
-        other = seen.setdefault(run.config.fingerprint(), run)
+        other = seen.setdefault(run.config.model_dump_json(), run)  # whole: the length of a run is no part of its fingerprint
         if other is not run:
             raise InvalidArgument(f"--grid has a configuration twice: {_key(other.point)} and {_key(run.point)}. Omit one.")
 

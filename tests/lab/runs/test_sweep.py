@@ -149,6 +149,13 @@ def test_mistakes_are_found_before_anything_is_written(grid: list[str], seeds: i
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize("grid", ["run.epochs=2,4", "run.stop_loss=0.1,0.2", "run.patience=2,3"])
+def test_the_length_of_a_run_is_a_value_of_a_grid(grid: str) -> None:
+    key, values = grid.split("=")
+    runs = small([grid], 1, ("optimizer.schedule=constant",)).runs()
+    assert [f"{getattr(run.config.run, key.split('.')[1]):g}" for run in runs] == values.split(",")
+
+
 def test_values_with_commas() -> None:
     assert parse_grid(["data.classes=[0, 1],[2, 3]"]) == {"data.classes": [[0, 1], [2, 3]]}
 
