@@ -15,9 +15,10 @@ import pytest
 
 from wellposed.errors import InvalidArgument, RunError, RunLocked
 from wellposed_lab.runs import sweep as module
-from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.config import RunConfig, resolve
 from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.sweep import Sweep, parse_grid, read_sweep, run_sweep, spreads
+from wellposed_lab.runs.sweep_ended import ended
 from wellposed_lab.runs.training import train
 
 SMALL = [
@@ -112,17 +113,17 @@ def test_summaries_of_unknown_origin(tmp_path: Path) -> None:
     run = small().runs()[0]
     (tmp_path / "config.yaml").write_text(run.config.to_yaml())
     for value in ("Infinity", "NaN", "1" + 400 * "0", "1e308", "true"):  # not averaged
-        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{"train_loss": {value}, "test_loss": 1.5}}}}')
-        found = module._finished(run.config, tmp_path)
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{"epoch": 2, "train_loss": {value}, "test_loss": 1.5}}}}')
+        found = ended(run.config, tmp_path)
         assert found is not None
         (point,) = spreads([run, run], [found, found])
         assert point["measures"] == {"test_loss": {"mean": 1.5, "spread": 0.0}}
     (tmp_path / "summary.json").write_text('{"stop": "interrupted", "last": {}}')
-    assert module._finished(run.config, tmp_path) is None  # it is continued
+    assert ended(run.config, tmp_path) is None  # it is continued
     for certificate in ("[1]", '"x"'):
-        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{}}, "certificate": {certificate}}}')
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{"epoch": 2}}, "certificate": {certificate}}}')
         with pytest.raises(RunError, match="its certificate is not an object"):
-            module._finished(run.config, tmp_path)
+            ended(run.config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +182,50 @@ def test_a_run_of_another_configuration_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("width: 10", "width: 11"))
     with pytest.raises(RunError, match="another configuration"):
         run_sweep(sweep, tmp_path / "sweep")
+
+
+def with_run(config: RunConfig, **changes: Any) -> RunConfig:
+    return config.model_copy(update={"run": config.run.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_shorter_run_is_trained_on(killed: bool, tmp_path: Path) -> None:
+    sweep = small(["optimizer.lr=1e-3"], 1, ("optimizer.schedule=constant", "run.certify_every=0"))
+    (run,) = sweep.runs()
+    (expected,) = run_sweep(sweep, tmp_path / "whole")
+    module._begin(sweep, tmp_path / "sweep")
+    place = tmp_path / "sweep" / "runs" / run.name
+    train(with_run(run.config, epochs=1), place)
+    if killed:  # after a longer one had begun in its place
+        (place / "config.yaml").write_text(run.config.to_yaml())
+    (found,) = run_sweep(sweep, tmp_path / "sweep")
+    assert found["epochs"] == 2 and found["last"] == expected["last"]
+    assert files(tmp_path / "sweep").keys() == files(tmp_path / "whole").keys()
+    assert (place / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "runs" / run.name / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epochs": 3}, "was trained for 3 epochs, and the sweep has run.epochs=2; remove it, or choose another --out"),
+        ({"stop_loss": 1e9}, "was trained with run.stop_loss=1000000000.0, and the sweep has None; remove it"),
+        ({"patience": 1}, "was trained with run.patience=1, and the sweep has None; remove it"),
+    ],
+    ids=["epochs", "stop_loss", "patience"],
+)
+def test_a_run_that_ends_elsewhere_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    more = ("optimizer.schedule=constant", "run.certify_every=0", "data.validation=0.25")
+    sweep = small(["optimizer.lr=1e-3"], 1, more)
+    (run,) = sweep.runs()
+    module._begin(sweep, tmp_path / "sweep")
+    place = tmp_path / "sweep" / "runs" / run.name
+    train(with_run(run.config, **changes), place)
+    with pytest.raises(RunError, match=says):
+        run_sweep(sweep, tmp_path / "sweep")
+    if "epochs" in changes:  # also if only the rows say so
+        (place / "config.yaml").write_text(run.config.to_yaml())
+        with pytest.raises(RunError, match=says):
+            run_sweep(sweep, tmp_path / "sweep")
 
 
 def test_an_error_of_any_kind_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
