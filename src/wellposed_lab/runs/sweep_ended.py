@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from wellposed._reading import parse_json, read_text
+from wellposed._reading import read_object
+from wellposed.certify import Verdict
 from wellposed.errors import RunError
 from wellposed_lab.runs.config_sections import RunConfig
-from wellposed_lab.runs.records import RECORD, read_metrics
+from wellposed_lab.runs.epoch_logger import STOPS
+from wellposed_lab.runs.records import RECORD, last_values, read_metrics
 from wellposed_lab.runs.run import read_config
 
 __all__ = ["check_same", "ended"]
@@ -17,9 +19,15 @@ __all__ = ["check_same", "ended"]
 #: What decides, beside the length, where a run ends; no part of its fingerprint.
 _ENDS = ("stop_loss", "patience")
 
+#: About a damaged summary.
+_ADVICE = "Remove it: the sweep writes it anew from the records of the run."
+
 
 def ended(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     """The summary of a run that has ended; None if it is to be trained, or to be trained on.
+
+    A summary that does not say what metrics.jsonl says is not of an ended run: training writes it
+    anew.
 
     Args:
         config: What the sweep has for this run.
@@ -31,16 +39,27 @@ def ended(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     if not os.path.lexists(folder / "summary.json") or not (folder / "config.yaml").exists():
         return None
     check_same(config, folder)
-    text = read_text(folder / "summary.json", limit=RECORD, error=RunError, within=folder)
-    summary = parse_json(text or "", str(folder / "summary.json"), error=RunError)
-    sound = isinstance(summary, dict) and isinstance(summary.get("stop"), str) and isinstance(summary.get("last"), dict)
-    if not sound or summary["stop"] == "interrupted":
+    summary = _summary(folder)
+    stop, last = summary.get("stop"), last_values(read_metrics(folder))
+    if not isinstance(stop, str) or stop not in STOPS or stop == "interrupted" or summary.get("last") != last:
         return None
-    if summary["stop"] == "epochs" and summary["last"].get("epoch") != config.run.epochs:
+    if stop == "epochs" and last.get("epoch") != config.run.epochs:
         return None  # of a shorter run
-    if not isinstance(summary.get("certificate") or {}, dict):
-        raise RunError(f"{folder / 'summary.json'} is damaged: its certificate is not an object. Remove it to train the run.")
+    if stop in _ENDS and getattr(config.run, stop) is None:
+        return None
+    certificate = summary.get("certificate") or {}
+    if not isinstance(certificate, dict):
+        raise RunError(f"{folder / 'summary.json'} is damaged: its certificate is not an object. {_ADVICE}")
+    if certificate.get("verdict") == Verdict.CERTIFIED.value and not last.get("certified"):
+        return None
     return summary
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        return read_object(folder / "summary.json", limit=RECORD, error=RunError, within=folder) or {}
+    except RunError as error:
+        raise RunError(f"{error} {_ADVICE}") from None
 
 
 def check_same(config: RunConfig, folder: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +115,53 @@ def test_summaries_of_unknown_origin(tmp_path: Path) -> None:
     run = small().runs()[0]
     (tmp_path / "config.yaml").write_text(run.config.to_yaml())
     for value in ("Infinity", "NaN", "1" + 400 * "0", "1e308", "true"):  # not averaged
-        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{"epoch": 2, "train_loss": {value}, "test_loss": 1.5}}}}')
-        found = ended(run.config, tmp_path)
-        assert found is not None
-        (point,) = spreads([run, run], [found, found])
+        last = f'{{"epoch": 2, "train_loss": {value}, "test_loss": 1.5}}'
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {last}}}')
+        if value in ("1e308", "true"):  # no row has the others
+            (tmp_path / "metrics.jsonl").write_text(last + "\n")
+            assert ended(run.config, tmp_path) == {"stop": "epochs", "last": json.loads(last)}
+        (point,) = spreads([run, run], [{"stop": "epochs", "last": json.loads(last)}] * 2)
         assert point["measures"] == {"test_loss": {"mean": 1.5, "spread": 0.0}}
-    (tmp_path / "summary.json").write_text('{"stop": "interrupted", "last": {}}')
-    assert ended(run.config, tmp_path) is None  # it is continued
     for certificate in ("[1]", '"x"'):
-        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{"epoch": 2}}, "certificate": {certificate}}}')
-        with pytest.raises(RunError, match="its certificate is not an object"):
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {last}, "certificate": {certificate}}}')
+        with pytest.raises(RunError, match="its certificate is not an object. Remove it: the sweep writes it anew"):
             ended(run.config, tmp_path)
+    for certified in (True, False):  # a summary does not claim more than the rows
+        row = {"epoch": 2, "certified": certified}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        found = {"stop": "epochs", "last": row, "certificate": {"verdict": "certified"}}
+        (tmp_path / "summary.json").write_text(json.dumps(found))
+        assert ended(run.config, tmp_path) == (found if certified else None)
+    for text in ("{", "[]", "", "[" * 5000):
+        (tmp_path / "summary.json").write_text(text)
+        with pytest.raises(RunError, match=r"summary.json .*\. Remove it: the sweep writes it anew"):
+            ended(run.config, tmp_path)
+
+
+_FALSE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "interrupted": lambda found: {**found, "stop": "interrupted"},
+    "unknown stop": lambda found: {**found, "stop": "done"},
+    "stop of another kind": lambda found: {**found, "stop": ["epochs"]},
+    "stop that is not configured": lambda found: {**found, "stop": "patience"},
+    "other number": lambda found: {**found, "last": {**found["last"], "test_loss": 0.0}},
+    "more numbers": lambda found: {**found, "last": {**found["last"], "test_accuracy": 1.0}},
+    "infinite": lambda found: {**found, "last": {**found["last"], "test_loss": float("inf")}},
+    "no numbers": lambda found: {**found, "last": None},
+}
+
+
+@pytest.mark.parametrize("false", _FALSE)
+def test_a_summary_that_contradicts_its_records_is_written_anew(false: str, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    shutil.copytree(whole, folder)
+    path = folder / "runs" / small().runs()[0].name / "summary.json"
+    truth = json.loads(path.read_text())
+    path.write_text(json.dumps(_FALSE[false](truth)))
+    results = run_sweep(small(), folder)
+    assert results[0]["last"] == truth["last"] and results[0]["stop"] == "epochs"
+    assert json.loads(path.read_text())["last"] == truth["last"]
+    before, after = (json.loads((place / "results.json").read_text())["points"] for place in (whole, folder))
+    assert before == after
 
 
 @pytest.mark.parametrize(
