@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, RunError
 from wellposed.kernel import _closed_form, _cluster, _zarr, _zarr_record
+from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 
 def network(width: int = 8) -> nn.Module:
@@ -261,6 +262,37 @@ def test_two_writers_at_the_very_start(tmp_path: Path) -> None:
     os.close(handle)
     check_same(wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=4), wp.tangent_kernel(model, X))
     assert names(tmp_path) == ["k.zarr"] and names(tmp_path / "k.zarr") == ["c", "zarr.json"]
+
+
+class Scaled(wp.GaussianDEQ):
+    """A network with a number that only the terms of its kernel depend on, and a choice of their factors."""
+
+    scale, turned = 1.0, False
+
+    def tangent_features(self, X: Tensor) -> TangentFeatures:
+        found = super().tangent_features(X)
+        terms = {
+            name: tuple(
+                GramProduct(term.factors[::-1] if self.turned else term.factors, self.scale**2 * term.coefficient)
+                for term in products
+            )
+            for name, products in found.terms.items()
+        }
+        return TangentFeatures(found.features, terms)
+
+
+@pytest.mark.parametrize(("name", "value"), [("scale", 1.001), ("scale", -3.0), ("turned", True), ("scale", 1.0)])
+def test_a_part_with_other_terms_is_refused(tmp_path: Path, monkeypatch: Any, name: str, value: float) -> None:
+    model, X = Scaled(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64), draw(20, 3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=3)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    setattr(model, name, value)
+    if value == 1.0 and name == "scale":  # the same
+        check_same(wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6), wp.tangent_kernel(model, X))
+        return
+    with pytest.raises(InvalidArgument, match="holds a part of another kernel"):
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
 
 
 @pytest.mark.filterwarnings("ignore::wellposed.errors.WellposedWarning")
