@@ -5,6 +5,7 @@ from __future__ import annotations
 import unittest
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -373,6 +374,55 @@ def test_features_are_new_when_the_network_changed_in_what_is_not_a_tensor() -> 
         after, expected = asked(X).to_dense(), tangent_kernel(changed, X)
         torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max()))
         assert not torch.allclose(before, after)
+
+
+class Holding(torch.nn.Module):
+    """A kernel that depends on what torch does not list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self._private = torch.nn.Linear(5, 1).double(), 1.0
+        self.list, self.dict, self.plain = [1.0, [1.0]], {"a": 1.0}, torch.ones(1, dtype=F64)
+        self.array, self.hidden = np.ones(1), [torch.nn.Linear(1, 1, bias=False).double()]
+        self.itself = [self]
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.list[1][0] * self.dict["a"] * self._private * self.plain[0] * float(self.array[0])  # type: ignore[index]
+        return self.linear(x)[:, 0] * scale * self.hidden[0].weight.detach()[0, 0]
+
+
+_CHANGES: dict[str, Any] = {
+    "list": lambda model: model.list[1].__setitem__(0, 3.0),
+    "dict": lambda model: model.dict.update(a=3.0),
+    "private": lambda model: setattr(model, "_private", 3.0),
+    "plain tensor": lambda model: model.plain.mul_(3.0),
+    "array": lambda model: model.array.__imul__(3.0),
+    "module in a list": lambda model: model.hidden[0].weight.data.mul_(3.0),
+    "hook": lambda model: model.register_forward_hook(lambda module, args, output: 3.0 * output),
+}
+
+
+@pytest.mark.parametrize("what", _CHANGES)
+def test_features_are_new_when_the_network_changed_in_what_torch_does_not_list(what: str) -> None:
+    model, X = Holding(), samples(6)
+    kernel = NetworkKernel(model)
+    before = kernel(X).to_dense()
+    _CHANGES[what](model)
+    after, expected = kernel(X).to_dense(), tangent_kernel(model, X)
+    torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max()))
+    assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("name", ["network", "monotone", "module", "holding", "layer"])
+def test_features_of_an_unchanged_network_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = wp.nn.DenseCell(5, 6, generator=torch.Generator().manual_seed(0), dtype=F64)
+    layer = torch.nn.Sequential(wp.EquilibriumLayer(cell), torch.nn.Linear(6, 1).double())
+    kernel = KERNELS[name]() if name in KERNELS else NetworkKernel(Holding() if name == "holding" else layer)
+    calls, original = [], wellposed.gpytorch.network_rows
+    monkeypatch.setattr(wellposed.gpytorch, "network_rows", lambda *args: calls.append(1) or original(*args))
+    for _ in range(3):
+        kernel(samples(6)).to_dense(), kernel(samples(4, seed=1), samples(6)).to_dense()
+    assert len(calls) == 2
 
 
 def test_other_activations_keep_their_weight_variance() -> None:
