@@ -376,6 +376,25 @@ def test_features_are_new_when_the_network_changed_in_what_is_not_a_tensor() -> 
         assert not torch.allclose(before, after)
 
 
+@pytest.mark.parametrize("name", ["network", "module"])
+def test_a_network_kernel_has_no_gradient_by_its_inputs(name: str) -> None:
+    gp, likelihood, X, _, X_new = gaussian_process(KERNELS[name](), 20)
+    asked = X.clone().requires_grad_()
+    for call in (
+        lambda: gp.kernel(asked).to_dense(),
+        lambda: gp.kernel(X, asked).to_dense(),
+        lambda: gp.kernel.operator(asked),
+    ):
+        with pytest.raises(InvalidArgument, match=r"not differentiable by its inputs, and X requires a gradient. Pass X.det"):
+            call()
+    gp.eval(), likelihood.eval()
+    with pytest.raises(InvalidArgument, match="not differentiable by its inputs"):
+        gp(X_new.requires_grad_())  # as an acquisition function is maximised
+    with torch.no_grad():
+        torch.testing.assert_close(gp.kernel(asked).to_dense(), gp.kernel(X).to_dense())
+        assert gp(X_new).mean.shape == (9,)
+
+
 class Holding(torch.nn.Module):
     """A kernel that depends on what torch does not list."""
 

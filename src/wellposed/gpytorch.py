@@ -60,7 +60,12 @@ class NetworkKernel(Kernel):
         return _answer(self, x1, x2, diag)
 
     def operator(self, X: Tensor, X2: Tensor | None = None) -> KernelOperator:
-        """The kernel of X (n, ...) with X2 as an operator of linear_operator."""
+        """The kernel of X (n, ...) with X2 as an operator of linear_operator; it has no gradient by
+        them, and an X that requires one is refused."""
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (X, X2)):
+            raise InvalidArgument(
+                "NetworkKernel: the kernel is not differentiable by its inputs, and X requires a gradient. Pass X.detach()."
+            )
         features, function = self._features(X)
         features2 = features if X2 is None else self._features(X2)[0]
         return KernelOperator(features, features2, function=function)
