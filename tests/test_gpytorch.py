@@ -273,6 +273,7 @@ def test_solves_at_the_edges() -> None:
 
 def test_a_weight_variance_is_set_in_the_precision_of_the_kernel() -> None:
     kernel = WideKernel(0.1).double()
+    assert 1e-10 < abs(float(kernel.weight_variance.detach()) - 0.1) < 1e-7  # rounded in single precision, as the docs say
     kernel.weight_variance = 0.3
     assert float(kernel.weight_variance.detach()) == pytest.approx(0.3, rel=1e-14)
     with pytest.raises(InvalidArgument, match=r"must be a number in .0, 1."):

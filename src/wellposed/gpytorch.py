@@ -90,6 +90,9 @@ class WideKernel(Kernel):
     ReLU, and with layers around the equilibrium, it stays as it is. `readout_variance=0` gives the
     Gram kernel of the equilibria (`population_gram`), the covariance of an untrained network.
 
+    The parameter has the default dtype of torch, as all of gpytorch: `WideKernel(0.1).double()` has
+    0.1 as float32 rounds it. For all digits of float64 set `kernel.weight_variance = 0.1` again.
+
     Args:
         weight_variance: s in [0, 1), where training starts; above 0 if it is trained.
         options: `input_variance`, `bias_variance`, `readout_variance`, `activation`, `width`,
