@@ -5,6 +5,7 @@ from __future__ import annotations
 import unittest
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -272,10 +273,31 @@ def test_solves_at_the_edges() -> None:
 
 def test_a_weight_variance_is_set_in_the_precision_of_the_kernel() -> None:
     kernel = WideKernel(0.1).double()
+    assert 1e-10 < abs(float(kernel.weight_variance.detach()) - 0.1) < 1e-7  # rounded in single precision, as the docs say
     kernel.weight_variance = 0.3
     assert float(kernel.weight_variance.detach()) == pytest.approx(0.3, rel=1e-14)
     with pytest.raises(InvalidArgument, match=r"must be a number in .0, 1."):
         kernel.weight_variance = 1.5
+
+
+@pytest.mark.parametrize("trained", ["first", "second", "both"])
+@pytest.mark.parametrize("copied", [True, False], ids=["copy", "view"])
+def test_equal_inputs_are_two_variables(trained: str, copied: bool) -> None:
+    """Inducing points that start at the data; against autograd through the dense kernel of inputs that are not equal."""
+    kernel, X, weights = WideKernel(0.2, readout_variance=0.0).double(), samples(6, 3), samples(6, 6, seed=1)
+    near = X + 1e-6 * samples(6, 3, seed=2)  # the gradient of this kernel has no jump there
+
+    def gradients(X: Tensor, X2: Tensor, matrix: Any) -> list[Tensor]:
+        pair = [X.requires_grad_(trained != "second"), X2.requires_grad_(trained != "first")]
+        return list(torch.autograd.grad((matrix(*pair) * weights).sum(), [x for x in pair if x.requires_grad]))
+
+    s = kernel.weight_variance.detach()
+    expected = gradients(X.clone(), near, lambda A, B: deq_ntk(A, B, weight_variance=s, readout_variance=0.0))
+    A = X.clone()
+    B = A.clone() if copied else A.detach()
+    for matrix in (lambda A, B: kernel(A, B).to_dense(), lambda A, B: kernel.operator(A, B).to_dense()):
+        for found, wanted in zip(gradients(A, B, matrix), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-4 * float(wanted.abs().max()))
 
 
 def test_layers_around_the_equilibrium() -> None:
@@ -353,6 +375,74 @@ def test_features_are_new_when_the_network_changed_in_what_is_not_a_tensor() -> 
         after, expected = asked(X).to_dense(), tangent_kernel(changed, X)
         torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max()))
         assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("name", ["network", "module"])
+def test_a_network_kernel_has_no_gradient_by_its_inputs(name: str) -> None:
+    gp, likelihood, X, _, X_new = gaussian_process(KERNELS[name](), 20)
+    asked = X.clone().requires_grad_()
+    for call in (
+        lambda: gp.kernel(asked).to_dense(),
+        lambda: gp.kernel(X, asked).to_dense(),
+        lambda: gp.kernel.operator(asked),
+    ):
+        with pytest.raises(InvalidArgument, match=r"not differentiable by its inputs, and X requires a gradient. Pass X.det"):
+            call()
+    gp.eval(), likelihood.eval()
+    with pytest.raises(InvalidArgument, match="not differentiable by its inputs"):
+        gp(X_new.requires_grad_())  # as an acquisition function is maximised
+    with torch.no_grad():
+        torch.testing.assert_close(gp.kernel(asked).to_dense(), gp.kernel(X).to_dense())
+        assert gp(X_new).mean.shape == (9,)
+
+
+class Holding(torch.nn.Module):
+    """A kernel that depends on what torch does not list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self._private = torch.nn.Linear(5, 1).double(), 1.0
+        self.list, self.dict, self.plain = [1.0, [1.0]], {"a": 1.0}, torch.ones(1, dtype=F64)
+        self.array, self.hidden = np.ones(1), [torch.nn.Linear(1, 1, bias=False).double()]
+        self.itself = [self]
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.list[1][0] * self.dict["a"] * self._private * self.plain[0] * float(self.array[0])  # type: ignore[index]
+        return self.linear(x)[:, 0] * scale * self.hidden[0].weight.detach()[0, 0]
+
+
+_CHANGES: dict[str, Any] = {
+    "list": lambda model: model.list[1].__setitem__(0, 3.0),
+    "dict": lambda model: model.dict.update(a=3.0),
+    "private": lambda model: setattr(model, "_private", 3.0),
+    "plain tensor": lambda model: model.plain.mul_(3.0),
+    "array": lambda model: model.array.__imul__(3.0),
+    "module in a list": lambda model: model.hidden[0].weight.data.mul_(3.0),
+    "hook": lambda model: model.register_forward_hook(lambda module, args, output: 3.0 * output),
+}
+
+
+@pytest.mark.parametrize("what", _CHANGES)
+def test_features_are_new_when_the_network_changed_in_what_torch_does_not_list(what: str) -> None:
+    model, X = Holding(), samples(6)
+    kernel = NetworkKernel(model)
+    before = kernel(X).to_dense()
+    _CHANGES[what](model)
+    after, expected = kernel(X).to_dense(), tangent_kernel(model, X)
+    torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max()))
+    assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("name", ["network", "monotone", "module", "holding", "layer"])
+def test_features_of_an_unchanged_network_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = wp.nn.DenseCell(5, 6, generator=torch.Generator().manual_seed(0), dtype=F64)
+    layer = torch.nn.Sequential(wp.EquilibriumLayer(cell), torch.nn.Linear(6, 1).double())
+    kernel = KERNELS[name]() if name in KERNELS else NetworkKernel(Holding() if name == "holding" else layer)
+    calls, original = [], wellposed.gpytorch.network_rows
+    monkeypatch.setattr(wellposed.gpytorch, "network_rows", lambda *args: calls.append(1) or original(*args))
+    for _ in range(3):
+        kernel(samples(6)).to_dense(), kernel(samples(4, seed=1), samples(6)).to_dense()
+    assert len(calls) == 2
 
 
 def test_other_activations_keep_their_weight_variance() -> None:

@@ -3,10 +3,12 @@ kernel matrix. Needs the extra `gp`."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,8 @@ if not MISSING:
 
 #: Bytes of a matrix that `solve` forms: 4096 rows in float64.
 DENSE = 2**27
+#: Attributes of a module whose content is compared as values of tensors, module by module.
+_LISTED = ("_parameters", "_buffers", "_modules")
 
 
 class NetworkKernel(Kernel):
@@ -33,8 +37,9 @@ class NetworkKernel(Kernel):
 
     The network is not trained: its parameters are no parameters of the kernel. Features of the last
     two batches are kept, until the parameters change, or which of them are trained, or the mode, or
-    a number or a function that a module holds. What gpytorch itself keeps for predictions it drops
-    in `train()` only.
+    a number, a tensor, a function, a list or a dictionary that a module holds. A change inside an
+    object of another class is not noticed: make a new kernel. What gpytorch itself keeps for
+    predictions it drops in `train()` only.
 
     Args:
         network: As in `tangent_kernel`, with one output. With `tangent_features`, a product costs
@@ -55,7 +60,12 @@ class NetworkKernel(Kernel):
         return _answer(self, x1, x2, diag)
 
     def operator(self, X: Tensor, X2: Tensor | None = None) -> KernelOperator:
-        """The kernel of X (n, ...) with X2 as an operator of linear_operator."""
+        """The kernel of X (n, ...) with X2 as an operator of linear_operator; it has no gradient by
+        them, and an X that requires one is refused."""
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (X, X2)):
+            raise InvalidArgument(
+                "NetworkKernel: the kernel is not differentiable by its inputs, and X requires a gradient. Pass X.detach()."
+            )
         features, function = self._features(X)
         features2 = features if X2 is None else self._features(X2)[0]
         return KernelOperator(features, features2, function=function)
@@ -63,13 +73,13 @@ class NetworkKernel(Kernel):
     def _features(self, X: Tensor) -> tuple[Tensor, FeatureKernel]:
         network = self._network[0]
         tensors = [*network.parameters(), *network.buffers()]  # their values: a change through .data has no other trace
-        settings = _settings(network)
+        settings = _settings(network)  # a network that counts its calls, or keeps results, is asked again
         for seen, before, held, features, function in self._kept:
             if held == settings and all(map(_equal, [seen, *before], [X, *tensors])):
                 return features, function
         features, function = network_rows(network, X, "NetworkKernel")
         copies = [tensor.detach().clone() for tensor in tensors]
-        self._kept = [*self._kept[-1:], (X.detach().clone(), copies, settings, features, function)]
+        self._kept = [*self._kept[-1:], (X.detach().clone(), copies, _settings(network), features, function)]
         return features, function
 
 
@@ -79,6 +89,9 @@ class WideKernel(Kernel):
     `weight_variance` is a parameter, learnt by gradient with the noise. For activations other than
     ReLU, and with layers around the equilibrium, it stays as it is. `readout_variance=0` gives the
     Gram kernel of the equilibria (`population_gram`), the covariance of an untrained network.
+
+    The parameter has the default dtype of torch, as all of gpytorch: `WideKernel(0.1).double()` has
+    0.1 as float32 rounds it. For all digits of float64 set `kernel.weight_variance = 0.1` again.
 
     Args:
         weight_variance: s in [0, 1), where training starts; above 0 if it is trained.
@@ -168,11 +181,13 @@ def solve(
 
 def _answer(kernel: NetworkKernel | WideKernel, x1: Tensor, x2: Tensor, diag: bool) -> Any:
     """What gpytorch asks a kernel for: the diagonal, or an operator."""
-    same = x1 is x2 or torch.equal(x1, x2)
+    equal = x1 is x2 or torch.equal(x1, x2)
+    # Equal tensors are two variables where one of them has a gradient, as inducing points that start at the data do.
+    same = x1 is x2 or (equal and not x1.requires_grad and not x2.requires_grad)
     operator = kernel.operator(x1, None if same else x2)
     if diag:
         return operator.diagonal()
-    if same:
+    if equal:
         _warn_of_loose_solves(len(x1))
     return operator
 
@@ -192,12 +207,38 @@ def _warn_of_loose_solves(n: int) -> None:
 
 
 def _settings(network: nn.Module) -> list[Any]:
-    """What a kernel depends on besides the values of tensors; compared by ==."""
+    """What a kernel depends on besides the values of parameters and buffers; compared by ==."""
     found: list[Any] = [repr(network), [parameter.requires_grad for parameter in network.parameters()]]
+    seen = {id(module) for module in network.modules()}
     for module in network.modules():
-        held = ((name, value) for name, value in vars(module).items() if not name.startswith("_"))
-        found += [pair for pair in held if callable(pair[1]) or isinstance(pair[1], (bool, int, float, str, type(None)))]
+        found += _held(module, seen)
     return found
+
+
+def _held(module: nn.Module, seen: set[int]) -> list[Any]:
+    return [(name, _plain(value, seen)) for name, value in vars(module).items() if name not in _LISTED]
+
+
+def _plain(value: Any, seen: set[int]) -> Any:
+    """The content of what a module holds; of classes that are not known here only the name, since
+    solutions and other results are kept in the same places."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        content = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return str(value.dtype), tuple(value.shape), hashlib.sha256(content.data).digest()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, (list, tuple, dict, set, frozenset, nn.Module)):
+        if id(value) in seen:
+            return None
+        seen = seen | {id(value)}
+        if isinstance(value, nn.Module):  # in a list or a dictionary, where torch does not see it
+            inner = [*value.parameters(), *value.buffers()]
+            return id(value), [_plain(part, seen) for part in inner], [_held(part, seen) for part in value.modules()]
+        if isinstance(value, dict):
+            return [(key, _plain(part, seen)) for key, part in value.items()]
+        return frozenset(value) if isinstance(value, (set, frozenset)) else [_plain(part, seen) for part in value]
+    simple = callable(value) or isinstance(value, (bool, int, float, complex, str, type(None)))
+    return value if simple else type(value).__name__
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

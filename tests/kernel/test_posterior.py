@@ -122,6 +122,27 @@ def test_variance_of_an_ensemble_with_any_start(t):
     torch.testing.assert_close(machine.variance(t, k, d), machine.variance(t, k, d, start=(H, k)), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("t", [0.0, 0.4, 30.0, math.inf])
+def test_variance_of_an_ensemble_on_its_training_inputs(t):
+    H, _, _, y, *_ = problem()
+    machine, K = KernelMachine(H, y), 2 * H @ H + torch.eye(8, dtype=F64)
+    decay = torch.linalg.matrix_exp(-H * t) if math.isfinite(t) else torch.zeros_like(H)
+    # f_t - y = e^(-H t) (f_0 - y): the covariance is e^(-H t) K e^(-H t)
+    found, expected = machine.variance(t, start=(K, K)), (decay @ K @ decay).diagonal()
+    condition = float(torch.linalg.cond(H))
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=64 * EPS * condition * float(K.diagonal().max()))
+    assert t > 0 or torch.equal(found, K.diagonal())  # that of the starts themselves
+
+
+def test_on_the_training_inputs_the_covariances_of_the_starts_are_the_same():
+    H, k, d, y, *_ = problem()
+    machine = KernelMachine(H, y)
+    with pytest.raises(InvalidArgument, match=r"both covariances of start are the same.* differ by .* Pass start=.K, K."):
+        machine.variance(1.0, start=(H, 2 * H))
+    with pytest.raises(InvalidArgument, match="the diagonal of start must be at least 0"):
+        machine.variance(1.0, start=(-H, -H))
+
+
 def test_the_end_of_training_is_the_noiseless_posterior():
     H, k, d, y, *_ = problem()
     machine = KernelMachine(H, y)

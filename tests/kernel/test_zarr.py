@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType, MissingPackage, RunError
 from wellposed.kernel import _closed_form, _cluster, _zarr, _zarr_record
+from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 
 def network(width: int = 8) -> nn.Module:
@@ -263,6 +264,37 @@ def test_two_writers_at_the_very_start(tmp_path: Path) -> None:
     assert names(tmp_path) == ["k.zarr"] and names(tmp_path / "k.zarr") == ["c", "zarr.json"]
 
 
+class Scaled(wp.GaussianDEQ):
+    """A network with a number that only the terms of its kernel depend on, and a choice of their factors."""
+
+    scale, turned = 1.0, False
+
+    def tangent_features(self, X: Tensor) -> TangentFeatures:
+        found = super().tangent_features(X)
+        terms = {
+            name: tuple(
+                GramProduct(term.factors[::-1] if self.turned else term.factors, self.scale**2 * term.coefficient)
+                for term in products
+            )
+            for name, products in found.terms.items()
+        }
+        return TangentFeatures(found.features, terms)
+
+
+@pytest.mark.parametrize(("name", "value"), [("scale", 1.001), ("scale", -3.0), ("turned", True), ("scale", 1.0)])
+def test_a_part_with_other_terms_is_refused(tmp_path: Path, monkeypatch: Any, name: str, value: float) -> None:
+    model, X = Scaled(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64), draw(20, 3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, at=3)
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+    setattr(model, name, value)
+    if value == 1.0 and name == "scale":  # the same
+        check_same(wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6), wp.tangent_kernel(model, X))
+        return
+    with pytest.raises(InvalidArgument, match="holds a part of another kernel"):
+        wp.tangent_kernel(model, X, out=tmp_path / "k.zarr", block_size=6)
+
+
 @pytest.mark.filterwarnings("ignore::wellposed.errors.WellposedWarning")
 def test_features_that_are_not_finite_are_not_those_of_another_kernel(tmp_path: Path) -> None:
     model = network()
@@ -386,6 +418,15 @@ def test_on_a_cluster(tmp_path: Path, client: Any) -> None:
     for name, part in wp.tangent_kernel(model, X, X2, by_parameter=True).items():
         check_same(parts[name], part)
     assert names(tmp_path) == ["k.zarr", "p.U.zarr", "p.W.zarr", "p.a.zarr"]  # and no features are left
+
+
+def test_one_parameter_by_parameter_on_a_cluster(tmp_path: Path, client: Any) -> None:
+    model, X = network(), draw(9, 3)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == "W")
+    parts = wp.tangent_kernel(model, X, out=tmp_path / "p.zarr", block_size=4, by_parameter=True, client=client)
+    assert list(parts) == ["W"] and names(tmp_path) == ["p.W.zarr"]
+    check_same(parts["W"], wp.tangent_kernel(model, X))
 
 
 def test_a_cluster_continues_with_the_features_it_had(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

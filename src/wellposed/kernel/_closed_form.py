@@ -130,7 +130,10 @@ class ClosedFormMethod(KernelMethod):
             raise InvalidArgument("tangent_kernel: no parameter of the model requires a gradient, so there is no kernel.")
         used = {name for terms in self.terms.values() for term in terms for pair in term.factors for name in pair}
         self._used = {name: feature for name, feature in self._first.features.items() if name in used}
-        self.parameters, self.norms = tuple(self.terms), tuple(_norm(feature) for feature in self._used.values())
+        products = [term for terms in self.terms.values() for term in terms]
+        self.parameters, self.factors = tuple(self.terms), tuple(term.factors for term in products)
+        coefficients = (float(term.coefficient) for term in products)
+        self.norms = (*(_norm(feature) for feature in self._used.values()), *coefficients)
         sample = next(iter(self._used.values()))
         self.dtype, self.device = dtype or sample.dtype, sample.device
         self.advice = "Write the kernel into a file with out='kernel.npy', use float32, or use TangentKernel for products only."

@@ -120,7 +120,8 @@ def _compute(
         left, right = features_of_rows(0, rows), features_of_rows(1, columns)
         same = chosen.symmetric and rows == columns
         arguments = (left, None if same else right, chosen.terms, rows, columns, parts)
-        waiting[client.submit(block_task, *arguments, symmetric=chosen.symmetric, pure=False)] = (rows, columns)
+        options = {"symmetric": chosen.symmetric, "by_parameter": layout.by_parameter}
+        waiting[client.submit(block_task, *arguments, **options, pure=False)] = (rows, columns)
     try:
         for future in distributed.as_completed(list(waiting)):
             digests, place = future.result(), waiting.pop(future)
@@ -226,6 +227,7 @@ def block_task(
     parts: Mapping[str, tuple[str, str]],
     *,
     symmetric: bool,
+    by_parameter: bool,
 ) -> dict[str, str]:
     """Computes one block and writes it into its store, or its parts into theirs; `parts` has folder
     and key of each. Returns their digests."""
@@ -236,5 +238,5 @@ def block_task(
     grams = GramBlocks(sides[0], sides[1], terms, block_size=size, symmetric=right is None)
     return {
         name: write_chunks(open_part(*parts[name]), part, rows, columns, symmetric=symmetric)
-        for name, part in grams.block(*whole, by_parameter=len(parts) > 1).items()
+        for name, part in grams.block(*whole, by_parameter=by_parameter).items()
     }

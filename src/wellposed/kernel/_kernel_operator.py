@@ -87,7 +87,8 @@ class KernelOperator(LinearOperator):
         return torch.cat(parts)
 
     def to_dense(self) -> Tensor:
-        x2 = self.x1 if self.symmetric and not self.x2.requires_grad else self.x2
+        one = self.symmetric and not self.x1.requires_grad and not self.x2.requires_grad  # else each has its own gradient
+        x2 = self.x1 if one else self.x2
         return self.function.matrix(self.x1, x2, *self.hyper)
 
     def _matmul(self, rhs: Tensor) -> Tensor:

@@ -75,6 +75,30 @@ def check_new(cross: Tensor | None, diagonal: Tensor | None, like: Tensor) -> tu
     return cross, diagonal
 
 
+def check_start(start: tuple[Tensor, Tensor], cross: Tensor, *, of_training: bool) -> None:
+    """Raises unless `start` has covariances (n, n) of training inputs and (p, n), as `cross` is, of
+    new with training inputs; both are the same if the new ones are the training inputs."""
+    for value in start:
+        check_like(value, cross, "KernelMachine: start")
+    (K, K_cross), n = start, cross.shape[1]
+    if K.shape != (n, n) or K_cross.shape != cross.shape:
+        raise InvalidArgument(
+            f"KernelMachine: start must be of shapes {(n, n)} and {tuple(cross.shape)}, as H and cross are;"
+            f" got {tuple(K.shape)} and {tuple(K_cross.shape)}."
+        )
+    if not of_training:
+        return
+    difference, size = _largest(K.detach() - K_cross.detach()), _largest(K.detach())
+    if difference > math.sqrt(torch.finfo(K.dtype).eps) * size:
+        raise InvalidArgument(
+            f"KernelMachine: on the training inputs both covariances of start are the same, and these differ by"
+            f" {difference:.1e} next to entries of up to {size:.1e}. Pass start=(K, K), or cross and diagonal."
+        )
+    if bool((K.diagonal() < 0).any()):
+        least = float(K.detach().diagonal().min())
+        raise InvalidArgument(f"KernelMachine: the diagonal of start must be at least 0, variances; got {least:.1e}.")
+
+
 def nonnegative(variance: Tensor, diagonal: Tensor, sizes: Callable[[], Tensor]) -> Tensor:
     """A variance without what rounding puts below 0.
 

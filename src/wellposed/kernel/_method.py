@@ -58,7 +58,8 @@ class KernelMethod(ABC):
         parameters: Names of the parameters that have a part in the kernel.
         dtype, device: Of the kernel.
         advice: What to do if the memory does not suffice.
-        norms: Of what was computed to know the sizes: another model has others.
+        norms: Of what was computed to know the sizes, and coefficients: another model has others.
+        factors: What its products are made of, by name.
     """
 
     model: nn.Module
@@ -71,6 +72,7 @@ class KernelMethod(ABC):
     device: torch.device
     advice: str
     norms: tuple[float, ...] = ()
+    factors: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     def shape(self, layout: KernelLayout) -> tuple[int, int, int]:
         """(s, N, M) of one part of the kernel."""

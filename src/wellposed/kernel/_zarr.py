@@ -2,8 +2,9 @@
 
 The chunks are written into `kernel.zarr.part`, each whole or not at all, and the store gets its
 name when it is complete. A fingerprint of the computation (parameters, inputs, blocks) is stored
-with them, and so are the norms of the first features: chunks of another kernel are never taken
-over. A record has a digest of every block that is done: what was changed since is computed again.
+with them, and so are the norms of the first features and the coefficients of the terms: chunks of
+another kernel are never taken over. A record has a digest of every block that is done: what was
+changed since is computed again.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class ZarrStorage(AbstractStorage):
         dtype: Of the array.
         block_size: Rows and columns of a chunk.
         key: The fingerprint of the computation.
-        norms: Of the first features: what the fingerprint cannot see of a network, for example its
-            activation, changes them.
+        norms: Of the first features, and the coefficients of the terms: what the fingerprint cannot
+            see of a network, for example its activation, changes them. Compared with a tolerance,
+            because some networks compute them by an SVD.
         continues: Whether blocks are independent, so that those that are done need not be again.
     """
 
@@ -227,7 +229,8 @@ def fingerprint(chosen: KernelMethod, layout: KernelLayout, X: Tensor, X2: Tenso
     """A hash of everything that the numbers of a kernel depend on, besides the processor and what
     is in no tensor of the model."""
     model: Any = chosen.model
-    settings = (type(chosen).__name__, type(model).__name__, repr(model), chosen.parameters, chosen.shape(layout), chosen.dtype)
+    form = (chosen.parameters, chosen.factors, chosen.shape(layout), chosen.dtype)
+    settings = (type(chosen).__name__, type(model).__name__, repr(model), *form)
     found = hashlib.sha256(repr((*settings, layout, block_size, X2 is None)).encode())
     named = sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0])
     for name, value in [("inputs", X), *([] if X2 is None else [("inputs 2", X2)]), *named]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from wellposed.errors import InvalidArgument, WellposedWarning, did_you_mean
 from wellposed.kernel._factor import NoisyFactor
-from wellposed.kernel._matrix import check_cross, check_kernel, check_like, check_new
+from wellposed.kernel._matrix import check_cross, check_kernel, check_like, check_new, check_start
 from wellposed.kernel._spectrum import Spectrum, Steps, Times, freezes_none, spectrum
 from wellposed.kernel.wide_limits import check_positive
 
@@ -224,7 +224,7 @@ class KernelMachine:
             t, cross: As in `predict`, whose value with f0 = 0 is the mean.
             diagonal: (p,) variance of the starts of the new inputs; with `cross` only.
             start: Covariances of the starts, (n, n) of the training inputs and (p, n) of new with
-                training inputs; H and `cross` if None.
+                training inputs, which are the same if `cross` is None; H and `cross` if None.
 
         Returns:
             (p,), or (times, p).
@@ -233,15 +233,10 @@ class KernelMachine:
             return self._explained(
                 self._spectrum.flow(2 * torch.as_tensor(t, dtype=self._spectrum.V.dtype))[1], cross, diagonal
             )
-        (K, K_cross), V = start, self._spectrum.V
-        for value in start:
-            check_like(value, V, "KernelMachine: start")
+        of_training = cross is None
         cross, diagonal = self._kernels_of_new(cross, diagonal)
-        if K.shape != V.shape or K_cross.shape != cross.shape:
-            raise InvalidArgument(
-                f"KernelMachine: start must be of shapes {tuple(V.shape)} and {tuple(cross.shape)}, as H and cross are;"
-                f" got {tuple(K.shape)} and {tuple(K_cross.shape)}."
-            )
+        check_start(start, cross, of_training=of_training)
+        diagonal = start[0].diagonal() if of_training else diagonal
         return self._spectrum.spread(self._spectrum.flow(t)[1], cross, diagonal, start=start)
 
     def log_likelihood(self, noise: float | Tensor) -> Tensor:

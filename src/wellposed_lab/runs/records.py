@@ -25,6 +25,7 @@ __all__ = [
     "halving",
     "hidden_ratio",
     "last_recorded",
+    "last_values",
     "licence",
     "moves",
     "plain_flow",
@@ -47,6 +48,14 @@ NEGLIGIBLE = 1e-3
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without a half-written last line."""
     return _rows(folder, "metrics.jsonl", ("epoch",))
+
+
+def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last value of every column; not all rows have all of them."""
+    last: dict[str, Any] = {}
+    for row in rows:
+        last |= {key: value for key, value in row.items() if value is not None or key == "certified_rate"}
+    return last
 
 
 def read_times(folder: Path) -> list[dict[str, Any]]:

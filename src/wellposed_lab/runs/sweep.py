@@ -30,8 +30,8 @@ from wellposed_lab.runs.config import parse_yaml, resolve
 from wellposed_lab.runs.config_sections import RunConfig
 from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.records import RECORD
-from wellposed_lab.runs.run import read_config
 from wellposed_lab.runs.setup import resolve_auto
+from wellposed_lab.runs.sweep_ended import check_same, ended
 from wellposed_lab.runs.sweep_results import spreads
 from wellposed_lab.runs.training import train
 
@@ -145,7 +145,7 @@ def run_sweep(
         folders = [(folder / "runs" / run.name).absolute() for run in runs]
         found: dict[int, dict[str, Any]] = {}
         for index, (run, place) in enumerate(zip(runs, folders, strict=True)):
-            if (summary := _finished(run.config, place)) is not None:
+            if (summary := ended(run.config, place)) is not None:
                 found[index] = summary
         missing = [(index, runs[index].config, folders[index]) for index in range(len(runs)) if index not in found]
         if listener is not None:
@@ -217,29 +217,9 @@ def _check_different(runs: Sequence[SweepRun]) -> None:
     """Raises if two points are the same configuration, written as 1e-3 and as 0.001."""
     seen: dict[str, SweepRun] = {}
     for run in runs:
-        other = seen.setdefault(run.config.fingerprint(), run)
+        other = seen.setdefault(run.config.model_dump_json(), run)  # whole: the length of a run is no part of its fingerprint
         if other is not run:
             raise InvalidArgument(f"--grid has a configuration twice: {_key(other.point)} and {_key(run.point)}. Omit one.")
-
-
-def _finished(config: RunConfig, folder: Path) -> dict[str, Any] | None:
-    """The summary of a run that has ended; None if it is to be trained."""
-    if not os.path.lexists(folder / "summary.json") or not (folder / "config.yaml").exists():
-        return None
-    _check_same(config, folder)
-    text = read_text(folder / "summary.json", limit=RECORD, error=RunError, within=folder)
-    summary = parse_json(text or "", str(folder / "summary.json"), error=RunError)
-    sound = isinstance(summary, dict) and isinstance(summary.get("stop"), str) and isinstance(summary.get("last"), dict)
-    if not sound or summary["stop"] == "interrupted":
-        return None
-    if not isinstance(summary.get("certificate") or {}, dict):
-        raise RunError(f"{folder / 'summary.json'} is damaged: its certificate is not an object. Remove it to train the run.")
-    return summary
-
-
-def _check_same(config: RunConfig, folder: Path) -> None:
-    if read_config(folder).fingerprint() != config.fingerprint():
-        raise RunError(f"{folder} was trained with another configuration; remove it, or choose another --out.")
 
 
 def _train_one(allow_code: bool, task: tuple[int, RunConfig, Path]) -> tuple[int, dict[str, Any]]:
@@ -248,7 +228,7 @@ def _train_one(allow_code: bool, task: tuple[int, RunConfig, Path]) -> tuple[int
     try:
         resume = (folder / "config.yaml").exists()
         if resume:
-            _check_same(config, folder)
+            check_same(config, folder)
         return index, train(config, folder, resume=resume, allow_code=allow_code).summary
     except WellposedError as error:
         return index, {"error": str(error)}

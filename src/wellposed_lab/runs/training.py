@@ -19,7 +19,7 @@ from wellposed_lab.runs.checkpoint import load, newest, tidy
 from wellposed_lab.runs.epoch_logger import STOPS, Listener, RunOutcome
 from wellposed_lab.runs.loop import check_patience, fit
 from wellposed_lab.runs.processes import World, joined, on_threads, threads_for
-from wellposed_lab.runs.records import certificate_files, last_recorded, read_certificate, read_metrics, read_times
+from wellposed_lab.runs.records import certificate_files, last_recorded, last_values, read_certificate, read_metrics, read_times
 from wellposed_lab.runs.run import Run, read_config
 from wellposed_lab.runs.setup import RunProblem, prepare, resolve_auto
 from wellposed_lab.runs.training_state import Checkpoint, restore, seed_everything
@@ -208,9 +208,6 @@ def _summary(run: Run, problem: RunProblem, outcome: RunOutcome) -> dict[str, An
     rows = read_metrics(run.folder)
     times = read_times(run.folder)
     certified = [row["epoch"] for row in rows if row.get("certified")]
-    last: dict[str, Any] = {}
-    for row in rows:
-        last |= {key: value for key, value in row.items() if value is not None or key == "certified_rate"}
     return {
         "stop": outcome.stop,
         "stop_message": STOPS[outcome.stop],
@@ -223,5 +220,5 @@ def _summary(run: Run, problem: RunProblem, outcome: RunOutcome) -> dict[str, An
         "certificate": _last_certificate(run, rows, outcome),
         "best_epoch": outcome.progress.best_epoch,
         "unconverged": sum(row.get("unconverged") or 0 for row in rows),
-        "last": last,
+        "last": last_values(rows),
     }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import pytest
 
 from wellposed.errors import InvalidArgument, RunError, RunLocked
 from wellposed_lab.runs import sweep as module
-from wellposed_lab.runs.config import resolve
+from wellposed_lab.runs.config import RunConfig, resolve
 from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.sweep import Sweep, parse_grid, read_sweep, run_sweep, spreads
+from wellposed_lab.runs.sweep_ended import ended
 from wellposed_lab.runs.training import train
 
 SMALL = [
@@ -112,17 +115,53 @@ def test_summaries_of_unknown_origin(tmp_path: Path) -> None:
     run = small().runs()[0]
     (tmp_path / "config.yaml").write_text(run.config.to_yaml())
     for value in ("Infinity", "NaN", "1" + 400 * "0", "1e308", "true"):  # not averaged
-        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{"train_loss": {value}, "test_loss": 1.5}}}}')
-        found = module._finished(run.config, tmp_path)
-        assert found is not None
-        (point,) = spreads([run, run], [found, found])
+        last = f'{{"epoch": 2, "train_loss": {value}, "test_loss": 1.5}}'
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {last}}}')
+        if value in ("1e308", "true"):  # no row has the others
+            (tmp_path / "metrics.jsonl").write_text(last + "\n")
+            assert ended(run.config, tmp_path) == {"stop": "epochs", "last": json.loads(last)}
+        (point,) = spreads([run, run], [{"stop": "epochs", "last": json.loads(last)}] * 2)
         assert point["measures"] == {"test_loss": {"mean": 1.5, "spread": 0.0}}
-    (tmp_path / "summary.json").write_text('{"stop": "interrupted", "last": {}}')
-    assert module._finished(run.config, tmp_path) is None  # it is continued
     for certificate in ("[1]", '"x"'):
-        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {{}}, "certificate": {certificate}}}')
-        with pytest.raises(RunError, match="its certificate is not an object"):
-            module._finished(run.config, tmp_path)
+        (tmp_path / "summary.json").write_text(f'{{"stop": "epochs", "last": {last}, "certificate": {certificate}}}')
+        with pytest.raises(RunError, match="its certificate is not an object. Remove it: the sweep writes it anew"):
+            ended(run.config, tmp_path)
+    for certified in (True, False):  # a summary does not claim more than the rows
+        row = {"epoch": 2, "certified": certified}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        found = {"stop": "epochs", "last": row, "certificate": {"verdict": "certified"}}
+        (tmp_path / "summary.json").write_text(json.dumps(found))
+        assert ended(run.config, tmp_path) == (found if certified else None)
+    for text in ("{", "[]", "", "[" * 5000):
+        (tmp_path / "summary.json").write_text(text)
+        with pytest.raises(RunError, match=r"summary.json .*\. Remove it: the sweep writes it anew"):
+            ended(run.config, tmp_path)
+
+
+_FALSE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "interrupted": lambda found: {**found, "stop": "interrupted"},
+    "unknown stop": lambda found: {**found, "stop": "done"},
+    "stop of another kind": lambda found: {**found, "stop": ["epochs"]},
+    "stop that is not configured": lambda found: {**found, "stop": "patience"},
+    "other number": lambda found: {**found, "last": {**found["last"], "test_loss": 0.0}},
+    "more numbers": lambda found: {**found, "last": {**found["last"], "test_accuracy": 1.0}},
+    "infinite": lambda found: {**found, "last": {**found["last"], "test_loss": float("inf")}},
+    "no numbers": lambda found: {**found, "last": None},
+}
+
+
+@pytest.mark.parametrize("false", _FALSE)
+def test_a_summary_that_contradicts_its_records_is_written_anew(false: str, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    shutil.copytree(whole, folder)
+    path = folder / "runs" / small().runs()[0].name / "summary.json"
+    truth = json.loads(path.read_text())
+    path.write_text(json.dumps(_FALSE[false](truth)))
+    results = run_sweep(small(), folder)
+    assert results[0]["last"] == truth["last"] and results[0]["stop"] == "epochs"
+    assert json.loads(path.read_text())["last"] == truth["last"]
+    before, after = (json.loads((place / "results.json").read_text())["points"] for place in (whole, folder))
+    assert before == after
 
 
 @pytest.mark.parametrize(
@@ -147,6 +186,13 @@ def test_mistakes_are_found_before_anything_is_written(grid: list[str], seeds: i
     with pytest.raises(InvalidArgument, match=says):
         run_sweep(small(grid, seeds), tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("grid", ["run.epochs=2,4", "run.stop_loss=0.1,0.2", "run.patience=2,3"])
+def test_the_length_of_a_run_is_a_value_of_a_grid(grid: str) -> None:
+    key, values = grid.split("=")
+    runs = small([grid], 1, ("optimizer.schedule=constant",)).runs()
+    assert [f"{getattr(run.config.run, key.split('.')[1]):g}" for run in runs] == values.split(",")
 
 
 def test_values_with_commas() -> None:
@@ -174,6 +220,50 @@ def test_a_run_of_another_configuration_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("width: 10", "width: 11"))
     with pytest.raises(RunError, match="another configuration"):
         run_sweep(sweep, tmp_path / "sweep")
+
+
+def with_run(config: RunConfig, **changes: Any) -> RunConfig:
+    return config.model_copy(update={"run": config.run.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_shorter_run_is_trained_on(killed: bool, tmp_path: Path) -> None:
+    sweep = small(["optimizer.lr=1e-3"], 1, ("optimizer.schedule=constant", "run.certify_every=0"))
+    (run,) = sweep.runs()
+    (expected,) = run_sweep(sweep, tmp_path / "whole")
+    module._begin(sweep, tmp_path / "sweep")
+    place = tmp_path / "sweep" / "runs" / run.name
+    train(with_run(run.config, epochs=1), place)
+    if killed:  # after a longer one had begun in its place
+        (place / "config.yaml").write_text(run.config.to_yaml())
+    (found,) = run_sweep(sweep, tmp_path / "sweep")
+    assert found["epochs"] == 2 and found["last"] == expected["last"]
+    assert files(tmp_path / "sweep").keys() == files(tmp_path / "whole").keys()
+    assert (place / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "runs" / run.name / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epochs": 3}, "was trained for 3 epochs, and the sweep has run.epochs=2; remove it, or choose another --out"),
+        ({"stop_loss": 1e9}, "was trained with run.stop_loss=1000000000.0, and the sweep has None; remove it"),
+        ({"patience": 1}, "was trained with run.patience=1, and the sweep has None; remove it"),
+    ],
+    ids=["epochs", "stop_loss", "patience"],
+)
+def test_a_run_that_ends_elsewhere_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    more = ("optimizer.schedule=constant", "run.certify_every=0", "data.validation=0.25")
+    sweep = small(["optimizer.lr=1e-3"], 1, more)
+    (run,) = sweep.runs()
+    module._begin(sweep, tmp_path / "sweep")
+    place = tmp_path / "sweep" / "runs" / run.name
+    train(with_run(run.config, **changes), place)
+    with pytest.raises(RunError, match=says):
+        run_sweep(sweep, tmp_path / "sweep")
+    if "epochs" in changes:  # also if only the rows say so
+        (place / "config.yaml").write_text(run.config.to_yaml())
+        with pytest.raises(RunError, match=says):
+            run_sweep(sweep, tmp_path / "sweep")
 
 
 def test_an_error_of_any_kind_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
