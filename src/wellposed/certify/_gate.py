@@ -273,8 +273,9 @@ def overridden(kind: type, declared: tuple[str, ...] = ()) -> list[str]:
 def _stored(library: type) -> set[str]:
     """Names of the attributes that a class of the library stores numbers and parts under: a
     property in their place may give another number each time."""
-    codes = [method.__code__ for method in vars(library).values() if inspect.isfunction(method)]
-    names = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    methods = [method for method in vars(library).values() if inspect.isfunction(method)]
+    functions = [f for f in (*methods, *map(inspect.unwrap, methods)) if inspect.isfunction(f)]
+    names = {step.argval for f in functions for step in dis.get_instructions(f) if step.opname == "STORE_ATTR"}
     return names | set(getattr(library, "__dataclass_fields__", ()))
 
 

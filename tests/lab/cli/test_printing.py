@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def test_warnings_are_shown_as_text_too(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     monkeypatch.setattr(commands, "app", lambda words: None)
+    monkeypatch.setattr(sys, "argv", ["wellposed", "data"])
     cli.main()
     shown = warnings.formatwarning("x\x1b[2Jy", UserWarning, "file.py", 3)
     assert "x\ufffd[2Jy\n" in shown and is_plain(shown)
