@@ -9,7 +9,7 @@ import numpy as np
 
 from wellposed.prove.verify_bounds import is_positive
 from wellposed.prove.verify_digits import Digits, Floats
-from wellposed.prove.verify_jumps import check_jumps
+from wellposed.prove.verify_jumps import Switches, check_jumps
 from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
 from wellposed.prove.verify_reading import StoredProof
 from wellposed.prove.verify_step import PointCheck, Report, StoredBall, check_values, residual_scale
@@ -50,8 +50,9 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> list[int]:
     report("distance", far <= stated <= 1.001 * far, f"{stated:.8g} stored, {far:.8g} found")
     check_values(proof, check, K, report)
     if not proof.smooth:
+        switches = Switches(proof, check, radius + delta)
         _check_switches(proof, check, radius + delta, report)
-        check_jumps(proof, check, radius + delta, report)
+        check_jumps(proof, check, switches, report)
     _check_singular_values(proof, check, K, report)
     return [*_check_stored(proof, data, check, radius - delta, report), K, *_check_steps(proof, data, check, report)]
 
