@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import wellposed as wp
+from exact_descent import problem
+from stored_proofs import Stored
 from wellposed.prove.seal import seal
 
 ETA = 0.01
@@ -58,3 +60,15 @@ def test_a_tail_without_the_switch_of_its_only_unit_is_rejected(f: float, e0: fl
     found = wp.verify(tmp_path)
     assert not found.ok
     assert [check.name for check in found.checks if not check.ok] == ["tail"] and "a switch needs" in str(found)
+
+
+@pytest.mark.parametrize("name", ["g", "switches"])
+def test_a_number_of_a_tail_that_points_of_its_ball_contradict_is_rejected(name: str, tmp_path: Path) -> None:
+    """With half of g, g N N^T + g0 is negative at the last point; one of the switches is from on to off."""
+    model, X, y = problem(2, 40, 4, 4)
+    stored = Stored(wp.prove(model, X, y, max_steps=50).save(tmp_path / "honest"))
+    assert wp.verify(tmp_path / "honest", steps=1, seed=0).ok
+    stored.document["tail"][name] *= {"g": 0.5, "switches": 2 / 3}[name]
+    stored.document["tail"]["switches"] = round(stored.document["tail"]["switches"])
+    found = wp.verify(stored.write(tmp_path / "forged", sealed=True), steps=1, seed=0)
+    assert [check.name for check in found.checks if not check.ok] == ["tail"]

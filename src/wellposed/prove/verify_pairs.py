@@ -18,7 +18,7 @@ import numpy as np
 
 from wellposed.prove.verify_digits import Floats
 from wellposed.prove.verify_reading import StoredProof
-from wellposed.prove.verify_step import Report
+from wellposed.prove.verify_step import PointCheck, Report
 
 #: What adjoints in float64 may lack, relative to their rows, with plenty of room.
 _COMPUTED = 1e-9
@@ -71,3 +71,32 @@ class Rows:
         left = float(np.linalg.eigvalsh(g * H + g0 * np.eye(len(H)) - (FF + FF.T) / 2)[0])
         fine = left >= -(_COMPUTED * (g * size**2 + abs(g0)) + 2 * lost * jump + lost**2)
         report("tail", fine, f"g N N^T + g0 - F F^T has the eigenvalue {left:.4g}; {where} needs 0 or more")
+
+
+def check_point_pair(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
+    """The pair S = J at a recomputed point."""
+    point = check.point
+    J = point.P.floats(), point.Q.floats()
+    Rows(proof, point.Z.floats(), point.C.floats(), check.data.XX).check(proof, J, J, f"point {k}", report)
+
+
+def check_secant(proof: StoredProof, one: PointCheck, other: PointCheck, where: str, report: Report) -> None:
+    """The pair of J at a point and of the secant from it to another."""
+    start, end = one.point, other.point
+    D = _secant_slopes(start.V.floats(), end.V.floats())
+    P, settled = adjoints(other.place.w.floats(), other.R, D)
+    if not settled:
+        return
+    Q = P
+    if proof.rectified:
+        read = P if other.place.v is None else P + other.place.v.floats()
+        Q = _secant_slopes(start.Y.floats(), end.Y.floats()) * read
+    rows = Rows(proof, start.Z.floats(), start.C.floats(), one.data.XX)
+    rows.check(proof, (start.P.floats(), start.Q.floats()), (P, Q), where, report)
+
+
+def _secant_slopes(V: Floats, V1: Floats) -> Floats:
+    """(relu(v') - relu(v))/(v' - v)."""
+    switched = (V > 0) != (V1 > 0)
+    gap = np.where(switched, V1 - V, 1.0)
+    return np.where(switched, (np.maximum(V1, 0.0) - np.maximum(V, 0.0)) / gap, (V > 0).astype(np.float64))
