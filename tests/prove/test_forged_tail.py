@@ -11,22 +11,27 @@ import pytest
 import torch
 
 import wellposed as wp
+from exact_descent import problem
+from stored_proofs import Stored
 from wellposed.prove.seal import seal
 
 ETA = 0.01
 
 
-def quotient(x: float, s: float, L: float, f: float, e0: float) -> float:
-    """Of `format`, with g = g0 = 0."""
+def quotient(x: float, s: float, L: float, f: float, e0: float, g: float, g0: float) -> float:
+    """Of `format`."""
     A1, A2 = 1 - ETA * L * L / 2 - ETA * s * s / 2, ETA * L * L * s * s / 2
     h, E = math.sqrt(max(0.0, (s * s + L * L) * (x * x - s * s) + s**4)), f * x + e0
-    return (A1 * x * x + A2 - ETA * h * E - ETA * E * E / 2) / (x + f)
+    return (A1 * x * x + A2 - min(f * f, g * x * x + g0) - ETA * h * E - ETA * E * E / 2) / (x + f)
 
 
-@pytest.mark.parametrize(("f", "e0"), [(0.0, 0.0), (0.6, 0.4)])
-def test_a_tail_without_the_switch_of_its_only_unit_is_rejected(f: float, e0: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("f", "e0", "share"), [(0.0, 0.0, "none"), (0.6, 0.4, "none"), (0.6, 0.4, "all"), (0.6, 0.4, "of the largest")]
+)
+def test_a_tail_without_the_switch_of_its_only_unit_is_rejected(f: float, e0: float, share: str, tmp_path: Path) -> None:
     """One unit, which descent switches off: the loss ends at 0.02, and all other inequalities of the forged tail hold. The
-    second forger admits the size of the jump, and says that no residual feels it (g = g0 = 0)."""
+    second forger admits the size of the jump, and says that no residual feels it (g = g0 = 0). The third admits that too
+    (g0 = f^2), and says that J stays as large as it is. To the fourth only the largest N feels a jump (g s^2 + g0 = 0)."""
     model = wp.GaussianDEQ(1, 1, dtype=torch.float64)
     W, U, a, x = 0.01, 0.05, 0.1, 10.0
     with torch.no_grad():
@@ -42,14 +47,28 @@ def test_a_tail_without_the_switch_of_its_only_unit_is_rejected(f: float, e0: fl
         a, W, U = a - ETA * r * J[0], W - ETA * r * J[1], U - ETA * r * J[2]
     s, L, delta = math.sqrt(min(squares[1:])) * (1 - 1e-6), math.sqrt(max(squares)) * (1 + 1e-6), document["delta"]
     e = (residuals[1] + L * delta) * (1 + 1e-6)
-    kappa = min(quotient(s + (L - s) * j / 400, s, L, f, e0) for j in range(401)) * (1 - 1e-3)
+    g = 0.25 / (L * L - s * s) * 1.0001 if share == "of the largest" else 0.0
+    g0 = {"none": 0.0, "all": f * f, "of the largest": -g * s * s}[share]
+    kappa = min(quotient(s + (L - s) * j / 400, s, L, f, e0, g, g0) for j in range(401)) * (1 - 1e-3)
     radius = e / kappa * 1.0001
     document |= {"verdict": "proved", "reason": "", "radius": radius, "rate": 1 - ETA * kappa * (s + f) * (1 - 1e-8)}
     document["distance"] = (math.dist(points[1], points[0]) + delta + radius) * (1 + 1e-6)
-    document["tail"] = {"residual": e, "s": s, "L": L, "f": f, "e0": e0, "g": 0.0, "g0": 0.0, "kappa": kappa}
+    document["tail"] = {"residual": e, "s": s, "L": L, "f": f, "e0": e0, "g": g, "g0": g0, "kappa": kappa}
     document["tail"] |= {"switches": 1, "omega": points[1][0] + 1e-6}
     document["seal"] = seal(document)
     file.write_text(json.dumps(document))
     found = wp.verify(tmp_path)
     assert not found.ok
     assert [check.name for check in found.checks if not check.ok] == ["tail"] and "a switch needs" in str(found)
+
+
+@pytest.mark.parametrize("name", ["g", "switches"])
+def test_a_number_of_a_tail_that_points_of_its_ball_contradict_is_rejected(name: str, tmp_path: Path) -> None:
+    """With half of g, g N N^T + g0 is negative at the last point; one of the switches is from on to off."""
+    model, X, y = problem(2, 40, 4, 4)
+    stored = Stored(wp.prove(model, X, y, max_steps=50).save(tmp_path / "honest"))
+    assert wp.verify(tmp_path / "honest", steps=1, seed=0).ok
+    stored.document["tail"][name] *= {"g": 0.5, "switches": 2 / 3}[name]
+    stored.document["tail"]["switches"] = round(stored.document["tail"]["switches"])
+    found = wp.verify(stored.write(tmp_path / "forged", sealed=True), steps=1, seed=0)
+    assert [check.name for check in found.checks if not check.ok] == ["tail"]

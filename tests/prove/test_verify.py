@@ -42,6 +42,7 @@ def test_a_proof_is_verified(kind: str, folders: dict[str, Path]) -> None:
     K = proof["num_steps"]
     assert found.tail_points[-3:] == [K, K + 1, K + 2] and set(found.tail_points[:-3]) <= set(proof["checkpoints"])
     assert f"constants of the tail were bounded again: {len(found.tail_points)}." in str(found)
+    assert "They are about a whole ball, which these points sample." in str(found)
     assert {"delta", "expansion", "gradient_error", "tail", "hashes"} <= {check.name for check in found.checks}
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stored_proofs import NETWORKS, proved
+from wellposed.prove._gain import least_gain
 from wellposed.prove.verify_activation import evaluate
 from wellposed.prove.verify_bounds import active_omega, is_positive, omega_bounds, spectral_norm, top_eigenvalue
 from wellposed.prove.verify_digits import LOST, PLACES, Digits
@@ -217,3 +218,17 @@ def test_the_quotient_of_the_tail_is_bounded_from_below(seed: int) -> None:
     assert _least_quotient(*numbers, Fraction(least * 0.999), *pair)[0]
     holds, found = _least_quotient(*numbers, Fraction(least * 1.001), *pair)
     assert not holds and abs(float(found) / least - 1) < 1e-3
+
+
+def test_an_honest_kappa_is_accepted_when_the_singular_values_are_far_apart() -> None:
+    """L/s is 60, and the quotient is least very near to s."""
+    s, L, f, e0, eta, g, g0 = 1.0, 59.919, 0.99980, 8.619, 1 / 59.919**2, 0.71818, -0.07136
+    kappa = least_gain(eta, s, L, f, e0, g, g0)
+    exact = [Fraction(value) for value in (s, L, f, e0, eta, kappa, g, g0)]
+    holds, found = _least_quotient(*exact)
+    assert holds and Fraction(95, 100) * found <= Fraction(kappa) <= found
+    x = np.sqrt(s * s + np.concatenate([[0.0], np.geomspace(1e-9, L * L - s * s, 1_000_000)]))
+    E, h = f * x + e0, np.sqrt((s * s + L * L) * (x * x - s * s) + s**4)
+    grow = (1 - eta * (s * s + L * L) / 2) * x * x + eta * s * s * L * L / 2
+    dense = ((grow - np.minimum(f * f, g * x * x + g0) - eta * h * E - eta * E * E / 2) / (x + f)).min()
+    assert abs(float(found) / dense - 1) < 1e-3

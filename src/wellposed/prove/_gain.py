@@ -19,7 +19,8 @@ and therefore, with E = f x + e0,
 A step is at most eta (x + f) |r| long. If gain >= kappa (x + f) for all x in [s, L] with kappa > 0,
 and kappa eta (L + f) <= 1, R >= |r_K|/kappa, then |r| falls by kappa times the length of every
 step, so the path is at most |r_K|/kappa long, the ball is never left, and |r| falls by the factor 1
-- eta kappa (s + f) a step.
+- eta kappa (s + f) a step. Before the end of a step is known to be in the ball, |J| <= L bounds its
+length: S = J is one of the pairs, with F = 0 and N = J.
 """
 
 from __future__ import annotations

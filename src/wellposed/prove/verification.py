@@ -105,7 +105,10 @@ class Verification:
     def __str__(self) -> str:
         head = f"VERIFIED: {self.claim}" if self.ok else "REJECTED: this is not a proof."
         again = f"Steps computed again in more digits: {len(self.steps)}."
-        tail = f"Points at which the constants of the tail were bounded again: {len(self.tail_points)}."
+        tail = (
+            f"Points at which the constants of the tail were bounded again: {len(self.tail_points)}. "
+            "They are about a whole ball, which these points sample."
+        )
         return "\n".join([head, again, tail, *map(str, self.checks)])
 
     __repr__ = __str__

@@ -19,6 +19,8 @@ _TIGHT = Fraction(1, 10**6)
 _KAPPA_TIGHT = Fraction(5, 100)
 #: Most pieces of [s, L] that are examined.
 _PIECES = 200_000
+#: Points of [s, L] at which the least quotient is looked for.
+_POINTS = 400
 
 
 def check_numbers(proof: StoredProof, report: Report) -> None:
@@ -142,7 +144,8 @@ def _least_quotient(
 
         return max(abs(rising[1] - falling(a, h_a, h_b)), abs(rising[0] - falling(b, h_b, h_a) - 2 * g * b))
 
-    least = min((gap(x) + kappa * (x + f)) / (x + f) for x in _grid(s, L))
+    bend = _root((f * f - g0) / g, up=True) if g > 0 else s  # where the two terms of pull are equal
+    least = min((gap(x) + kappa * (x + f)) / (x + f) for x in (*_grid(s, L), min(max(bend, s), L)))
     pieces = [(_short(s, up=False), _short(L, up=True))]
     pieces[0] = (s, L)
     for _ in range(_PIECES):
@@ -160,8 +163,14 @@ def _least_quotient(
 
 
 def _grid(s: Fraction, L: Fraction) -> Iterator[Fraction]:
-    for j in range(401):
-        yield s + (L - s) * j / 400
+    """s, and x for which x^2 - s^2 is a geometric sequence up to L^2 - s^2: h grows by its root, so
+    the least quotient is often near s."""
+    yield s
+    span = L * L - s * s
+    first = min(Fraction(1), s * s / span) / 10**6 if span else Fraction(1)
+    for j in range(_POINTS):
+        share = Fraction(_shown(first) ** (1 - j / (_POINTS - 1)))
+        yield min(max(_root(s * s + span * share, up=True), s), L)
 
 
 def _short(x: Fraction, *, up: bool) -> Fraction:

@@ -9,7 +9,8 @@ import numpy as np
 
 from wellposed.prove.verify_bounds import is_positive
 from wellposed.prove.verify_digits import Digits, Floats
-from wellposed.prove.verify_jumps import check_jumps
+from wellposed.prove.verify_jumps import Switches, check_jumps
+from wellposed.prove.verify_pairs import check_point_pair, check_secant
 from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
 from wellposed.prove.verify_reading import StoredProof
 from wellposed.prove.verify_step import PointCheck, Report, StoredBall, check_values, residual_scale
@@ -50,8 +51,9 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> list[int]:
     report("distance", far <= stated <= 1.001 * far, f"{stated:.8g} stored, {far:.8g} found")
     check_values(proof, check, K, report)
     if not proof.smooth:
-        _check_switches(proof, check, radius + delta, report)
-        check_jumps(proof, check, radius + delta, report)
+        switches = Switches(proof, check, radius + delta)
+        _check_switches(proof, check, switches, radius + delta, report)
+        check_jumps(proof, check, switches, report)
     _check_singular_values(proof, check, K, report)
     return [*_check_stored(proof, data, check, radius - delta, report), K, *_check_steps(proof, data, check, report)]
 
@@ -71,14 +73,19 @@ def _check_stored(proof: StoredProof, data: Data, last: PointCheck, radius: floa
     return found
 
 
-def _check_switches(proof: StoredProof, check: PointCheck, rho: float, report: Report) -> None:
+def _check_switches(proof: StoredProof, check: PointCheck, switches: Switches, rho: float, report: Report) -> None:
     """A unit that is off at a sample can be switched on by its own row of (R, U) alone, if its
-    pre-activation is below rho |xi|: at least as many may switch."""
+    pre-activation is below rho |xi|: at least as many may switch. So can those of `switches`, also
+    from on to off, and units of c = relu(U x) by their row of U."""
     assert proof.tail is not None
     point = check.point
     xi = np.hypot(proof.scales["R"] * row_norms(point.Z.floats()), 0.0 if proof.rectified else check.data.x_norms)
     V = point.V.floats()
     least = int(((V < 0) & (-V < 0.999 * rho * xi[:, None])).sum())
+    least = max(least, len(switches.i))
+    if proof.rectified and proof.scales["U"] > 0:
+        reach = proof.scales["U"] * rho * check.data.x_norms
+        least += int((np.abs(point.Y.floats()) < 0.999 * reach[:, None]).sum())
     report(
         "tail", least <= proof.tail["switches"], f"{proof.tail['switches']:g} switches stored, at least {least} are possible"
     )
@@ -92,16 +99,21 @@ def _check_singular_values(proof: StoredProof, check: PointCheck, k: int, report
     if not proof.smooth or k == proof.K:
         fine = is_positive(check.H - s * s * ROOM * np.eye(n), check.H_error)
         report("tail", fine, f"point {k}: sigma_min(J) is not proved to be at least {s:.6g}")
+    if not proof.smooth:
+        check_point_pair(proof, check, k, report)
     fine = math.sqrt(max(0.0, check.J_square_below)) <= L
     report("tail", fine, f"point {k}: |J| is at least {math.sqrt(max(0.0, check.J_square_below)):.6g}, and L {L:.6g}")
 
 
 def _check_change(proof: StoredProof, one: PointCheck, other: PointCheck, path: float, where: str, report: Report) -> None:
-    """|J - J'| <= Lambda |theta - theta'|, for smooth activations."""
+    """|J - J'| <= Lambda |theta - theta'| for smooth activations; for ReLU both secants."""
     assert proof.tail is not None
     if proof.smooth:
         change = _jacobian_change(one, other)
         report("tail", change <= proof.tail["Lambda"] * path * ROOM, f"{where}: J changes by {change:.4g} over {path:.4g}")
+    else:
+        check_secant(proof, one, other, f"the secant {where}", report)
+        check_secant(proof, other, one, f"the secant {where}", report)
 
 
 def _check_steps(proof: StoredProof, data: Data, check: PointCheck, report: Report) -> list[int]:
@@ -118,7 +130,7 @@ def _check_steps(proof: StoredProof, data: Data, check: PointCheck, report: Repo
         report("tail", moved <= radius, f"step {proof.K + j}: {moved:.4g} from point K, farther than the radius {radius:.4g}")
         _check_singular_values(proof, check, proof.K + j, report)
         path = distance_between(proof, check.place, before.place)
-        _check_change(proof, before, check, path, f"step {proof.K + j}", report)
+        _check_change(proof, before, check, path, f"of step {proof.K + j}", report)
     return list(range(proof.K + 1, proof.K + _STEPS + 1))
 
 
