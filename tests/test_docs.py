@@ -40,6 +40,14 @@ def test_python_blocks_run(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
+def test_fences_stand_on_lines_of_their_own(page: Path) -> None:
+    """A block whose fence is joined to its first line is shown as prose, and no test runs it."""
+    marks = [line.strip() for line in page.read_text().splitlines() if "```" in line]
+    wrong = [mark for mark in marks if not re.fullmatch(r"```(\w+( title=\"[^\"]*\")?)?", mark)]
+    assert not wrong and len(marks) % 2 == 0, f"{page.name}: {wrong or 'a fence is not closed'}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
         path = (page.parent / target).resolve()
