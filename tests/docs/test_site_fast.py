@@ -73,3 +73,18 @@ def test_the_search_works_from_a_static_server(address: str, tmp_path: Path) -> 
                 links = chromium.value("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
             assert all(url.startswith((address, "data:", "blob:")) for url in chromium.requests())
             assert not chromium.problems()
+
+
+def test_every_formula_is_typeset(site: Path, tmp_path: Path) -> None:
+    program = browser.find()
+    if program is None:
+        pytest.skip("there is no Chromium to look at the formulas with")
+    pages = [page for page in sorted(site.rglob("*.html")) if 'class="arithmatex"' in page.read_text()]
+    assert pages
+    with browser.running(program, tmp_path) as chromium:
+        for page in pages:
+            chromium.open(page)
+            wrong = "[...document.querySelectorAll('.katex-error')].map(formula => formula.textContent)"
+            raw = "[...document.querySelectorAll('.arithmatex:not(:has(.katex))')].map(formula => formula.textContent)"
+            assert not chromium.value(wrong) + chromium.value(raw), page.name
+            assert not chromium.problems(), page.name
