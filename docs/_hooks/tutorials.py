@@ -5,7 +5,9 @@ a page of it; an exception in a cell fails the build. This hook adds
 
 - the list of tutorials and their place in the navigation, from the files that exist;
 - a start of the kernel that shows a figure when it is assigned to a name, and makes warnings errors;
-- links to other pages and to the sources, which notebooks keep as text.
+- links to other pages and to the sources, which notebooks keep as text;
+- the notebook to download, and a link that opens it in Colab where WELLPOSED_REPOSITORY names a
+  repository on GitHub whose branch `gh-pages` has the site.
 
 With WELLPOSED_DOCS_EXECUTE=false (`make docs-fast`) nothing is executed, and the pages say so.
 """
@@ -59,8 +61,32 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     name = posixpath.basename(page.file.src_uri)
     executed = config.plugins["mkdocs-jupyter"].config["execute"]
     note = "all of it was executed to make the page." if executed else NOT_EXECUTED
-    end = f'<hr><p><a href="{html.escape(name)}" download>Download this page as a script</a>: {note}</p>'
+    notebook = html.escape(Path(name).with_suffix(".ipynb").name)
+    places = [f'<a href="{notebook}" download>as a notebook</a>', f'<a href="{html.escape(name)}" download>as a script</a>']
+    if address := colab(config.extra.get("repository") or "", notebook):
+        places.append(f'<a href="{html.escape(address)}">open it in Colab</a>')
+    end = f"<hr><p>Download this page {', '.join(places)}; {note}</p>"
     return with_links(content, docs, keys, name) + end
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    import jupytext  # comes with mkdocs-jupyter
+
+    for script in _scripts(config):
+        notebook = jupytext.read(script)
+        for number, cell in enumerate(notebook.cells):
+            cell["id"] = f"cell-{number}"  # by default at random: another file in every build
+        jupytext.write(notebook, Path(config.site_dir, "tutorials", f"{script.stem}.ipynb"))
+
+
+def colab(repository: str, notebook: str) -> str | None:
+    """The address that opens a notebook of the published site in Colab; None if there is none."""
+    if not repository:
+        return None
+    found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)/?", repository)
+    if found is None:
+        raise PluginError(f"WELLPOSED_REPOSITORY is {repository!r}; expected https://github.com/OWNER/NAME.")
+    return f"https://colab.research.google.com/github/{found[1]}/blob/gh-pages/tutorials/{notebook}"
 
 
 def with_links(content: str, docs: Path, keys: list[str], name: str) -> str:

@@ -88,3 +88,33 @@ def test_every_formula_is_typeset(site: Path, tmp_path: Path) -> None:
             raw = "[...document.querySelectorAll('.arithmatex:not(:has(.katex))')].map(formula => formula.textContent)"
             assert not chromium.value(wrong) + chromium.value(raw), page.name
             assert not chromium.problems(), page.name
+
+
+def test_tutorials_can_be_downloaded_as_notebooks(site: Path) -> None:
+    for script in (doc_hooks.DOCS / "tutorials").glob("*.py"):
+        notebook = json.loads((site / "tutorials" / f"{script.stem}.ipynb").read_text())
+        code = "".join("".join(cell["source"]) + "\n" for cell in notebook["cells"] if cell["cell_type"] == "code")
+        assert "import wellposed as wp" in code and compile(code, script.name, "exec")
+        assert f'href="{script.stem}.ipynb"' in (site / "tutorials" / f"{script.stem}.html").read_text()
+
+
+#: Images without a text or that do not load, and how far the page is wider than the window.
+LOOKS = """({
+    silent: [...document.images].filter(image => !image.alt).map(image => image.src.slice(-60)),
+    broken: [...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src.slice(-60)),
+    beyond: document.documentElement.scrollWidth - window.innerWidth,
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_page_fits_a_phone_and_a_desk(site: Path, tmp_path: Path, width: int) -> None:
+    program = browser.find()
+    if program is None:
+        pytest.skip("there is no Chromium to look at the pages with")
+    with browser.running(program, tmp_path) as chromium:
+        chromium.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600)
+        for page in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # which has the addresses of a server
+            chromium.open(page)
+            found = chromium.value(LOOKS)
+            assert not found["silent"] and not found["broken"] and found["beyond"] <= 1, (page.name, found)
+            assert not chromium.problems(), page.name

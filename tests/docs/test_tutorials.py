@@ -97,3 +97,11 @@ def test_links_of_a_tutorial_lead_to_pages_of_the_site(hook: ModuleType) -> None
     assert '<a href="../references.html#xie2021">[xie2021, Section 5]</a>' in linked and "<code>[xie2021]</code>" in linked
     with pytest.raises(Exception, match="nowhere.md, which does not exist"):
         hook.with_links('<a href="../nowhere.md">a</a>', doc_hooks.DOCS, ["xie2021"], "01_equilibrium_layer.py")
+
+
+def test_colab_opens_the_notebook_of_the_published_site(hook: ModuleType) -> None:
+    place = "https://colab.research.google.com/github/someone/wellposed/blob/gh-pages/tutorials/01_a.ipynb"
+    assert hook.colab("https://github.com/someone/wellposed", "01_a.ipynb") == place
+    assert hook.colab("", "01_a.ipynb") is None  # a repository that is not published
+    with pytest.raises(Exception, match="expected https://github.com/OWNER/NAME"):
+        hook.colab("https://example.org/wellposed", "01_a.ipynb")

@@ -7,6 +7,7 @@ docs/tasks/segmentation.md.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -73,7 +74,9 @@ def gallery(folder: Path) -> str:
     departures."""
     causes = causes_of(folder)
     parts = [
-        "# Gallery: the figures and tables of the papers\n",
+        "# Gallery\n",
+        _thumbnails(folder),
+        "## The figures and tables of the papers\n",
         _wrapped(
             "One section for each record in the folder `records` of the repository: what the paper says, what we measured, and "
             "where we differ from the print. Where no large run is stored yet, the section shows that of `--quick`. "
@@ -88,16 +91,57 @@ def gallery(folder: Path) -> str:
     return "\n".join(parts)
 
 
+#: Pictures of other pages: the page, the picture, what it shows.
+ELSEWHERE = {
+    "Tasks": [
+        ("tasks/imaging.md", "thumbnail_imaging.png", "an image, half blurred and half restored"),
+        ("tasks/graphs.md", "thumbnail_graphs.png", "accuracy along a chain"),
+        ("tasks/reasoning.md", "thumbnail_reasoning.png", "a maze and its way"),
+        ("tasks/segmentation.md", "thumbnail_segmentation.png", "a street, half as classes"),
+        ("tasks/language.md", "thumbnail_language.png", "held-out loss by step"),
+    ],
+    "Proofs and uncertainty": [
+        ("certificates.md#proof-from-the-start", "proof_from_the_start.png", "measured loss and proved bound"),
+        ("gaussian_processes.md", "gaussian_process.png", "a Gaussian process and its calibration"),
+    ],
+}
+#: Experiments whose pictures are landscapes: surfaces of the loss and paths in a plane.
+LANDSCAPES = ("nguyen2022/figure4.1", "nguyen2022/figure4.2", "nguyen2022/figure4.3", "nguyen2022/figure4.4", "nguyen2022/figure4.5")
+
+
+def _thumbnails(folder: Path) -> str:
+    """All pictures in small, each a link to its page or section."""
+    shown = shown_in(folder)
+    groups = {title: [(page, f"images/{file}", text) for page, file, text in rows] for title, rows in ELSEWHERE.items()}
+    for title, some in (("Landscapes", True), ("Papers", False)):
+        names = [name for name in shown if (name in LANDSCAPES) is some]
+        groups[title] = [(_anchor(name, shown[name]), _picture(name), f"{name}: {shown[name].title}") for name in names]
+    parts = []
+    for title, rows in groups.items():
+        links = "\n".join(f"[![{text}]({picture})]({target})" for target, picture, text in rows)
+        parts.append(f'**{title}**\n\n<div class="thumbnails" markdown>\n\n{links}\n\n</div>\n')
+    return "\n".join(parts)
+
+
+def _anchor(name: str, record: Record) -> str:
+    """The link to the section of a record: the heading as Markdown makes an anchor of it."""
+    kept = re.sub(r"[^\w\s-]", "", f"{name}: {record.title}").strip().lower()
+    return "#" + re.sub(r"[-\s]+", "-", kept)
+
+
+def _picture(name: str) -> str:
+    return f"images/papers/{name.replace('/', '-')}.png"
+
+
 def _section(name: str, record: Record, causes: dict[str, str]) -> str:
     seeds = ", ".join(map(str, record.config["seeds"]))
     seconds = sum(result.seconds for result in record.results)
     unit, name_of = next((u, n) for u, n in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if seconds >= 2 * u or u == 1)
     time = f"{seconds / unit:.1f} {name_of}"
-    picture = f"images/papers/{name.replace('/', '-')}.png"
     commits = ", ".join(dict.fromkeys(str(result.commit)[:10] for result in record.results))
     facts = f"Size: {record.size}. Seeds: {seeds}. CPU time: {time}. Measured at commit {commits}."
     paper = name.partition("/")[0]
-    lines = [f"## {name}: {record.title}\n", f"![{name}: {record.title}]({picture})\n", _wrapped(facts) + "\n"]
+    lines = [f"## {name}: {record.title}\n", f"![{name}: {record.title}]({_picture(name)})\n", _wrapped(facts) + "\n"]
     lines += [_wrapped(f"What [{paper}] says, with our verdict and what we measured:") + "\n"]
     lines += [_wrapped(_check(check, causes.get(check.claim.key))) for check in record.checks]
     lines += [_wrapped(f"- Note: {_plain(note)}") for note in record.notes]
@@ -158,7 +202,7 @@ def write_pages(folder: Path, docs: Path) -> None:
     pictures.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"format": "png", "dpi": 80, "metadata": {"Software": None}}
     for name, record in shown_in(folder).items():
-        picture_of(record).savefig(pictures / f"{name.replace('/', '-')}.png", **options)
+        picture_of(record).savefig(docs / _picture(name), **options)
 
 
 if __name__ == "__main__":
