@@ -242,9 +242,9 @@ def _call(model: nn.Module, rows: Tensor) -> Tensor:
     try:
         output = model(rows)
     except (RuntimeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rstrip(".")
         raise InvalidArgument(
-            f"tangent_kernel: model(X) fails on rows of shape {tuple(rows.shape)} and dtype {rows.dtype}: {reason} "
+            f"tangent_kernel: model(X) fails on rows of shape {tuple(rows.shape)} and dtype {rows.dtype}: {reason}. "
             "Give X the shape and dtype that the model takes."
         ) from error
     if not isinstance(output, Tensor):

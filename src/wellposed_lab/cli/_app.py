@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import importlib.metadata
-import re
 import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -155,8 +154,9 @@ def guarded(command: Command) -> Command:
         except WellposedError as error:
             if _Settings.debug:
                 raise
-            # an argument of the library is not an option of the command line
-            _complain(re.sub("pass on_ill_posed='warn' to [a-z ]*", "take a smaller optimizer.lr", str(error)))
+            from wellposed_lab.runs.config import by_keys
+
+            _complain(by_keys(str(error)))
             negative = isinstance(error, (IllPosed, NotConverged))
             code = ExitCode.RUN if isinstance(error, RunError) else ExitCode.NEGATIVE if negative else ExitCode.MISTAKE
             raise typer.Exit(code) from None

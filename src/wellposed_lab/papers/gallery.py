@@ -106,7 +106,13 @@ ELSEWHERE = {
     ],
 }
 #: Experiments whose pictures are landscapes: surfaces of the loss and paths in a plane.
-LANDSCAPES = ("nguyen2022/figure4.1", "nguyen2022/figure4.2", "nguyen2022/figure4.3", "nguyen2022/figure4.4", "nguyen2022/figure4.5")
+LANDSCAPES = (
+    "nguyen2022/figure4.1",
+    "nguyen2022/figure4.2",
+    "nguyen2022/figure4.3",
+    "nguyen2022/figure4.4",
+    "nguyen2022/figure4.5",
+)
 
 
 def _thumbnails(folder: Path) -> str:

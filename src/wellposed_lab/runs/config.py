@@ -8,14 +8,20 @@ from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
 from wellposed._reading import read_text
-from wellposed.errors import InvalidArgument, did_you_mean
+from wellposed.errors import InvalidArgument, MissingPackage, did_you_mean, how_to_install
+
+try:
+    import yaml
+    from pydantic import ValidationError
+except ImportError as error:
+    raise MissingPackage(
+        f"Configurations and runs need PyYAML and pydantic; install them with: {how_to_install('cli')}."
+    ) from error
+
 from wellposed_lab.runs.config_sections import RunConfig
 
-__all__ = ["RunConfig", "parse_yaml", "read", "resolve"]
+__all__ = ["RunConfig", "by_keys", "parse_yaml", "read", "resolve"]
 
 #: Largest size of a file in bytes; a configuration with every key has 2,000.
 BYTES = 1 << 16
@@ -25,6 +31,11 @@ NODES = 10_000
 LARGEST = 2**63 - 1
 #: Characters of a wrong value that are shown.
 SHOWN = 200
+
+
+def by_keys(message: str) -> str:
+    """A message of the library with advice that a configuration can follow: an argument is not a key."""
+    return re.sub("pass on_ill_posed='warn' to [a-z ]*", "take a smaller optimizer.lr", message)
 
 
 def read(path: Path, changes: Iterable[str] = (), *, within: Path | None = None) -> RunConfig:

@@ -45,9 +45,9 @@ _WORDS = ("certified_by",)
 NEGLIGIBLE = 1e-3
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without a half-written last line."""
-    return _rows(folder, "metrics.jsonl", ("epoch",))
+    return _rows(Path(folder), "metrics.jsonl", ("epoch",))
 
 
 def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

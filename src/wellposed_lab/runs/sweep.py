@@ -26,7 +26,7 @@ from wellposed._reading import parse_json, read_text
 from wellposed.data._load import is_path
 from wellposed.data.own import own_path
 from wellposed.errors import InvalidArgument, RunError, RunLocked, WellposedError
-from wellposed_lab.runs.config import parse_yaml, resolve
+from wellposed_lab.runs.config import by_keys, parse_yaml, resolve
 from wellposed_lab.runs.config_sections import RunConfig
 from wellposed_lab.runs.parallel import unordered
 from wellposed_lab.runs.records import RECORD
@@ -231,7 +231,7 @@ def _train_one(allow_code: bool, task: tuple[int, RunConfig, Path]) -> tuple[int
             check_same(config, folder)
         return index, train(config, folder, resume=resume, allow_code=allow_code).summary
     except WellposedError as error:
-        return index, {"error": str(error)}
+        return index, {"error": by_keys(str(error))}
     except Exception as error:  # of a class of the user's own, or of memory
         return index, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellposed.errors import InvalidArgument
-from wellposed_lab.runs.config import RunConfig, read, resolve
+from wellposed_lab.runs.config import RunConfig, by_keys, read, resolve
 from wellposed_lab.runs.config_sections import extended
 from wellposed_lab.runs.run import read_config
 
@@ -225,3 +227,16 @@ def test_a_text_that_no_message_could_quote(key: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{key}.*at most 1000 characters") as caught:
         resolve({}, [f"{key}={'f' * 5000}"])
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("package", ["yaml", "pydantic"])
+def test_a_missing_package_is_named_with_what_to_install(package: str) -> None:
+    code = f"import sys; sys.modules['{package}'] = None\nimport wellposed_lab.runs.config"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MissingPackage: Configurations and runs need PyYAML and pydantic" in ended.stderr
+    assert "wellposed[cli]" in ended.stderr
+
+
+def test_advice_is_what_a_configuration_can_follow() -> None:
+    message = "Shrink the weights, or pass on_ill_posed='warn' to continue without proof."
+    assert by_keys(message) == "Shrink the weights, or take a smaller optimizer.lr."

@@ -103,7 +103,7 @@ def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
         run.append({"epoch": 2}, 0.1)
         with pytest.raises(RunLocked):
             Run.open(tmp_path / "run", RunConfig())
-    assert len(read_metrics(tmp_path / "run")) == 3
+    assert len(read_metrics(str(tmp_path / "run"))) == 3
 
 
 @pytest.mark.parametrize("portable", [False, True])
