@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))]
 #: Without the pages made of docstrings: `test_docstring_examples_run` runs theirs. Tutorials are run by docs/test_tutorials.py.
-#: The gallery is made from records; the overview of the tasks is a table of links.
-WITHOUT_CODE = {DOCS / "gallery.md", DOCS / "tasks" / "index.md"}
+#: The gallery is made from records, releases are made by commands; the overview of the tasks is a table of links.
+WITHOUT_CODE = {DOCS / "gallery.md", DOCS / "releasing.md", DOCS / "tasks" / "index.md"}
 WITH_CODE = [page for page in PAGES if page.parent.name != "reference" and page not in WITHOUT_CODE]
 #: Pages that exist in the site only.
 GENERATED = {DOCS / "references.md", DOCS / "tutorials" / "index.md"}

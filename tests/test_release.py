@@ -1,0 +1,58 @@
+"""What a release says of itself: one version everywhere, the requirements of the recipe, the files that people look for."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import wellposed
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RECIPE = ROOT / "packaging" / "conda" / "meta.yaml"
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("src/wellposed/__init__.py", r'^__version__ = "(.*)"$'),
+        ("CITATION.cff", r"^version: (.*)$"),
+        ("packaging/conda/meta.yaml", r'set version = "(.*)"'),
+    ],
+)
+def test_one_version_everywhere(file: str, pattern: str) -> None:
+    assert re.findall(pattern, (ROOT / file).read_text(), flags=re.MULTILINE) == [PROJECT["version"]]
+
+
+def test_the_recipe_needs_what_the_package_needs() -> None:
+    wanted = {requirement.replace("torch>=", "pytorch>=") for requirement in PROJECT["dependencies"]}
+    run = re.search(r"^  run:\n((?:    - .*\n)+)", RECIPE.read_text(), flags=re.MULTILINE)
+    assert run is not None
+    stated = {line.strip("- ").replace(" ", "") for line in run[1].splitlines()}
+    assert stated == wanted | {f"python{PROJECT['requires-python']}"}
+
+
+def test_the_oldest_python_is_the_one_that_is_tested() -> None:
+    tested = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    assert [f">={tested[0]}"] == [PROJECT["requires-python"]]
+    assert f"| Python | {', '.join(tested)} |" in (ROOT / "docs" / "install.md").read_text()
+
+
+def test_the_tested_torch_is_the_pinned_one() -> None:
+    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    assert pinned is not None
+    assert f"| torch | {pinned[1]}, CPU build |" in (ROOT / "docs" / "install.md").read_text()
+    oldest = next(name for name in PROJECT["dependencies"] if name.startswith("torch"))
+    assert oldest == f"torch>={pinned[1].rpartition('.')[0]},<3"
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_the_files_that_people_look_for_are_there(name: str) -> None:
+    assert (ROOT / name).stat().st_size > 200
+
+
+def test_the_typing_marker_is_part_of_the_package() -> None:
+    assert (Path(wellposed.__file__).parent / "py.typed").is_file()
