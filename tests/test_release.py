@@ -49,7 +49,9 @@ def test_the_tested_torch_is_the_pinned_one() -> None:
     assert oldest == f"torch>={pinned[1].rpartition('.')[0]},<3"
 
 
-@pytest.mark.parametrize("name", ["LICENSE", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "name", ["LICENSE", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+)
 def test_the_files_that_people_look_for_are_there(name: str) -> None:
     assert (ROOT / name).stat().st_size > 200
 

@@ -101,7 +101,7 @@ ELSEWHERE = {
         ("tasks/language.md", "thumbnail_language.png", "held-out loss by step"),
     ],
     "Proofs and uncertainty": [
-        ("certificates.md#proof-from-the-start", "proof_from_the_start.png", "measured loss and proved bound"),
+        ("certificates.md#proof-from-the-start", "proof_from_the_start.png", "loss and proved bound"),
         ("gaussian_processes.md", "gaussian_process.png", "a Gaussian process and its calibration"),
     ],
 }
@@ -121,7 +121,7 @@ def _thumbnails(folder: Path) -> str:
     groups = {title: [(page, f"images/{file}", text) for page, file, text in rows] for title, rows in ELSEWHERE.items()}
     for title, some in (("Landscapes", True), ("Papers", False)):
         names = [name for name in shown if (name in LANDSCAPES) is some]
-        groups[title] = [(_anchor(name, shown[name]), _picture(name), f"{name}: {shown[name].title}") for name in names]
+        groups[title] = [(_anchor(name, shown[name]), _picture(name), name) for name in names]
     parts = []
     for title, rows in groups.items():
         links = "\n".join(f"[![{text}]({picture})]({target})" for target, picture, text in rows)

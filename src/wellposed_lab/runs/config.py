@@ -34,7 +34,7 @@ SHOWN = 200
 
 
 def by_keys(message: str) -> str:
-    """A message of the library with advice that a configuration can follow: an argument is not a key."""
+    """A message of the library with advice that a configuration can follow."""
     return re.sub("pass on_ill_posed='warn' to [a-z ]*", "take a smaller optimizer.lr", message)
 
 
