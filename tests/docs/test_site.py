@@ -39,8 +39,10 @@ def test_signatures_are_broken_into_lines(site: Path) -> None:
 
 
 def test_formulas_survive(site: Path) -> None:
-    """`<x, y>` is no tag, and a citation is a link, in pages and in docstrings."""
-    assert "H_ij = <df(x_i)/dtheta, df(x_j)/dtheta>" in html.unescape((site / "notation.html").read_text())
+    """`<x, y>` is no tag, a page's formula is marked for KaTeX, and a citation is a link in pages and in docstrings."""
+    assert "K_ij = <df(x_i)/dtheta, df(x'_j)/dtheta>" in html.unescape((site / "reference" / "kernel.html").read_text())
+    kernel = r"H_{ij} = \Bigl\langle \frac{\partial f(x_i)}{\partial \theta},"
+    assert f'<div class="arithmatex">\\[\n{kernel}\n' in html.unescape((site / "notation.html").read_text())
     for page in ("findings.html", "reference/certify.html"):
         assert re.search(r'<a [^>]*href="[^"]*references\.html#\w+"[^>]*>\[\w+2022', (site / page).read_text())
 
