@@ -43,5 +43,7 @@ def test_the_matrix_is_the_supported_range() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     oldest_python = re.search(r'requires-python = ">=([\d.]+)"', project)
     oldest_torch = re.search(r'"torch>=([\d.]+),<3"', project)
-    assert oldest_python and matrix["python"][0] == oldest_python[1] and matrix["python"][-1] == "3.13"
+    assert oldest_python and matrix["python"][0] == oldest_python[1] and matrix["python"][-1] == "3.14"
+    untested = ", ".join(matrix["python"][1:])
+    assert f"| Python | {oldest_python[1]} | {untested} |" in (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert oldest_torch and matrix["torch"][0] == f"{oldest_torch[1]}.*" and matrix["torch"][-1] == "newest"
