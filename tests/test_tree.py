@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -224,3 +226,12 @@ def test_another_registered_class_is_refused() -> None:
     layout = Layout.of(Fields(numbered(2, 3), numbered(2)), "z0")
     assert layout.check(Fields(numbered(2, 3), numbered(2)), 2) is None
     assert layout.check((numbered(2, 3), numbered(2)), 2) == "expected Fields((2, 3), (2,)), got tuple((2, 3), (2,))"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layout: pickle.loads(pickle.dumps(layout))], ids=["copy", "pickle"])
+def test_a_layout_is_copied_and_stored_without_a_warning_of_torch(copied: Callable[[Layout], Layout]) -> None:
+    """So that `copy.deepcopy(layer)` and `torch.save(layer)` give none after a forward pass."""
+    for state in (torch.zeros(3, 2), (torch.zeros(3, 2), {"b": torch.zeros(3, 1, 4), "a": torch.zeros(3)})):
+        layout = Layout.of(state, "z0")
+        assert copied(layout) == layout

@@ -120,6 +120,10 @@ class Layout:
         sizes = tuple(math.prod(shape) * (2 if first.is_complex() else 1) for shape in shapes)
         return cls(structure, shapes, sizes, first.shape[0], first.dtype, first.device)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        example = pytree.tree_unflatten(list(range(len(self.sizes))), self.structure)  # torch warns if it copies a structure
+        return _layout_like, (example, self.shapes, self.sizes, self.batch, self.dtype, self.device)
+
     def with_batch(self, batch: int) -> Layout:
         """The same layout for another number of samples."""
         return Layout(self.structure, self.shapes, self.sizes, batch, self.dtype, self.device)
@@ -171,6 +175,11 @@ class Layout:
             return None if found is None else f"expected entries of {self.dtype}, got {found}"
         expected = describe(self.structure.unflatten([torch.empty(size, device="meta") for size in sizes]))
         return f"expected {expected}, got {describe(state)}"
+
+
+def _layout_like(example: Any, *rest: Any) -> Layout:
+    """A layout from an example of its structure."""
+    return Layout(pytree.tree_structure(example), *rest)
 
 
 def check_features(owner: str, x: Any, features: int, dtype: torch.dtype) -> None:
