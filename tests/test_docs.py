@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
-import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
-import wellposed
-import wellposed_lab
-
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))]
-#: Without the pages made of docstrings: `test_docstring_examples_run` runs theirs. Tutorials are run by docs/test_tutorials.py.
+#: Without the pages made of docstrings: docs/test_examples.py runs theirs. Tutorials are run by docs/test_tutorials.py.
 #: The gallery is made from records, releases are made by commands; the overview of the tasks is a table of links.
 WITHOUT_CODE = {DOCS / "gallery.md", DOCS / "releasing.md", DOCS / "tasks" / "index.md"}
 WITH_CODE = [page for page in PAGES if page.parent.name != "reference" and page not in WITHOUT_CODE]
@@ -53,17 +47,3 @@ def test_links_lead_somewhere(page: Path) -> None:
         path = (page.parent / target).resolve()
         tutorial = path.parent.name == "tutorials" and path.with_suffix(".py").exists()
         assert path.exists() or path in GENERATED or tutorial, f"{page.name} links to {target}, which does not exist"
-
-
-def test_docstring_examples_run() -> None:
-    tried = 0
-    modules = [
-        *pkgutil.walk_packages(wellposed.__path__, "wellposed."),
-        *pkgutil.walk_packages(wellposed_lab.__path__, "wellposed_lab."),
-    ]
-    for module_info in modules:
-        module = importlib.import_module(module_info.name)
-        result = doctest.testmod(module)
-        assert result.failed == 0, f"an example in {module_info.name} does not print what it says"
-        tried += result.attempted
-    assert tried > 0

@@ -15,7 +15,16 @@ __all__ = ["Status", "StatusArray"]
 
 
 class Status(enum.IntEnum):
-    """How the solve of one sample ended; each member carries its explanation as `message`."""
+    """How the solve of one sample ended; each member carries its explanation as `message`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> solution = wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3, 1))
+        >>> bool((solution.status == wp.Status.CONVERGED).all())
+        True
+        >>> wp.Status.MAX_STEPS.message
+        'max_steps was used up before the residual met the tolerance'
+    """
 
     CONVERGED = 0
     MAX_STEPS = 1

@@ -25,7 +25,14 @@ _NUMBERS = ("step_size", "rates", "rate", "radii", "measured", "errors")
 class Verdict(enum.Enum):
     """CERTIFIED: every hypothesis holds, so the conclusion is proved. VIOLATED: a hypothesis is
     false, so this theorem says nothing (training may still succeed: the theorems are sufficient,
-    not necessary). UNDECIDED: not proved either way."""
+    not necessary). UNDECIDED: not proved either way.
+
+    Examples:
+        >>> import wellposed as wp
+        >>> layer = wp.EquilibriumLayer(wp.nn.DenseCell(4, 16, weight=wp.nn.Spectral(0.9)))
+        >>> wp.certify(layer).verdict is wp.Verdict.CERTIFIED
+        True
+    """
 
     CERTIFIED = "certified"
     VIOLATED = "violated"

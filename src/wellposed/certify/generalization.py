@@ -184,7 +184,7 @@ def generalization_bound(
         rtol: Eigenvalues below rtol times the largest are taken for 0: the machine then ignores
             those directions of y - u0, and what it misses counts as training loss.
 
-    Example:
+    Examples:
         >>> import torch, wellposed as wp
         >>> model = wp.GaussianDEQ(5, 100, generator=torch.Generator().manual_seed(0))
         >>> result = wp.generalization_bound(model, torch.eye(5), torch.ones(5))

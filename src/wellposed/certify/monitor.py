@@ -55,6 +55,15 @@ class CertificateMonitor:
         first: (step, loss) at which the verdict was first CERTIFIED, or None.
         certificate: The certificate of the last evaluation.
         records: What was recorded, one dict an evaluation.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=3, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.GaussianDEQ(20, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> monitor = wp.CertificateMonitor(every=10)
+        >>> history = wp.descend(model, X, y, step_size=1e-3, steps=20, callbacks=[monitor])
+        >>> [record["step"] for record in monitor.records]
+        [0, 10, 20]
     """
 
     every: int = 50

@@ -54,6 +54,14 @@ def radius(
             gradient flow) and "largest" for descent. Without a read-out that is trained
             (`ImplicitOnlyDEQ`) there is nothing to be slower than, and one speed or step for all.
         sharpen: Which sharpenings to use, of "active" and "kernel".
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=3, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.GaussianDEQ(20, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> certificate = wp.certify.radius(model, X, y, hidden_rate="largest")
+        >>> certificate.verdict, certificate.rate > 0, sorted(certificate.rates)
+        (<Verdict.CERTIFIED: 'certified'>, True, ['U', 'W', 'a'])
     """
     rate = check_radius_options(dynamics, hidden_rate, sharpen)
     X64, y64 = check_data(model, X, y)

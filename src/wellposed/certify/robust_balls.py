@@ -79,6 +79,15 @@ def robustness(model: MonotoneClassifier, x: Tensor, y: Tensor, *, local: bool =
         local: Whether to sharpen radii sample by sample through the active set; needs a dense ReLU
             cell, costs some factorizations of the active part of M, and norms of matrices of the
             size of the input, per sample.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.nn.MonotoneClassifier.dense(4, 16, 3, generator=torch.Generator().manual_seed(0))
+        >>> x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+        >>> y = model(x).argmax(dim=1)
+        >>> result = wp.certify.robustness(model, x, y)
+        >>> bool((result.radius > 0).all()), bool((result.radius >= result.global_radius).all())
+        (True, True)
     """
     _check_inputs(model, x, y)
     check_unchanged("robustness", model)

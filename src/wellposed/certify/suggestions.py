@@ -97,6 +97,14 @@ def suggest(model: AbstractNetwork, X: Tensor, y: Tensor, *, generator: torch.Ge
         X: (n, d) inputs.
         y: (n,) targets.
         generator: Of the wider network's initialization.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=2, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.GaussianDEQ(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> suggestions = wp.suggest(model, X, y)
+        >>> "hidden_rate" in [suggestion.kind for suggestion in suggestions]
+        True
     """
     if not is_theory_network(model):
         raise InvalidType(

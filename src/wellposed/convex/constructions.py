@@ -170,6 +170,14 @@ def line_of_equilibria(*, shrinkage: float = 0.6, dtype: torch.dtype = torch.flo
 
     Returns:
         The network, which takes inputs (n, 1), and the two ends (2,) of the segment.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, one_end, other_end = wp.convex.line_of_equilibria()
+        >>> middle = ((one_end + other_end) / 2).unsqueeze(0)
+        >>> x = torch.zeros(1, 1, dtype=torch.float64)
+        >>> bool((wp.convex.inclusion_residual(model, x, middle) < 1e-9).all())
+        True
     """
     if not 0 < shrinkage < 1:
         raise InvalidArgument(f"The 'shrinkage' parameter of line_of_equilibria must be in (0, 1). Got {shrinkage!r} instead.")

@@ -151,6 +151,13 @@ def inclusion_residual(model: AbstractOptEq, X: Tensor, Z: Tensor | None = None)
         model: A dense OptEq network.
         X: (n, d) inputs.
         Z: (n, m) the last block; the equilibrium if not given.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.DeepOptEq(4, (8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> residual = wp.convex.inclusion_residual(model, torch.ones(2, 4, dtype=torch.float64))
+        >>> bool((residual < 1e-6).all())
+        True
     """
     parts = blocks(model, X)
     if Z is not None:
@@ -202,6 +209,13 @@ def wide_limit(model: AbstractDenseOptEq) -> OptEq:
 
     Args:
         model: A dense network without a prior; its alpha does not matter.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> deep = wp.DeepOptEq(4, (8, 8), alpha=1e-6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> wide, X = wp.convex.wide_limit(deep), torch.ones(2, 4, dtype=torch.float64)
+        >>> torch.allclose(deep.equilibrium(X), wide.equilibrium(X), atol=1e-4)
+        True
     """
     check_dense("wide_limit", model, plain=True)
     units = model.parameters_by_unit()

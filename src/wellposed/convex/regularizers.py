@@ -62,7 +62,13 @@ class AbstractRegularizer(abc.ABC):
 @dataclass(frozen=True)
 class L1(AbstractRegularizer):
     r"""R(z) = weight |z|_1, whose prox is the soft threshold sign(z) max(|z| - weight, 0) [xie2021,
-    Section 4.1]."""
+    Section 4.1].
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> wp.convex.L1(0.5).prox(torch.tensor([[2.0, 0.25]])).tolist()
+        [[1.5, 0.0]]
+    """
 
     weight: float = 1.0
 
@@ -86,6 +92,12 @@ class SquaredL2(AbstractRegularizer):
     Args:
         weight: Positive.
         center: The point that is preferred, a number for all coordinates.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> R = wp.convex.SquaredL2(0.5, center=1.0)
+        >>> R.prox(torch.tensor([[3.0]])).tolist(), R.gradient(torch.tensor([[3.0]])).tolist()
+        ([[2.0]], [[2.0]])
     """
 
     weight: float = 1.0
@@ -117,6 +129,11 @@ class GroupL1(AbstractRegularizer):
     Args:
         weight: Positive.
         group_size: Coordinates of a group; must divide the number of features of a sample.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> wp.convex.GroupL1(2.5, group_size=2).prox(torch.tensor([[0.3, 0.4, 3.0, 4.0]])).tolist()
+        [[0.0, 0.0, 1.5, 2.0]]
     """
 
     weight: float = 1.0
@@ -148,7 +165,13 @@ class GroupL1(AbstractRegularizer):
 @dataclass(frozen=True)
 class Box(AbstractRegularizer):
     r"""R(z) = 0 if low <= z <= high in every coordinate, infinite elsewhere; its prox is the
-    projection onto the box."""
+    projection onto the box.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> wp.convex.Box(0.0, 1.0).prox(torch.tensor([[-2.0, 0.5, 3.0]])).tolist()
+        [[0.0, 0.5, 1.0]]
+    """
 
     low: float = 0.0
     high: float = 1.0
@@ -172,6 +195,11 @@ class InverseNorm(AbstractRegularizer):
 
     Gradient -2 weight z / (|z|^2 + eps)^2. The Hessian is largest in modulus at z = 0, so L_z = 2
     weight / eps^2.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> wp.convex.InverseNorm(1.0).gradient(torch.tensor([[1.0]])).tolist()
+        [[-0.5]]
     """
 
     weight: float = 1.0

@@ -158,6 +158,14 @@ def select_equilibrium(
         steps: K; the paper trains with 20.
         schedule: The step sizes.
         z0: (n, ...) the start; zeros if not given.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, *_ = wp.convex.line_of_equilibria()
+        >>> x = torch.zeros(1, 1, dtype=torch.float64)
+        >>> selected = wp.convex.select_equilibrium(model, x, wp.convex.SquaredL2(0.5), steps=200)
+        >>> selected.value.round(decimals=1).tolist(), selected.is_proved
+        ([[0.4, 0.8]], True)
     """
     if not isinstance(model, AbstractOptEq):  # by type: it needs `bind`, `features` and `sample_shape` of an OptEq network
         raise InvalidType(f"select_equilibrium needs an OptEq network; got {type(model).__name__}.")

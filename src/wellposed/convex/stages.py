@@ -222,6 +222,13 @@ class ProxStep(AbstractPrior):
     The equilibrium of prox_R o prox_phi does not minimise phi + R, as [xie2021, Section 4.1] reads,
     but, jointly with z_1, phi(z_1) + R(z) + |z_1 - z|^2/2: R is a new block, tied to the others by
     the distance.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> prior = wp.convex.ProxStep(wp.convex.L1(0.1))
+        >>> model = wp.OptEq(4, 8, prior=prior, generator=torch.Generator().manual_seed(0))
+        >>> model.solve(torch.ones(2, 4)).status
+        StatusArray(CONVERGED: 2)
     """
 
     regularizer: AbstractRegularizer
@@ -245,6 +252,13 @@ class GradientStep(AbstractPrior):
 
     Non-expansive if R is convex with an L_z-Lipschitz gradient and step_size <= 2/L_z; otherwise
     nothing proves that an equilibrium exists, and the status of the solve is all there is.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> prior = wp.convex.GradientStep(wp.convex.SquaredL2(0.5), step_size=0.1)
+        >>> model = wp.OptEq(4, 8, prior=prior, generator=torch.Generator().manual_seed(0))
+        >>> model.solve(torch.ones(2, 4)).status
+        StatusArray(CONVERGED: 2)
     """
 
     regularizer: AbstractRegularizer

@@ -67,6 +67,14 @@ def flow(
     Returns:
         The history. Failures and interruptions are handled as in `descend`; the parameters are then
         those of the last row.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(4, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> X, y = torch.eye(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+        >>> history = wp.flow(model, X, y, times=[0.1, 0.2], rates={"W": 0.1})
+        >>> history["time"].tolist(), bool(history["loss"][-1] < history["loss"][0])
+        ([0.0, 0.1, 0.2], True)
     """
     _odeint()
     callbacks = check_callbacks(callbacks)

@@ -34,7 +34,15 @@ BY_PARAMETER = ("gradient_norm", "distance", "path_length")
 
 
 class Stop(enum.Enum):
-    """Why a run ended; each member carries its explanation as `message`."""
+    """Why a run ended; each member carries its explanation as `message`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, X = torch.nn.Linear(1, 1), torch.ones(1, 1)
+        >>> history = wp.descend(model, X, X, step_size=0.1, steps=3)
+        >>> history.stop, history.stop.message
+        (<Stop.STEPS: 'steps'>, 'all steps were taken, or the last time was reached')
+    """
 
     STEPS = "steps"
     LOSS = "loss"
@@ -100,6 +108,14 @@ class History:
         events: By name, what callbacks recorded.
         stop: Why it ended; None while it runs.
         certificate: `to_dict()` of the certificate that chose the step sizes, or None.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(4, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> X, y = torch.eye(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+        >>> history = wp.descend(model, X, y, step_size=1e-2, steps=10)
+        >>> len(history["loss"]), list(history["distance"]), history.stop
+        (11, ['W', 'U', 'a'], <Stop.STEPS: 'steps'>)
     """
 
     kind: str

@@ -37,6 +37,16 @@ class State:
             models. It is free, while `model.linearise(X)` would solve again.
         history: The rows so far.
         status: A few words for the progress bar, e.g. "certified"; they stay until changed.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> class Watch:
+        ...     def on_step(self, state):
+        ...         state.record("bias gradient", state.gradients["bias"].item())
+        >>> model, X = torch.nn.Linear(1, 1), torch.ones(1, 1)
+        >>> history = wp.descend(model, X, X, step_size=0.1, steps=3, callbacks=[Watch()])
+        >>> len(history.events["bias gradient"])
+        4
     """
 
     model: nn.Module
@@ -63,7 +73,17 @@ class State:
 
 @runtime_checkable
 class Callback(Protocol):
-    """Any object with this method."""
+    """Any object with this method.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> class Below:
+        ...     def on_step(self, state):
+        ...         return state.loss < 0.1
+        >>> model, X = torch.nn.Linear(1, 1), torch.ones(1, 1)
+        >>> wp.descend(model, X, 5 * X, step_size=0.1, steps=100, callbacks=[Below()]).stop
+        <Stop.CALLBACK: 'callback'>
+    """
 
     def on_step(self, state: State) -> bool | None:
         """Called after every evaluation, the first at the start; True stops the training."""

@@ -130,6 +130,13 @@ class DEQGrad(_Reconstruction):
         network: N.
         weight: w at the start.
         norm: A bound of |A|, whose square is L; that of the operator if not given.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> blur = wp.imaging.Blur(wp.imaging.gaussian_kernel(1.0))
+        >>> cell = wp.imaging.DEQGrad(blur, wp.imaging.BoundedDnCNN(features=4, depth=2, bound=0.9))
+        >>> cell.contraction < 1
+        True
     """
 
     def __init__(self, operator: Any, network: nn.Module, *, weight: float = 0.1, norm: float | None = None) -> None:
@@ -160,6 +167,13 @@ class DEQProx(_Reconstruction):
     Args:
         operator, network, norm: As in `DEQGrad`.
         step: t at the start, in (0, 1).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> mask = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)) < 0.7
+        >>> cell = wp.imaging.DEQProx(wp.imaging.Inpainting(mask), wp.imaging.BoundedDnCNN(features=4, bound=0.9))
+        >>> wp.imaging.Reconstructor(cell, rtol=1e-3)(torch.rand(2, 1, 8, 8) * mask).shape
+        torch.Size([2, 1, 8, 8])
     """
 
     def __init__(self, operator: Any, network: nn.Module, *, step: float = 0.9, norm: float | None = None) -> None:
@@ -192,6 +206,13 @@ class DEQADMM(_Reconstruction):
         operator: With `A`, `A_adjoint` and `prox_l2(z, y, gamma)`.
         network, norm: As in `DEQGrad`.
         penalty: g at the start.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> blur = wp.imaging.Blur(wp.imaging.gaussian_kernel(1.0))
+        >>> cell = wp.imaging.DEQADMM(blur, wp.imaging.BoundedDnCNN(features=4, bound=0.9), penalty=5.0)
+        >>> wp.imaging.Reconstructor(cell, rtol=1e-3)(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 1, 8, 8])
     """
 
     _needs = ("A", "A_adjoint", "prox_l2")
@@ -230,6 +251,14 @@ class Reconstructor(nn.Module):
 
     Attributes:
         layer: The `EquilibriumLayer`; `layer.last_solution` has the status of every image.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> blur = wp.imaging.Blur(wp.imaging.gaussian_kernel(1.0))
+        >>> cell = wp.imaging.DEQGrad(blur, wp.imaging.BoundedDnCNN(features=4, bound=0.9))
+        >>> model = wp.imaging.Reconstructor(cell, rtol=1e-3)
+        >>> model(blur.A(torch.rand(2, 1, 8, 8))).shape, model.layer.last_solution.status
+        (torch.Size([2, 1, 8, 8]), StatusArray(CONVERGED: 2))
     """
 
     def __init__(self, cell: AbstractCell, **options: Any) -> None:

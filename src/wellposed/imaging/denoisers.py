@@ -43,6 +43,12 @@ class DnCNN(nn.Module):
         scale: The net sees blocks of scale x scale pixels as channels [zhang2018]: it reaches
             farther and costs less.
         generator: Of the initialization.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> denoiser = wp.imaging.DnCNN(channels=1, features=8, depth=3)
+        >>> denoiser(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 1, 8, 8])
     """
 
     lipschitz = math.inf
@@ -101,6 +107,13 @@ class BoundedDnCNN(nn.Module):
         bound: In (0, 1).
         kernel_size: Of the W_l, odd.
         generator: Of the initialization.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> denoiser = wp.imaging.BoundedDnCNN(channels=1, features=8, depth=2, bound=0.9)
+        >>> x1, x2 = torch.rand(1, 1, 8, 8), torch.rand(1, 1, 8, 8)
+        >>> bool((denoiser(x1) - denoiser(x2)).norm() <= 0.9 * (x1 - x2).norm())
+        True
     """
 
     def __init__(
@@ -174,6 +187,13 @@ class AdaptiveDenoiser(nn.Module):
         scale: The free network sees blocks of scale x scale pixels, as in `DnCNN`.
         bound: k, in (0, 1).
         generator: Of the initialization.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> blur = wp.imaging.Blur(wp.imaging.gaussian_kernel(1.0))
+        >>> cell = wp.imaging.DEQGrad(blur, wp.imaging.AdaptiveDenoiser(features=4, hidden=4, depth=2))
+        >>> wp.imaging.Reconstructor(cell, rtol=1e-3)(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 1, 8, 8])
     """
 
     def __init__(

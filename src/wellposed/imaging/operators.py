@@ -26,6 +26,15 @@ class AbstractForwardOperator(nn.Module, abc.ABC):
     Attributes:
         norm: An upper bound of |A|.
         least: A lower bound of the least eigenvalue of A^T A, at least 0.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> A = wp.imaging.Blur(wp.imaging.gaussian_kernel(1.0))
+        >>> x, y = torch.rand(2, 1, 8, 8), torch.rand(2, 1, 8, 8)
+        >>> torch.allclose((A.A(x) * y).sum(), (x * A.A_adjoint(y)).sum(), rtol=1e-4)
+        True
+        >>> isinstance(A, wp.imaging.AbstractForwardOperator), A.norm < 1.001
+        (True, True)
     """
 
     norm: float = 1.0
@@ -58,6 +67,12 @@ class Blur(AbstractForwardOperator):
 
     Args:
         kernel: (k, l) with odd sizes, for example `gaussian_kernel(2.0)` or `motion_kernel(9, 30)`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> blur = wp.imaging.Blur(wp.imaging.motion_kernel(5, 30))
+        >>> blur.A(torch.ones(2, 3, 16, 16)).shape
+        torch.Size([2, 3, 16, 16])
     """
 
     kernel: Tensor
@@ -102,6 +117,12 @@ class Inpainting(AbstractForwardOperator):
 
     Args:
         mask: (height, width) or (channels, height, width): whether a pixel is measured.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> mask = torch.tensor([[True, False], [True, True]])
+        >>> wp.imaging.Inpainting(mask).A(torch.ones(1, 1, 2, 2)).flatten().tolist()
+        [1.0, 0.0, 1.0, 1.0]
     """
 
     mask: Tensor
@@ -130,6 +151,12 @@ class CompressedSensing(AbstractForwardOperator):
         num: How many numbers are measured, at most the number of pixels.
         generator: Draws Q.
         dtype: Of Q.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> sensing = wp.imaging.CompressedSensing((1, 8, 8), 20, generator=torch.Generator().manual_seed(0))
+        >>> sensing.A(torch.ones(3, 1, 8, 8)).shape
+        torch.Size([3, 20])
     """
 
     Q: Tensor
@@ -173,6 +200,13 @@ class MRI(AbstractForwardOperator):
 
     Args:
         mask: (height, width): which coefficients are measured, with frequency 0 at [0, 0].
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> mask = torch.zeros(8, 8, dtype=torch.bool)
+        >>> mask[:, ::2] = True  # every second column is measured
+        >>> wp.imaging.MRI(mask).A(torch.ones(1, 2, 8, 8)).shape
+        torch.Size([1, 8, 8])
     """
 
     mask: Tensor
@@ -206,6 +240,12 @@ def gaussian_kernel(sigma: float, size: int | None = None) -> Tensor:
     Args:
         sigma: Standard deviation in pixels.
         size: Odd; three standard deviations on each side if not given.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> kernel = wp.imaging.gaussian_kernel(1.0)
+        >>> kernel.shape, round(kernel.sum().item(), 4)
+        (torch.Size([7, 7]), 1.0)
     """
     check_interval("gaussian_kernel", "sigma", sigma, low=0.0, closed="neither")
     size = 2 * math.ceil(3 * sigma) + 1 if size is None else size
@@ -222,6 +262,12 @@ def motion_kernel(length: int, angle: float) -> Tensor:
     Args:
         length: Of the path in pixels, odd.
         angle: In degrees, counted from the horizontal.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> kernel = wp.imaging.motion_kernel(9, 30)
+        >>> kernel.shape, round(kernel.sum().item(), 4)
+        (torch.Size([9, 9]), 1.0)
     """
     check_positive_integer("motion_kernel", "length", length)
     if length % 2 == 0:

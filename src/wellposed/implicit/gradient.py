@@ -19,7 +19,19 @@ if TYPE_CHECKING:
 
 
 class AbstractGradient(abc.ABC):
-    """How a cotangent passes through z = f(z). Immutable."""
+    """How a cotangent passes through z = f(z). Immutable.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> for mode in (wp.ImplicitGradient(), wp.PhantomGradient(), wp.JacobianFree()):
+        ...     x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+        ...     layer = wp.EquilibriumLayer(lambda z, x: 0.5 * z + x, gradient=mode)
+        ...     layer(x).sum().backward()
+        ...     print(type(mode).__name__, round(x.grad.item(), 3))
+        ImplicitGradient 2.0
+        PhantomGradient 1.525
+        JacobianFree 1.0
+    """
 
     @abc.abstractmethod
     def attach(self, f: AbstractMap, outcome: Outcome, options: SolveOptions) -> Tensor:

@@ -63,6 +63,14 @@ class ReversibleGradient(AbstractUnrolled):
             reversed with large errors.
         rtol: The estimate at which a sample has failed; None takes the square root of the rounding
             unit of f, 1.5e-8 in float64 and 3.5e-4 in float32.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> layer = wp.EquilibriumLayer(lambda z, x: 0.2 * z + x, gradient=wp.ReversibleGradient(steps=20), rtol=1e-3)
+        >>> x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+        >>> layer(x).sum().backward()
+        >>> round(x.grad.item(), 4), layer.last_adjoint.status
+        (1.25, StatusArray(CONVERGED: 1))
     """
 
     steps: int

@@ -39,6 +39,12 @@ class WideLayer:
         activation: f, as in `deq_ntk`.
         weight_variance: v, above 0: the entries of V have the variance 2 v/(number of inputs).
         bias_variance: The entries of b have twice this variance; with 0 there is no b.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> before = [wp.kernel.WideLayer(), wp.kernel.WideLayer(weight_variance=0.9)]
+        >>> wp.kernel.deq_ntk(torch.eye(3, dtype=torch.float64), weight_variance=0.08, before=before).shape
+        torch.Size([3, 3])
     """
 
     activation: Function = ReLU()

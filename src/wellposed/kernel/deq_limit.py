@@ -78,6 +78,13 @@ def deq_ntk(
 
     Returns:
         (n, n2), or a dict of matrices.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X = torch.eye(4, dtype=torch.float64)
+        >>> K = wp.kernel.deq_ntk(X, weight_variance=0.08)
+        >>> K.shape, bool(torch.linalg.eigvalsh(K)[0] > 0)
+        (torch.Size([4, 4]), True)
     """
     X, X2 = check_samples(X, X2, "deq_ntk")
     check: dict[str, tuple[float | Tensor, bool]]

@@ -116,7 +116,14 @@ def kernel_memory(
     per_output: bool = False,
 ) -> KernelMemory:
     """What `tangent_kernel` with the same arguments would take, beyond data and parameters;
-    computes a few rows only."""
+    computes a few rows only.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> memory = wp.kernel.kernel_memory(wp.GaussianDEQ(4, 32), torch.ones(100, 4))
+        >>> memory.kernel  # 100 x 100 numbers of 4 bytes
+        40000
+    """
     chosen = choose_method(model, X, X2, method=method, block_size=block_size, memory=memory, function="kernel_memory")
     return chosen.memory(KernelLayout(by_parameter, per_output, in_memory=out is None))
 

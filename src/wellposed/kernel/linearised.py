@@ -51,7 +51,7 @@ class KernelMachine:
         eigenvalues: (n,) of H, ascending, with 0 for the frozen ones.
         num_frozen: How many directions are frozen.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from wellposed.kernel import KernelMachine
         >>> machine = KernelMachine(torch.tensor([[2.0]]), torch.tensor([1.0]))

@@ -39,6 +39,14 @@ class TangentKernel:
     Attributes:
         shape: (n c, n2 c); row i c + k is output k of sample i.
         dtype, device: Of the products.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(4, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> X, v = torch.eye(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+        >>> H = wp.TangentKernel(model, X)
+        >>> H.shape, torch.allclose(H @ v, wp.tangent_kernel(model, X) @ v)
+        ((4, 4), True)
     """
 
     def __init__(

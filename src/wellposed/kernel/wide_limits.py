@@ -37,7 +37,7 @@ def relu_gram(X: Tensor, X2: Tensor | None = None) -> Tensor:
     Returns:
         (n, n2).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from wellposed.kernel import relu_gram
         >>> relu_gram(torch.eye(2, dtype=torch.float64)) * 2 * torch.pi
@@ -78,6 +78,13 @@ def population_gram(X: Tensor, weight_variance: float | Tensor, X2: Tensor | Non
 
     Returns:
         (n, n2). Compare it with `model.equilibrium(X) @ model.equilibrium(X2).T / m`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X = torch.eye(2, dtype=torch.float64)
+        >>> K = wp.kernel.population_gram(X, 0.08)
+        >>> round(K[0, 0].item(), 6) == round(1 / (2 * (1 - 0.08)), 6)  # |x|^2/(d (1 - s))
+        True
     """
     X, X2 = check_samples(X, X2, "population_gram")
     s = check_fraction(weight_variance, "population_gram", "weight_variance")
@@ -108,6 +115,13 @@ def population_gram_layers(X: Tensor, weight_variance: float, num_layers: int, *
 
     Returns:
         (num_layers + 1, n, n2), indexed by l.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X = torch.eye(2, dtype=torch.float64)
+        >>> K = wp.kernel.population_gram_layers(X, 0.08, num_layers=12)
+        >>> K.shape, torch.allclose(K[-1], wp.kernel.population_gram(X, 0.08))
+        (torch.Size([13, 2, 2]), True)
     """
     X, X2 = check_samples(X, X2, "population_gram_layers")
     s = check_fraction(weight_variance, "population_gram_layers", "weight_variance")
@@ -147,6 +161,11 @@ def diagonal_limit(X: Tensor, gamma0: float, X2: Tensor | None = None) -> Tensor
 
     Returns:
         (n, n2).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> wp.kernel.diagonal_limit(torch.eye(2, dtype=torch.float64), gamma0=1.0).round(decimals=4).tolist()
+        [[0.25, 0.0398], [0.0398, 0.25]]
     """
     X, X2 = check_samples(X, X2, "diagonal_limit")
     gamma0 = check_positive(gamma0, "diagonal_limit", "gamma0")

@@ -46,6 +46,15 @@ def basin(surface: Surface, *, level: float) -> Basin:
     Args:
         surface: Of two directions.
         level: Of the loss.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> X, y = torch.eye(2), torch.ones(2, 1)
+        >>> surface = wp.landscape.surface(model, torch.nn.functional.mse_loss, X, y, num=5, radius=0.5)
+        >>> basin = wp.landscape.basin(surface, level=1e6)  # the whole square, of side 1
+        >>> basin.touches_border, round(basin.area, 3)
+        (True, 1.0)
     """
     from scipy import ndimage  # here: SciPy takes longer to import than the library
 

@@ -268,6 +268,13 @@ def sharpness(
         num_eigenvalues: How many of the largest.
         probes: Of the trace.
         generator: Of the probes and the start vector; by default a new one with seed 0.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, X = torch.nn.Linear(3, 1, bias=False), torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+        >>> result = wp.landscape.sharpness(model, lambda y, t: (y - t).square().sum() / 2, X, torch.ones(3, 1))
+        >>> [round(value, 3) for value in result.eigenvalues]  # the squares of 3 and 2
+        [9.0, 4.0]
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     product = HessianProduct(model, loss, X, y)

@@ -24,6 +24,12 @@ def random_direction(model: nn.Module, *, generator: torch.Generator | None = No
     Args:
         model: Any module.
         generator: By default a new one with seed 0.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> direction = wp.landscape.random_direction(torch.nn.Linear(3, 2))
+        >>> {name: tuple(tensor.shape) for name, tensor in direction.items()}
+        {'weight': (2, 3), 'bias': (2,)}
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     made = {}
@@ -47,6 +53,13 @@ def filter_normalized(model: nn.Module, direction: Direction, *, vectors: bool =
         direction: Which to normalize; it is not changed.
         vectors: Whether parameters with fewer than two dimensions move too, each normalized as one
             filter.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = torch.nn.Linear(3, 2)
+        >>> direction = wp.landscape.filter_normalized(model, wp.landscape.random_direction(model))
+        >>> torch.allclose(direction["weight"].norm(dim=1), model.weight.norm(dim=1))
+        True
     """
     check_direction(model, direction)
     parameters = trained(model)
@@ -94,6 +107,13 @@ def path_directions(path: Sequence[Direction], *, num: int = 2) -> PathDirection
             in model.named_parameters()}` after every epoch; the last is where the landscape has its
             centre.
         num: How many directions; fewer than there are points.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> path = [{"w": torch.tensor([1.0, 1.0]) * t} for t in (4.0, 2.0, 1.0)]
+        >>> directions = wp.landscape.path_directions(path, num=1)
+        >>> directions.coordinates.shape
+        torch.Size([3, 1])
     """
     check_positive_integer("path_directions", "num", num)
     points = list(path)

@@ -88,7 +88,13 @@ def whole(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 
 
 class CellStatus(enum.IntEnum):
-    """How the evaluation of one point went; each member carries its explanation as `message`."""
+    """How the evaluation of one point went; each member carries its explanation as `message`.
+
+    Examples:
+        >>> import wellposed as wp
+        >>> wp.landscape.CellStatus.NOT_CONVERGED.message
+        'the solve of some sample failed to converge'
+    """
 
     PENDING = 0
     VALID = 1
@@ -136,6 +142,14 @@ class Surface:
             not known, 0 at points that are fine.
         seconds: Spent on it, without interruptions.
         info: How it was made; plain Python.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> X, y = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+        >>> surface = wp.landscape.surface(model, torch.nn.functional.mse_loss, X, y, num=3, radius=0.1)
+        >>> surface.values.shape, surface.counts()
+        ((3, 3), {'VALID': 9})
     """
 
     coordinates: tuple[np.ndarray, ...]

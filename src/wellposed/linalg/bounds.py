@@ -61,6 +61,12 @@ def spectral_norm_upper(W: Tensor) -> float:
 
     Returns:
         The bound, a Python float; `inf` only if the norm itself is near the largest float64.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> upper = wp.linalg.spectral_norm_upper(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        >>> upper >= 4.0, upper < 4.0 + 1e-9
+        (True, True)
     """
     A, exponent = scaled(_checked(W, "spectral_norm_upper", "W"))
     trivial = _SLACK * _frobenius(A)
@@ -87,6 +93,12 @@ def least_singular_value_lower(Z: Tensor) -> float:
 
     Returns:
         The bound, a Python float, at least 0.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> lower = wp.linalg.least_singular_value_lower(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        >>> lower <= 3.0, lower > 3.0 - 1e-9
+        (True, True)
     """
     A, exponent = scaled(_checked(Z, "least_singular_value_lower", "Z"))
     s, defect, error = _measured_svd(A)
@@ -108,6 +120,12 @@ def least_eigenvalue_lower(S: Tensor) -> float:
 
     Returns:
         The bound, a Python float; off by about `1e-12 ||S||`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> lower = wp.linalg.least_eigenvalue_lower(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+        >>> lower <= 1.0, lower > 1.0 - 1e-9
+        (True, True)
     """
     A = _checked(S, "least_eigenvalue_lower", "S")
     _check_symmetric(S, A)

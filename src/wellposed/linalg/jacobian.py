@@ -18,6 +18,14 @@ class AbstractJacobian(abc.ABC):
 
     Args:
         point: (batch, features) the point of linearization.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> layer = wp.EquilibriumLayer(wp.nn.DenseCell(4, 16))
+        >>> z = layer(torch.ones(2, 4)).detach()
+        >>> jacobian = layer.cell.bind(torch.ones(2, 4)).jacobian(z)
+        >>> isinstance(jacobian, wp.linalg.AbstractJacobian), jacobian.rmv(torch.ones_like(z)).shape
+        (True, torch.Size([2, 16]))
     """
 
     #: Evaluations of f that setting up products costs.
@@ -103,6 +111,13 @@ class Jacobian(AbstractJacobian):
     Args:
         f: Row-wise function of (batch, features).
         point: (batch, features).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> z = torch.tensor([[1.0, 2.0]])
+        >>> jacobian = wp.linalg.Jacobian(lambda z: z**2, z)
+        >>> jacobian.mv(torch.ones(1, 2)).tolist()
+        [[2.0, 4.0]]
     """
 
     setup = 2

@@ -32,6 +32,13 @@ class GMRES(AbstractMeasuredSolver):
 
     Args:
         restart: Steps between restarts.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> A = torch.tensor([[2.0, 1.0], [0.0, 3.0]], dtype=torch.float64)
+        >>> b = torch.tensor([[4.0, 3.0]], dtype=torch.float64)
+        >>> wp.GMRES()(lambda u: u @ A.T, b).value.round(decimals=6).tolist()
+        [[1.5, 1.0]]
     """
 
     restart: int = 30
@@ -166,6 +173,13 @@ class BiCGStab(AbstractMeasuredSolver):
     `r~ = r`. When the residual of the recurrence rises by `1 / sqrt(eps)` above the least one, half
     of its digits are lost: the sample goes back to its best point, where the residual is measured
     anew.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> A = torch.tensor([[2.0, 1.0], [0.0, 3.0]], dtype=torch.float64)
+        >>> solution = wp.BiCGStab()(lambda u: u @ A.T, torch.ones(5, 2, dtype=torch.float64))
+        >>> solution.status
+        StatusArray(CONVERGED: 5)
     """
 
     def run(self, systems: LinearSystems) -> None:
@@ -244,6 +258,13 @@ class Neumann(AbstractMeasuredSolver):
 
     Args:
         growth_limit: A sample is `DIVERGED` when its residual exceeds its least one by this factor.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> layer = wp.EquilibriumLayer(wp.nn.DenseCell(4, 16), gradient=wp.ImplicitGradient(wp.Neumann()))
+        >>> layer(torch.ones(2, 4)).sum().backward()
+        >>> layer.last_adjoint.status
+        StatusArray(CONVERGED: 2)
     """
 
     growth_limit: float = 1e4

@@ -28,6 +28,12 @@ class LinearSolution:
             `b` and `x` are zero; `inf` where `b` is not finite.
         num_steps: (batch,) int64, products with `A` of the sample, measurements included.
         status: (batch,) how each sample ended.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> solution = wp.GMRES()(lambda u: 2 * u, torch.ones(3, 4, dtype=torch.float64))
+        >>> solution.value.shape, solution.status, bool((solution.residual < 1e-6).all())
+        (torch.Size([3, 4]), StatusArray(CONVERGED: 3), True)
     """
 
     value: Tensor

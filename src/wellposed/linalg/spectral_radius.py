@@ -111,6 +111,13 @@ def spectral_radius_estimate(
 
     Raises:
         NotConverged: ARPACK failed and the matrix is too large to be treated as dense.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> rotation = 0.9 * torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> rho = wp.linalg.spectral_radius_estimate(rotation)
+        >>> round(rho, 6), rho.reliable
+        (0.9, True)
     """
     if isinstance(A, Tensor):
         if size is not None:

@@ -20,6 +20,18 @@ class AbstractActivation(abc.ABC):
     Stateless and elementwise. The abstract methods are enough for every solver and gradient;
     `potential`, `primitive` and `conjugate` serve equilibria as minimisers, `slope_bounds` bounds
     of their sensitivity.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> class Half(wp.nn.AbstractActivation):
+        ...     def __call__(self, v):
+        ...         return v / 2
+        ...     def slope(self, y):
+        ...         return torch.full_like(y, 0.5)
+        ...     def prox(self, v, step_size):
+        ...         return v / (1 + step_size)
+        >>> wp.EquilibriumLayer(wp.nn.DenseCell(4, 16, Half())).solve(torch.ones(2, 4)).status
+        StatusArray(CONVERGED: 2)
     """
 
     @abc.abstractmethod

@@ -51,6 +51,14 @@ class GraphCell(AbstractCell):
     Attributes:
         W: (m, m), `bound` times the identity at the start: nodes pass on what they receive.
         U: (m, d).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell = wp.nn.GraphCell(3, 16, bound=0.9)
+        >>> layer = wp.EquilibriumLayer(cell, coupled=True)
+        >>> X, edges = torch.ones(4, 3), torch.tensor([[0, 1, 2], [1, 2, 3]])  # 0 -> 1 -> 2 -> 3
+        >>> layer((X, edges)).shape
+        torch.Size([4, 16])
     """
 
     couples_rows = True

@@ -26,6 +26,13 @@ class AndersonWeights(nn.Module):
         memory: m.
         hidden: Width of the network.
         generator, device, dtype: Of the parameters.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> weights = wp.nn.AndersonWeights(memory=3)
+        >>> solver = wp.nn.LearnedAnderson(weights)  # untrained: plain steps
+        >>> wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3, 2), solver).status
+        StatusArray(CONVERGED: 3)
     """
 
     def __init__(
@@ -80,6 +87,13 @@ class LearnedAnderson(AbstractSolver):
 
     Args:
         weights: The network; it is used without a graph.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell = wp.nn.DenseCell(4, 16, wp.nn.Tanh())
+        >>> layer = wp.EquilibriumLayer(cell, wp.nn.LearnedAnderson(wp.nn.AndersonWeights()))
+        >>> layer.solve(torch.ones(8, 4)).status
+        StatusArray(CONVERGED: 8)
     """
 
     idle_part: ClassVar[float] = 1 / 4
@@ -156,6 +170,14 @@ def train_learned(
         unroll: Evaluations of a run.
         steps, step_size: Of Adam, full batch.
         rtol, max_steps: Of z*; samples that do not reach it raise.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell, weights = lambda z, x: torch.tanh(0.9 * z + x), wp.nn.AndersonWeights(memory=3)
+        >>> x = torch.linspace(-1, 1, 8).reshape(4, 2)
+        >>> losses = wp.nn.train_learned(cell, weights, x, z0=torch.zeros(4, 2), unroll=4, steps=4)
+        >>> losses[-1] < losses[0]
+        True
     """
     check_positive_integer("train_learned", "unroll", unroll)
     check_positive_integer("train_learned", "steps", steps)

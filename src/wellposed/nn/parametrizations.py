@@ -54,6 +54,13 @@ class Spectral(_RadialProjection):
 
     Args:
         bound: In (0, 1).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell = wp.nn.DenseCell(4, 16, weight=wp.nn.Spectral(bound=0.9))
+        >>> layer = wp.EquilibriumLayer(cell)
+        >>> wp.certify(layer).verdict
+        <Verdict.CERTIFIED: 'certified'>
     """
 
     def __init__(self, bound: float = 0.95) -> None:
@@ -90,6 +97,12 @@ class NormBall(_RadialProjection):
 
     Args:
         bound: Positive.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> V = torch.tensor([[3.0, 0.0], [0.0, 0.5]], dtype=torch.float64)
+        >>> wp.nn.NormBall(bound=1.5)(V).round(decimals=3).tolist()
+        [[1.5, 0.0], [0.0, 0.25]]
     """
 
     def __init__(self, bound: float = 1.0) -> None:
@@ -102,6 +115,13 @@ class ConvNormBall(_RadialProjection):
     Args:
         bound: Positive.
         grid: As in `conv_norm_upper`, which computes N(K).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> ball, kernel = wp.nn.ConvNormBall(bound=0.9), torch.ones(2, 2, 3, 3)
+        >>> smaller = ball(kernel)  # the convolution with it has norm <= 0.9
+        >>> bool(smaller.norm() < kernel.norm())
+        True
     """
 
     def __init__(self, bound: float = 1.0, *, grid: int = 12) -> None:
@@ -125,6 +145,12 @@ class Monotone(nn.Module):
 
     Args:
         margin: m, positive.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> W = wp.nn.Monotone(margin=0.1)(torch.ones(2, 2), torch.zeros(2, 2))
+        >>> bool(torch.linalg.eigvalsh(torch.eye(2) - W)[0] > 0.1 - 1e-5)
+        True
     """
 
     def __init__(self, margin: float = 0.1) -> None:

@@ -55,6 +55,13 @@ class AbstractSensitivity(abc.ABC):
         residual: e, upper bound of |r|.
         readout: Names of the parameters that read out; empty if the read-out is fixed.
         hidden: Names of the others.
+
+    Examples:
+        >>> import wellposed as wp
+        >>> sorted(wp.certify.AbstractSensitivity.__abstractmethods__)  # what a family must define
+        ['descent', 'errors', 'least', 'measured']
+        >>> issubclass(wp.certify.Contractive, wp.certify.AbstractSensitivity)
+        True
     """
 
     residual: float

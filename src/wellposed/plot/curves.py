@@ -19,6 +19,14 @@ def losses(histories: Any, *, rates: Mapping[str, float] | None = None) -> Any:
     Args:
         histories: A `History` or its record, or a dictionary of them by name.
         rates: Certified rates q by name, for runs that do not carry a certificate.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, X = torch.nn.Linear(1, 1), torch.ones(1, 1)
+        >>> history = wp.descend(model, X, X, step_size=0.1, steps=10)
+        >>> figure = wp.plot.losses({"descent": history})
+        >>> len(figure.axes)
+        1
     """
     single = hasattr(histories, "to_dict") or "rows" in histories
     named = {"loss": histories} if single else histories
@@ -65,6 +73,12 @@ def trajectories(record: Any, *, labels: Any = None, samples: int = 40, columns:
             batch.
         samples: At most so many samples are drawn.
         columns: Panels side by side.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(3, 8, generator=torch.Generator().manual_seed(0))
+        >>> path = wp.landscape.trajectory(model, torch.eye(3), solver=wp.Picard())
+        >>> figure = wp.plot.trajectories(wp.landscape.project([path]))
     """
     found = record_of(record, "projection", FIELDS)
     points = [array(part) for part in found["points"]]
@@ -104,6 +118,12 @@ def residuals(record: Any, *, samples: int = 40, names: Sequence[str] | None = N
         record: A `Projection` or its record; or a list of (steps, batch) arrays.
         samples: At most so many samples of each are drawn thin.
         names: Instead of those of the record.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> f, z0 = lambda z: 0.5 * z + 1, torch.zeros(3, 1)
+        >>> runs = [wp.fixed_point(f, z0, solver, record=True).history for solver in (wp.Picard(), wp.Broyden())]
+        >>> figure = wp.plot.residuals(runs, names=["Picard", "Broyden"])
     """
     if isinstance(record, (list, tuple)):
         curves, titles = [array(part) for part in record], [str(i) for i in range(len(record))]
@@ -146,6 +166,14 @@ def spectrum(eigenvalues: Any, *, lower_bounds: Mapping[str, float] | None = Non
         eigenvalues: (n,) of one kernel, or a dictionary of them by name. A matrix is not accepted:
             compute its eigenvalues.
         lower_bounds: Proved lower bounds of the least eigenvalue by name, drawn as dashed lines.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(4, 32, dtype=torch.float64)
+        >>> H = wp.tangent_kernel(model, torch.eye(4, dtype=torch.float64))
+        >>> figure = wp.plot.spectrum(torch.linalg.eigvalsh(H))
+        >>> figure.axes[0].get_yscale()
+        'log'
     """
     named = eigenvalues if isinstance(eigenvalues, Mapping) else {"eigenvalues": eigenvalues}
     figure = new_figure(6.0, 3.8)
@@ -187,6 +215,13 @@ def experiment(record: Any) -> Any:
 
     Args:
         record: A `Record` of `wellposed_lab.papers`, or its `to_dict()`.
+
+    Examples:
+        >>> import wellposed as wp
+        >>> curve = {"label": "a run", "x": [0, 1, 2], "y": [4.0, 2.0, 1.0]}
+        >>> panel = {"title": "Loss", "x_label": "step", "y_label": "loss", "curves": [curve]}
+        >>> record = {"experiment": "mine/figure1", "title": "Training", "size": "quick", "panels": [panel]}
+        >>> figure = wp.plot.experiment(record)  # or the Record that `wellposed_lab.papers.reproduce` returns
     """
     record = record_of(record, "reproduced experiment", ("experiment", "title", "size", "panels"))
     panels = record["panels"]

@@ -97,6 +97,12 @@ def contour(
         path: (points, 2) a training path in the coordinates of the only surface, see
             `landscape.path_directions`.
         columns: Panels side by side.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, X = torch.nn.Linear(2, 1), torch.eye(2)
+        >>> s = wp.landscape.surface(model, torch.nn.functional.mse_loss, X, torch.ones(2, 1), num=5)
+        >>> figure = wp.plot.contour(s)
     """
     found = _grids(records)
     if path is not None and len(found) > 1:
@@ -152,6 +158,12 @@ def surface(record: Any, *, title: str | None = None, log: bool = False, clip: f
         title: Of the figure.
         log: Draw the decadic logarithm of the loss.
         clip: Losses above it are cut off, so that a steep wall does not hide the basin.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, X = torch.nn.Linear(2, 1), torch.eye(2)
+        >>> s = wp.landscape.surface(model, torch.nn.functional.mse_loss, X, torch.ones(2, 1), num=5)
+        >>> figure = wp.plot.surface(s, title="a linear model")
     """
     (found,) = _grids(record)
     low, high = _range([found], log)
@@ -194,6 +206,14 @@ def line(records: Mapping[str, Any] | Any, *, log: bool = False) -> Any:
     Args:
         records: A one-dimensional `Surface` or its record, or a dictionary of them by name.
         log: A logarithmic scale of losses.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model, X = torch.nn.Linear(2, 1), torch.eye(2)
+        >>> direction = wp.landscape.random_direction(model)
+        >>> loss = torch.nn.functional.mse_loss
+        >>> s = wp.landscape.surface(model, loss, X, torch.ones(2, 1), directions=[direction], num=5)
+        >>> figure = wp.plot.line(s)
     """
     named = records if isinstance(records, Mapping) and "values" not in records else {"": records}
     figure = new_figure(6.0, 3.6)

@@ -49,6 +49,14 @@ class Proof:
         tail: The numbers of the tail; None if undecided.
         attempts: Where the tail was tried and did not hold.
         assumptions: What is assumed of the computer.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=3, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.GaussianDEQ(20, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> proof = wp.prove(model, X, y)
+        >>> proof.verdict, proof.rate < 1
+        (<Verdict.CERTIFIED: 'certified'>, True)
     """
 
     verdict: Verdict

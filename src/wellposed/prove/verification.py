@@ -81,6 +81,16 @@ class Verification:
             last, all checkpoints in the ball, and two beyond. The constants are about the whole
             ball, which these points sample.
         claim: What is proved, in a sentence; empty unless `ok`.
+
+    Examples:
+        >>> import tempfile, torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=2, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.GaussianDEQ(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = wp.prove(model, X, y).save(folder)
+        >>> verification = wp.verify(folder, steps=2)
+        >>> verification.ok, all(check.ok for check in verification.checks)
+        (True, True)
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -136,6 +146,15 @@ def verify(
         InvalidArgument, InvalidType: There is no such folder, or an argument has no meaning.
         RunError: The folder does not hold the files of a proof.
         MissingPackage: python-flint is missing, and the network is smooth.
+
+    Examples:
+        >>> import tempfile, torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=2, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.GaussianDEQ(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = wp.prove(model, X, y).save(folder)
+        >>> wp.verify(folder, steps=2).ok
+        True
     """
     if not isinstance(folder, (str, os.PathLike)):
         raise InvalidType(f"The folder of a proof must be a path; got {type(folder).__name__}.")

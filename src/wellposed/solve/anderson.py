@@ -39,6 +39,15 @@ class Anderson(AbstractSolver):
         regularization: Relative to the squared column norms; not below a few units of rounding of
             the dtype.
         damping: Weight of the residual in the new point, in (0, 1].
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> slow = lambda z: 0.99 * z + 1
+        >>> z0 = torch.zeros(3, 1, dtype=torch.float64)
+        >>> wp.fixed_point(slow, z0, wp.Picard(), on_failure="ignore").status
+        StatusArray(MAX_STEPS: 3)
+        >>> wp.fixed_point(slow, z0, wp.Anderson(memory=3)).status
+        StatusArray(CONVERGED: 3)
     """
 
     idle_part: ClassVar[float] = 1 / 4

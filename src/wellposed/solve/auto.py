@@ -67,6 +67,13 @@ class Auto(AbstractSolver):
 
     Args:
         plain, accelerated, newton: The solvers of the three stages.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> c = torch.tensor([[0.1], [0.99], [1.5]], dtype=torch.float64)
+        >>> solution = wp.fixed_point(lambda z, c: c * z + 1, torch.zeros_like(c), wp.Auto(), args=(c,))
+        >>> solution.converged.tolist()
+        [True, True, True]
     """
 
     plain: Picard = Picard()

@@ -31,6 +31,13 @@ class Broyden(AbstractSolver):
 
     Args:
         memory: Pairs kept.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> f = lambda z: torch.cos(z) + 0.1 * z.flip(1)
+        >>> solution = wp.fixed_point(f, torch.zeros(4, 2, dtype=torch.float64), wp.Broyden(memory=10))
+        >>> solution.status
+        StatusArray(CONVERGED: 4)
     """
 
     idle_part: ClassVar[float] = 1 / 4

@@ -42,6 +42,13 @@ class NewtonKrylov(AbstractSolver):
     Args:
         linear_solver: Gets products u - J u.
         forcing: The loosest relative accuracy of the linear solve, in (0, 1).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> f = lambda z: z - (z**3 - 8) / 2
+        >>> solution = wp.fixed_point(f, torch.full((1, 1), 3.0, dtype=torch.float64), wp.NewtonKrylov())
+        >>> round(solution.value.item(), 6)
+        2.0
     """
 
     linear_solver: AbstractLinearSolver = field(default_factory=lambda: GMRES(restart=40))

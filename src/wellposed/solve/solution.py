@@ -54,6 +54,16 @@ class Solution:
             NaN elsewhere; None unless `record=True`.
         note: What f, evaluated for the whole batch at `value`, showed beyond the numbers: that rows
             depend on each other, or that f is random. Mostly empty.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> solution = wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3, 1, dtype=torch.float64))
+        >>> solution.value.flatten().round(decimals=6).tolist()
+        [2.0, 2.0, 2.0]
+        >>> bool((solution.residual < 1e-6).all())
+        True
+        >>> bool((solution.error_bound(0.5) < 1e-5).all())
+        True
     """
 
     value: Any

@@ -170,6 +170,13 @@ class PeacemanRachford(AbstractSplitting):
 
     Args:
         step_size: a. None takes 1/L from the map's own rigorous bounds; `TunedStep()` measures.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell = wp.nn.DenseCell(4, 16, weight=wp.nn.Monotone(margin=0.5))
+        >>> layer = wp.EquilibriumLayer(cell, wp.PeacemanRachford(step_size=None))
+        >>> layer.solve(torch.ones(2, 4)).status
+        StatusArray(CONVERGED: 2)
     """
 
     step_size: float | TunedStep | None = 1.0
@@ -253,6 +260,12 @@ class DouglasRachford(PeacemanRachford):
 
     Args:
         step_size: a, as in `PeacemanRachford`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.MonotoneDEQ(4, 16, margin=0.5, solver=wp.DouglasRachford())
+        >>> model.solve(torch.ones(2, 4)).status
+        StatusArray(CONVERGED: 2)
     """
 
     @staticmethod

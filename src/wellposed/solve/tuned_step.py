@@ -63,6 +63,12 @@ class TunedStep:
     It depends on the parameters, not on the samples; while these change little it is measured ever
     more rarely, and the search begins with the one known. The adjoint takes that of the forward
     solve.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.MonotoneDEQ(4, 16, solver=wp.PeacemanRachford(wp.TunedStep()))
+        >>> model.solve(torch.ones(2, 4)).status
+        StatusArray(CONVERGED: 2)
     """
 
 

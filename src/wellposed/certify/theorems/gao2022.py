@@ -42,6 +42,14 @@ def gao2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "flow") -> Cert
         model: A `SkipDEQ`.
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=3, features=20, dtype=torch.float64)
+        >>> model = wp.SkipDEQ(20, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> certificate = wp.certify.gao2022(model, X, y)
+        >>> certificate.verdict is wp.Verdict.CERTIFIED, certificate.measured["lambda_min(G_inf)"] > 0
+        (False, True)
     """
     point = measured_for("gao2022", "SkipDEQ", model, X, y, dynamics=dynamics)
     if isinstance(point, Certificate):

@@ -39,6 +39,14 @@ def gao2023(model: Any, X: Tensor, y: Tensor) -> Certificate:
     Args:
         model: An `ImplicitOnlyDEQ`.
         X: (n, d). y: (n,).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=3, features=20, dtype=torch.float64)
+        >>> model = wp.ImplicitOnlyDEQ(20, 60, gamma0=0.3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> certificate = wp.certify.gao2023(model, X, y)
+        >>> certificate.verdict is wp.Verdict.CERTIFIED, certificate.measured["gamma |A|"] < 1
+        (False, True)
     """
     point = measured_for("gao2023", "ImplicitOnlyDEQ", model, X, y, dynamics="flow")
     if isinstance(point, Certificate):

@@ -93,6 +93,16 @@ def ling2022(model: Any, X: Tensor, y: Tensor, *, constant: float = SUPPORTED) -
         model: A `GaussianDEQ`.
         X: (n, d). y: (n,).
         constant: c, above 4. A larger one is harder to satisfy and licenses larger steps.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=3, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.GaussianDEQ(20, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> certificate = wp.certify.ling2022(model, X, y)
+        >>> certificate.verdict
+        <Verdict.VIOLATED: 'violated'>
+        >>> [(h.equation, h.holds) for h in certificate.hypotheses]
+        [('[ling2022, (7)]', False), ('[ling2022, (8)]', False), ('[ling2022, (9)] with 8', False)]
     """
     if not constant > PRINTED or not math.isfinite(constant):
         raise InvalidArgument(

@@ -100,6 +100,13 @@ def nguyen2022(model: Any, X: Tensor, y: Tensor, *, dynamics: str = "descent") -
         model: A `MonotoneDEQ`.
         X: (n, d). y: (n,).
         dynamics: "flow" or "descent".
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> X, y = wp.data.load("sphere", n=3, features=20, norm="sqrt_d", dtype=torch.float64)
+        >>> model = wp.MonotoneDEQ(20, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> wp.certify.nguyen2022(model, X, y, dynamics="flow").verdict
+        <Verdict.VIOLATED: 'violated'>
     """
     point = measured_for("nguyen2022", "MonotoneDEQ", model, X, y, dynamics=dynamics, trains=_NAMES)
     if isinstance(point, Certificate):

@@ -136,6 +136,12 @@ class AbstractContraction(AbstractNetwork):
         on_ill_posed: What happens when the bound reaches 1, where nothing proves any more that an
             equilibrium exists: "raise" (`IllPosed`), "warn" (`IllPosedWarning`) or "ignore".
         options: As in `AbstractNetwork`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.GaussianDEQ(4, 32, weight_variance=0.02, generator=torch.Generator().manual_seed(0))
+        >>> isinstance(model, wp.nn.AbstractContraction), bool(model.contraction_upper() < 1)
+        (True, True)
     """
 
     def __init__(self, in_features: int, width: int, *, on_ill_posed: str = "raise", **options: Any) -> None:

@@ -52,6 +52,12 @@ class ImplicitOnlyDEQ(AbstractContraction):
 
     Attributes:
         A: (m, m), the only parameter. W: (d, m), b: (m,) buffers. gamma: gamma0/sqrt(m).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.ImplicitOnlyDEQ(4, 32, gamma0=0.4, generator=torch.Generator().manual_seed(0))
+        >>> model(torch.ones(8, 4)).shape, [name for name, _ in model.named_parameters()]
+        (torch.Size([8]), ['A'])
     """
 
     W: Tensor

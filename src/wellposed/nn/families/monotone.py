@@ -55,6 +55,14 @@ class MonotoneDEQ(AbstractNetwork):
 
     Attributes:
         A: (width, width). B: (width, width). U: (width, d). u: (width,).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.MonotoneDEQ(4, 32, margin=0.1, generator=torch.Generator().manual_seed(0))
+        >>> model(torch.ones(8, 4)).shape
+        torch.Size([8])
+        >>> wp.certify(model).verdict
+        <Verdict.CERTIFIED: 'certified'>
     """
 
     def __init__(

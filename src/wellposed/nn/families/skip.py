@@ -41,6 +41,13 @@ class SkipDEQ(AbstractContraction):
 
     Attributes:
         A: (m, m). W: (m, d). u: (m,). v: (m,).
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> model = wp.SkipDEQ(4, 32, generator=torch.Generator().manual_seed(0))
+        >>> X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+        >>> model(X).shape, model.equilibrium(X).shape
+        (torch.Size([8]), torch.Size([8, 32]))
     """
 
     def __init__(

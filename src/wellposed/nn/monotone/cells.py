@@ -135,6 +135,13 @@ class MonotoneConvCell(_ImageCell):
 
     Attributes:
         weights: The `TierWeights` with A[0] and B[0]. U: [(C, in, k, k)]. b: [(C,)] or None.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell = wp.nn.MonotoneConvCell(1, 4, margin=0.5)
+        >>> layer = wp.EquilibriumLayer(cell, wp.PeacemanRachford())
+        >>> layer(torch.ones(2, 1, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
     """
 
     def _tiers(self, channels: Any) -> tuple[int, ...]:
@@ -160,6 +167,14 @@ class MonotoneTierCell(_ImageCell):
 
     Attributes:
         weights: The `TierWeights`. U, b: As in `MonotoneConvCell`, one per tier.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell = wp.nn.MonotoneTierCell(1, (4, 8), margin=0.5)
+        >>> layer = wp.EquilibriumLayer(cell, wp.PeacemanRachford())
+        >>> x = torch.ones(2, 1, 8, 8)
+        >>> [tuple(tier.shape) for tier in cell.split(layer(x), 8, 8)]
+        [(2, 4, 8, 8), (2, 8, 4, 4)]
     """
 
     def _tiers(self, channels: Any) -> tuple[int, ...]:

@@ -32,6 +32,13 @@ class TransformerCell(nn.Module):
         hidden: Rows of W_1; four times the width if not given.
         init_std: Standard deviation of the entries of W_qkv, W_o, W_1, W_2.
         generator, device, dtype: Of the parameters.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+        >>> layer = wp.EquilibriumLayer(wp.nn.TransformerCell(8, heads=2), rtol=1e-4)
+        >>> layer(x).shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(

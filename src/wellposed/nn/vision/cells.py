@@ -36,6 +36,13 @@ class ResidualCell(nn.Module):
         weight_norm: Whether W1 and W2 are weight-normalized [salimans2016].
         generator: Draws them.
         device, dtype: Of the parameters.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> x = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(0))
+        >>> layer = wp.EquilibriumLayer(wp.nn.ResidualCell(8), rtol=1e-4)
+        >>> layer(x).shape, layer.last_solution.status
+        (torch.Size([2, 8, 6, 6]), StatusArray(CONVERGED: 2))
     """
 
     def __init__(
@@ -108,6 +115,13 @@ class MultiscaleCell(nn.Module):
     Args:
         channels: Of each resolution, finest first.
         groups, init_std, weight_norm, generator, device, dtype: As in `ResidualCell`.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> x = torch.randn(2, 8, 8, 8), torch.randn(2, 16, 4, 4)
+        >>> layer = wp.EquilibriumLayer(wp.nn.MultiscaleCell((8, 16)), rtol=1e-3)
+        >>> [tuple(z.shape) for z in layer(x, z0=tuple(map(torch.zeros_like, x)))]
+        [(2, 8, 8, 8), (2, 16, 4, 4)]
     """
 
     def __init__(

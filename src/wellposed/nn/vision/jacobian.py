@@ -30,6 +30,14 @@ def jacobian_penalty(
         x: The input.
         probes: Vector-Jacobian products.
         generator: Draws e; torch's global one if not given.
+
+    Examples:
+        >>> import torch, wellposed as wp
+        >>> cell, x = torch.nn.Linear(6, 6), torch.ones(8, 6)
+        >>> layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(0.5 * cell(z) + x))
+        >>> z = layer(x)
+        >>> penalty = wp.nn.jacobian_penalty(layer.cell, z.detach(), x)
+        >>> (z.square().mean() + 0.1 * penalty).backward()
     """
     check_positive_integer("jacobian_penalty", "probes", probes)
     layout = Layout.of(z, "z")
