@@ -98,8 +98,9 @@ def read_tensors(folder: Path, config: Mapping[str, Any], wanted: Mapping[str, T
         raise CheckpointRefused(f"{path} is missing; only {CONFIG} is there. {remedy}")
     if len(content) != size or hashlib.sha256(content).hexdigest() != config["sha256"]:
         raise CheckpointRefused(f"{path} is damaged: its size or checksum is not that of {CONFIG}. {remedy}")
+    library = _safetensors()
     try:
-        tensors: dict[str, Tensor] = _safetensors().load(content)
+        tensors: dict[str, Tensor] = library.load(content)
     except Exception as error:  # SafetensorError and more: whatever it is, these are not tensors
         raise CheckpointRefused(f"{path} does not hold tensors ({' '.join(str(error).split())[:200]}). {remedy}") from error
     check_shapes(tensors, wanted, f"{path} is of another architecture", CheckpointRefused, remedy)

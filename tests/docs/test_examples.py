@@ -21,6 +21,7 @@ import wellposed_lab
 from wellposed.errors import MissingPackage
 
 REFERENCE = doc_hooks.DOCS / "reference"
+OWN = ("wellposed", "wellposed_lab")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PACKAGES = sorted(
     {f"wellposed.{info.name}" for info in pkgutil.iter_modules(wellposed.__path__) if info.ispkg and info.name[0] != "_"}
@@ -46,8 +47,10 @@ class Runner(doctest.DocTestRunner):
     """Skips an example that needs an optional package that is not installed."""
 
     def report_unexpected_exception(self, out: Any, test: Any, example: Any, exc_info: Any) -> None:
-        if issubclass(exc_info[0], MissingPackage):
-            pytest.skip(str(exc_info[1]))
+        error = exc_info[1]
+        foreign = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] not in OWN
+        if foreign or isinstance(error, MissingPackage):
+            pytest.skip(str(error))
         super().report_unexpected_exception(out, test, example, exc_info)
 
 

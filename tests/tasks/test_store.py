@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ def test_the_command_in_the_error_exists() -> None:
     for architecture in ARCHITECTURES.values():
         script = architecture.command.split()[1]
         assert (Path(__file__).parents[2] / script).is_file()
+
+
+def test_weights_are_not_blamed_for_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(wp.errors.MissingPackage, match=r"^Stored weights need safetensors; install it with: pip install"):
+        wp.tasks.load("chains")
 
 
 def test_missing_weights_name_the_command(tmp_path: Path) -> None:
