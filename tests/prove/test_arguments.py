@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,11 @@ def test_the_families_with_proofs_are_named() -> None:
     _, X, y = problem(2, 16, 4, 1)
     with pytest.raises(wp.InvalidType, match=r"there are proofs for GaussianDEQ, SkipDEQ and ImplicitOnlyDEQ; got Linear\.$"):
         wp.prove(torch.nn.Linear(4, 1).double(), X, y)
+
+
+def test_a_proof_is_not_blamed_for_a_package_that_is_missing(
+    stored: tuple[wp.Proof, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(wp.errors.MissingPackage, match=r"^Storing proofs needs safetensors: pip install"):
+        wp.Proof.load(stored[1])

@@ -220,8 +220,9 @@ def load(folder: Path) -> Proof:
         raise RunError(f"{folder} has no stored proof: it needs {JSON} and {TENSORS}; write them with proof.save(folder).")
     if record.get("format") != NAME or record.get("version") != VERSION:
         raise RunError(f"{folder / JSON} is not a proof of version {VERSION}: format {record.get('format')!r}.")
+    library = _safetensors()
     try:
-        tensors: dict[str, Tensor] = _safetensors().load(content)
+        tensors: dict[str, Tensor] = library.load(content)
         problem, at, checkpoints = _parsed(record, tensors)
         return Proof(
             verdict=Verdict.CERTIFIED if record["verdict"] == "proved" else Verdict.UNDECIDED,
