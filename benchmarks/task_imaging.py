@@ -127,7 +127,7 @@ def train(seed: int, seconds: float, images: Tensor) -> tuple[dict[str, nn.Modul
             generators[kind].set_state(state["generators"][kind])
     for kind, model in models.items():
         if isinstance(model, Reconstructor):
-            model.layer.rtol, model.layer.max_steps = 1e-2, 12 if kind == "free" else 60
+            model.layer.rtol, model.layer.max_steps = (1e-2, 12) if kind == "free" else (3e-3, 60)
     while used[kind := min(used, key=lambda name: used[name]["seconds"])]["seconds"] < seconds:
         done = used[kind]["seconds"] / seconds
         x = some(images, generators[kind])

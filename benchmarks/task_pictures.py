@@ -165,7 +165,7 @@ def main() -> None:
             continue
         found = json.loads(results.read_text())
         thumbnail(name, found).savefig(images / f"thumbnail_{name}.png", dpi=100)
-        if draw is not None and (name != "imaging" or (INCLUDED / "deblurring.json").exists()):
+        if draw is not None and (name != "imaging" or (INCLUDED / "deblurring").is_dir()):
             draw(found).savefig(images / f"task_{name}.png", dpi=80 if name == "imaging" else 110)
     torch.set_num_threads(1)
     segmentation().savefig(images / "task_segmentation.png", dpi=110)
