@@ -229,3 +229,27 @@ def test_what_is_kept_of_a_solve_holds_no_graph_and_is_made_once() -> None:
     assert outcome.recorded is None and outcome.at_once is None and not outcome.value.requires_grad
     assert layer.last_solution is layer.last_solution and layer.last_adjoint is layer.last_adjoint
     assert layer.last_solution.converged.all() and layer.last_adjoint.converged.all()
+
+
+@pytest.mark.parametrize("late", ["converges", "is lost"])
+def test_answers_are_those_of_the_steps_at_which_samples_ended(late: str) -> None:
+    """They are not copied until rows leave the batch; a row that is lost later, or is slow, changes none of them."""
+    rates = torch.tensor([0.02, 0.1, 0.1, 0.12], dtype=F64).unsqueeze(1)
+    scale = nn.Parameter(torch.ones((), dtype=F64))
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        value = scale * x[:, :1] * z + x[:, 1:]
+        slow = x[:, :1] > 0.11
+        return torch.where(slow & (z.abs().amax(1, keepdim=True) > 1.1363), torch.nan, value) if late == "is lost" else value
+
+    x = torch.cat((rates, torch.ones(4, 5, dtype=F64)), dim=1)
+    layer = wp.EquilibriumLayer(cell, rtol=1e-6, state_shape=(5,), on_failure="ignore")
+    for _ in range(2):  # the second solve knows the cost
+        z = layer(x)
+        solution = layer.last_solution
+        assert solution.converged.tolist() == [True, True, True, late == "converges"]
+        assert len(solution.num_steps.unique()) > 1
+        for i in range(3):
+            assert torch.equal(z[i], solution.value[i])
+            torch.testing.assert_close(z[i], torch.full((5,), float(1 / (1 - rates[i])), dtype=F64), rtol=1e-5, atol=0)
+        assert torch.equal(solution.residual[:3], ((cell(z, x) - z).norm(dim=1) / cell(z, x).norm(dim=1)).detach()[:3])

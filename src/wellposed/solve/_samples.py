@@ -152,6 +152,7 @@ class Outcome:
         note: A sentence if f at `value` did not confirm the answer; else empty.
         at_once: f at `value` if all samples converged at this evaluation of the whole batch.
         recorded: f at `value` with its graph, and a `sequence_number` from before it, if recorded.
+        lent: `value` is a point of the run, of which only the rows with a status are answers.
     """
 
     value: Tensor
@@ -166,6 +167,7 @@ class Outcome:
     note: str = ""
     at_once: Tensor | None = None
     recorded: tuple[Tensor, int] | None = None
+    lent: bool = False
 
     def allocated(self) -> Outcome:
         """With memory for values that are not known yet, in the place of the start."""

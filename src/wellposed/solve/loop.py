@@ -3,8 +3,7 @@
 A sample leaves the loop, with its own status and its own count of evaluations, when its residual
 meets the tolerance, is not finite, has grown too much, or its budget is used up; the remaining rows
 are compacted. Residuals are measured where one could decide something (`ResidualSchedule`): a
-measurement is one pass over the state and one transfer to the host, and nothing else waits for the
-device. The loop does not depend on what the map is.
+measurement is one pass over the state and one transfer to the host, for which alone it waits.
 """
 
 from __future__ import annotations
@@ -44,14 +43,11 @@ def iterate(
     """Solves z = f(z) for every row.
 
     Args:
-        f: The map.
+        f, solver: The map, and the method. tolerance: When a sample is done.
         z: (batch, features) the start; never written to.
-        solver: The method.
-        tolerance: When a sample is done.
         max_steps: Evaluations of f that each sample may take part in, at least 1.
         first: f(z), if it is known already; it still counts as an evaluation.
-        record: Whether to keep the residual of every sample at every step.
-        keep_image: Whether to return f at the value as well.
+        record, keep_image: Whether to keep the residuals of every step, and f at the value.
         graph: Whether to record the evaluation of the whole batch that is likely to be the last.
     """
     outcome, batch = Outcome(z, image=z if keep_image else None), z.shape[0]
@@ -107,7 +103,7 @@ class _Stage:
             self._loop(differences)
         except RowsCoupled as found:
             # from the points of the samples that have not left, the batch is solved as one sample
-            value = self.outcome.allocated().value
+            value = self.outcome.allocated().value.clone()
             for part in (self.samples, *self.passed_on):
                 value[to_device(part.index, part.z.device)] = part.z
             found.evaluations, found.value = min(self.samples.most(self.idle) + found.within + 1, self.max_steps), value
@@ -237,8 +233,7 @@ class _Stage:
         better = (r < samples.best_r) & ~runaway | np.isinf(samples.best_r)  # at first there is nothing else to return
         leave = (done | lost | grown | spent) & judged
         gone = leave if switch is None else leave | (switch & judged)
-        # before a solve that has converged no point can be better
-        self._keep_best(r, s, better & judged & ~(leave & done))
+        self._keep_best(r, s, better & judged & ~(leave & done))  # no point is better than an answer
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
             self.passed_on.append(samples if on.all() and not self.workspace.used else samples.take(np.flatnonzero(on)))
@@ -267,19 +262,22 @@ class _Stage:
         if not leave.any():
             return
         samples, out = self.samples, self.outcome
-        done = (codes == Status.CONVERGED)[leave]
-        steps, r_, s_ = samples.evaluations[leave], r[leave], s[leave]
+        done, steps, r_, s_ = (codes == Status.CONVERGED)[leave], samples.evaluations[leave], r[leave], s[leave]
         rate = (r_ / samples.first_r[leave]) ** (1.0 / np.maximum(steps - 1, 1)).astype(r.dtype)
         if not done.all():
             r_, s_ = np.where(done, r_, samples.best_r[leave]), np.where(done, s_, samples.best_s[leave])
         numbers = (r_, s_, steps, codes[leave], rate)
-        whole = done.all() and done.shape[0] == out.value.shape[0]
-        if whole and all(samples.z is not other for other in self.workspace.foreign):  # all at once: nothing to gather
+        own = done.all() and all(samples.z is not other for other in self.workspace.foreign)
+        if own and done.shape[0] == out.value.shape[0]:  # all at once: nothing to gather
             out.value, out.at_once, out.recorded = samples.z, samples.fz, None if self.last is None else self.last.recorded
             out.image = None if out.image is None else samples.fz
             out.write(None, *numbers)
             return
         out.allocated().write(samples.index[leave], *numbers)
+        if own and self.last is not None and out.image is None and not self.workspace.used:
+            out.value, out.lent = samples.z, True  # `LastStep` has put the earlier answers there: nothing to gather yet
+            return
+        out.value, out.lent = out.value.clone() if out.lent else out.value, False
         chosen = np.flatnonzero(leave)
         samples.gather(out.value, chosen, done, samples.z, samples.best_z)
         if out.image is not None and samples.best_f is not None:

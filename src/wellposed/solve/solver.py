@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -289,8 +288,7 @@ class LastStep:
     def __call__(self, z: Tensor, done: Array | None, answers: Tensor, expected: bool) -> tuple[Tensor, Tensor]:
         """z with the answers of the rows that are done, and f there."""
         if done is not None:
-            rows = to_device(np.flatnonzero(done), z.device)
-            z = z.index_copy(0, rows, answers.index_select(0, rows))
+            z = torch.where(to_device(done, z.device).unsqueeze(1), answers, z)
         self.recorded, since = None, sequence_number()
         if not (self._graph and expected):
             return z, self._f(z)
