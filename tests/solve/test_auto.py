@@ -258,3 +258,43 @@ def test_where_steps_cost_little_the_last_factor_counts_too() -> None:
         steps.append(float(layer.last_solution.num_steps.double().mean()))
     auto, accelerated, plain = steps
     assert plain >= 2 * accelerated and auto <= 1.3 * accelerated, steps
+
+
+def monotone_layers(batch: int = 6, n: int = 40) -> tuple[Tensor, Any]:
+    """Inputs, and a layer by solver of the backward pass, of a map with one equilibrium that plain steps leave."""
+    skew = gaussian(n, n, seed=1) / n**0.5
+    W = -0.2 * torch.eye(n, dtype=torch.float64) + 0.9 * (skew - skew.T)
+    x = 3 * gaussian(batch, n, seed=2) * torch.linspace(0.1, 1.0, batch, dtype=torch.float64).unsqueeze(1)
+
+    def layer(solver: wp.solve.AbstractSolver | None) -> wp.EquilibriumLayer:
+        cell = lambda z, x: torch.tanh(z @ W.T + x)  # noqa: E731
+        return wp.EquilibriumLayer(cell, gradient=wp.ImplicitGradient(solver), rtol=1e-8, max_steps=300, on_failure="raise")
+
+    return x, layer
+
+
+def test_an_affine_map_that_expands_goes_to_krylov_steps_at_once() -> None:
+    """The adjoint: six products beyond those of Newton-Krylov find out that plain steps do not contract, and none is wasted."""
+    x, layer = monotone_layers()
+    steps, gradients = {}, {}
+    for solver in (None, wp.NewtonKrylov(), wp.Anderson()):
+        leaf, net = x.clone().requires_grad_(), layer(solver)
+        gradients[solver] = torch.autograd.grad(net(leaf).square().sum(), leaf)[0]
+        steps[solver] = int(net.last_adjoint.num_steps.max())
+    assert steps[None] <= steps[wp.NewtonKrylov()] + 6 and steps[None] < steps[wp.Anderson()], steps
+    torch.testing.assert_close(gradients[None], gradients[wp.NewtonKrylov()], rtol=1e-6, atol=1e-8)
+
+
+def test_the_adjoint_of_a_sample_does_not_depend_on_neighbours_that_expand() -> None:
+    x, layer = monotone_layers()
+    x[0] *= 20  # tanh is flat there: this sample contracts
+    whole, net = x.clone().requires_grad_(), layer(None)
+    together = torch.autograd.grad(net(whole).square().sum(), whole)[0]
+    counts = net.last_adjoint.num_steps
+    assert len(counts.unique()) > 1
+    for i in (0, 3):
+        alone, single = x[i : i + 1].clone().requires_grad_(), layer(None)
+        torch.testing.assert_close(
+            torch.autograd.grad(single(alone).square().sum(), alone)[0][0], together[i], rtol=1e-6, atol=1e-9
+        )
+        assert abs(int(single.last_adjoint.num_steps) - int(counts[i])) <= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -151,3 +153,19 @@ def test_a_dense_inner_solver_stays_within_the_budget():
             f, torch.zeros(1, 12, dtype=torch.float64), solver=solver, rtol=1e-30, max_steps=max_steps, on_failure="ignore"
         )
         assert int(solution.num_steps.max()) <= max_steps
+
+
+@pytest.mark.parametrize("activation", [wp.nn.Tanh(), wp.nn.ReLU()], ids=repr)
+def test_only_maps_that_are_affine_are_solved_in_one_step(activation: Any) -> None:
+    """A dense cell has an affine part, and is not affine: its first Newton step is as loose as `forcing` says."""
+    asked: list[Tensor] = []
+
+    class Noted(wp.GMRES):
+        def __call__(self, *args: Any, rtol: Any, **options: Any) -> Any:  # type: ignore[override]
+            asked.append(torch.as_tensor(rtol))
+            return super().__call__(*args, rtol=rtol, **options)
+
+    cell = wp.nn.DenseCell(4, 8, activation, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wp.EquilibriumLayer(cell, wp.NewtonKrylov(Noted()), rtol=1e-10).solve(x)
+    assert bool((asked[0] == 0.1).all())

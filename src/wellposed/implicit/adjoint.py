@@ -150,7 +150,7 @@ class AdjointMap(AbstractMap):
     """u -> rhs + A u as a fixed-point map: the loop of `solve` serves backward passes too."""
 
     leaves_at_once = False
-    strides = repeats = True  # products with one recorded graph
+    strides = repeats = is_affine = True  # products with one recorded graph
 
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs

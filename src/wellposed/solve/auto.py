@@ -58,7 +58,9 @@ class Auto(AbstractSolver):
       within its budget;
     - from `Anderson` back to `Picard` if its residuals stall or its own predicted N is large: at a
       kink acceleration can be stuck where plain steps are not;
-    - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget.
+    - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget. Where f
+      is known to be affine, as in a backward pass, a sample that does not contract is passed on to
+      it at once: its Krylov space needs fewer products than acceleration.
 
     These predictions decide only about cost; the answer is judged by the residual, as with any
     solver. In an `EquilibriumLayer`, where a plain step of the cell costs less than a measurement,
@@ -120,7 +122,7 @@ class _LeavePlain(AbstractSwitchingRule):
         # (rows,) the last step at which a sample was judged, its norm, and the factor that was predicted from there
         self._before: tuple[Array, Array, Array] | None = None
 
-    def judges_all(self, cost: tuple[float, int] | None) -> bool:
+    def judges_all(self, cost: tuple[float, int] | None, affine: bool) -> bool:
         if cost is not None:
             numbers = (4 + 2 * self._accelerated.memory) * cost[1]  # that a step reads or writes
             self._price = 1.0 + relative_cost(OPERATIONS, numbers, cost[0])
@@ -181,6 +183,8 @@ class _LeaveAccelerated(AbstractSwitchingRule):
         r = to_host(point.r)
         least = np.minimum(self._r[-1], r) if self._r else r
         self._r.append(least)
+        if count == 0 and self.affine:
+            return r >= point.first
         if count < 16 or count not in JUDGED_AT:
             return None
         q = (least / self._r[count // 2]) ** (1.0 / (count - count // 2))
@@ -208,6 +212,8 @@ class _LeaveReturned(AbstractSwitchingRule):
             return None
         r = to_host(point.r)
         self._r[count] = r
+        if count == 0 and self.affine:
+            return r >= point.first
         if count < 20:
             return r > 10 * self._r[0]
         q = (r / self._r[count // 2]) ** (2.0 / count)

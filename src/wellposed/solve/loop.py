@@ -90,7 +90,7 @@ class _Stage:
         self.plain = solver.is_plain and is_built_in(solver)
         confirms = self.plain and (f.repeats or graph) and not f.built_in and samples.z.shape[0] == outcome.value.shape[0]
         self.last = LastStep(f, graph) if confirms else None
-        few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost) else rule.few
+        few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
         first = 1 if self.plain else FIRST if solver.skips else 0
         stride = rule.stride if self.plain and rule is not None and f.strides else 1
         at = JUDGED_AT if rule is None else rule.judged_at
@@ -236,6 +236,9 @@ class _Stage:
         self._keep_best(r, s, better & judged & ~(leave & done))  # no point is better than an answer
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
+            if self.f.is_affine and self.plain and samples.z.shape == (start := self.workspace.foreign)[0].shape:
+                back = to_device(on & (r >= samples.first_r), samples.z.device).unsqueeze(1)  # plain steps have led away
+                samples.z, samples.fz = torch.where(back, start[0], samples.z), torch.where(back, start[1], samples.fz)
             self.passed_on.append(samples if on.all() and not self.workspace.used else samples.take(np.flatnonzero(on)))
             self.last = None  # they have no answer yet
         before, self.idle = self.idle, gone if self.idle is None else self.idle | gone

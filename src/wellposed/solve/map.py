@@ -1,7 +1,4 @@
-"""The map whose fixed point is sought, as a function of rows, and any Python function as one.
-
-Solvers use only `AbstractMap`. A cell with structure (see `wellposed.nn`) supplies its own.
-"""
+"""The map whose fixed point is sought, as a function of rows, and any Python function as one."""
 
 from __future__ import annotations
 
@@ -24,11 +21,14 @@ OPERATIONS, PASSES = 20, 24  #: Operations, and passes over the state, that take
 
 
 class AbstractMap(abc.ABC):
-    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone."""
+    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone.
+
+    Solvers use nothing else of it. A cell with structure (see `wellposed.nn`) has its own."""
 
     writes_out: bool = False  #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
     leaves_at_once: bool = True  #: Whether finished samples take part in no further evaluation: `AbstractSolver.takes_out`.
     strides: bool = False  #: Whether a sample may take some steps too many if that saves measurements.
+    is_affine: bool = False  #: Whether it is known to be z -> A z + b: then one step of Newton's method is exact.
     repeats: bool = False  #: Whether it is known to give the same value at the same point unless it draws random numbers.
     fresh: bool = True  #: Whether no earlier solve has shown that it draws no numbers from generators outside of torch.
     regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.

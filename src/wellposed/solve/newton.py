@@ -32,8 +32,9 @@ class NewtonKrylov(AbstractSolver):
 
         eta = min(forcing, (r_k / r_{k-1})^2)                            [eisenstat1996, choice 2]
 
-    but not beyond half of what the tolerance asks. The t of each sample is halved until its
-    residual decreases. Needs I - J invertible, not that f contracts.
+    but not beyond half of what the tolerance asks, and at once to that if f is known to be affine.
+    The t of each sample is halved until its residual decreases. Needs I - J invertible, not that f
+    contracts.
 
     Costs, per step, one evaluation for t = 1, and one product with J per Krylov step (plus the two
     evaluations with which automatic differentiation records J, unless the map has its own
@@ -67,7 +68,8 @@ class NewtonKrylov(AbstractSolver):
     def step(self, state: dict[str, Any], f: AbstractMap, point: Point) -> Step:
         eta = ((point.r / state["r"]) ** 2).clamp(max=self.forcing)
         eta = torch.where(state["r"].isinf(), torch.full_like(eta, self.forcing), eta)
-        eta = torch.maximum(eta, 0.5 * point.target / point.r)
+        enough = 0.5 * point.target / point.r
+        eta = enough if f.is_affine else torch.maximum(eta, enough)
         state["r"] = point.r
         direction, used = point.g.clone(), torch.zeros_like(point.evaluations)
         dense = isinstance(self.linear_solver, DenseSolve)  # it takes every column or none

@@ -183,17 +183,16 @@ class AbstractSwitchingRule(abc.ABC):
     #: Read after `judges_all` too: where samples are judged, and how few steps beyond it a sample needs that is not.
     judged_at: frozenset[int] = JUDGED_AT
     few: float = FEW_STEPS
+    affine: bool = False  #: Of the map of the stage.
 
     def keeps(self, step: int) -> bool:
         """Whether the point before a step is one of the three before a judgement."""
         at = self.judged_at
         return self.uses_trail and (step in at or step + 1 in at or step + 2 in at)
 
-    def judges_all(self, cost: tuple[float, int] | None) -> bool:
-        """Whether all samples, not only slow ones, are measured at `JUDGED_AT`.
-
-        Asked before a stage, with `AbstractMap.cost`.
-        """
+    def judges_all(self, cost: tuple[float, int] | None, affine: bool) -> bool:
+        """Whether all samples, not only slow ones, are measured at `JUDGED_AT`; asked first."""
+        self.affine = affine
         return True
 
     @abc.abstractmethod
