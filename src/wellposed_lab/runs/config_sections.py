@@ -161,7 +161,7 @@ class LossSection(_Section):
         default=0.0, ge=0, description="weight of the Jacobian penalty of equilibria in training; not part of reported losses"
     )
     residual: float | None = Field(
-        default=None, ge=0, description="weight of the residual after few steps (residual, multiscale): 3 if null; 0 solves"
+        default=None, ge=0, description="weight of the residual after few steps (residual, multiscale): 10 if null; 0 solves"
     )
     ignore_index: int | None = Field(
         default=None, description="segmentation: label that does not count; null is void of camvid"

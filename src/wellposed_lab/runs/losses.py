@@ -12,7 +12,7 @@ from wellposed.errors import InvalidArgument
 __all__ = ["AbstractLoss", "CrossEntropy", "NextToken", "Reconstruction", "Segmentation", "Squared", "residual_weight"]
 
 #: The weight of the residual after few steps, if none is given: see benchmarks/recipe.py.
-RESIDUAL = 3.0
+RESIDUAL = 10.0
 
 
 class AbstractLoss(abc.ABC):

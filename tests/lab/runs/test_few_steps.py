@@ -40,7 +40,7 @@ def test_a_run_takes_few_steps_by_default_and_solves_if_asked(tmp_path: Path) ->
     for residual in ("null", "0"):
         train(resolve({}, [*SMALL, *QUICK, f"loss.residual={residual}", "run.epochs=2"]), tmp_path / residual)
         rows[residual] = read_metrics(tmp_path / residual)
-    assert rows["null"][-1]["equilibrium_steps"] == 9.0 != rows["0"][-1]["equilibrium_steps"]
+    assert rows["null"][-1]["equilibrium_steps"] == 8.0 != rows["0"][-1]["equilibrium_steps"]
     assert rows["null"][-1]["train_loss"] < rows["null"][0]["train_loss"]
 
 

@@ -95,7 +95,9 @@ class EquilibriumNetwork(AbstractImageNetwork):
         penalty = jacobian_penalty(self.cell, held, x, probes=probes, generator=generator)
         return self.head(z, tuple(X.shape[2:])), penalty
 
-    def regularized(self, X: Tensor, *, steps: int = 8, recorded: int = 2, weight: float = 3.0) -> tuple[Tensor, Tensor]:
+    def regularized(
+        self, X: Tensor, *, steps: int = 8, recorded: int | None = None, weight: float = 10.0
+    ) -> tuple[Tensor, Tensor]:
         """Predictions after few steps, and `weight` times the penalty of `truncated`, to be added
         to the loss: cheap training. The gradient is inexact; that of `model(X)` is exact."""
         x = self.inputs(X)
