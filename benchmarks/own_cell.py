@@ -1,6 +1,6 @@
-"""A user's own module: us, torchdeq 0.1.0 and a hand-written loop; and `Auto` against the solvers it chooses from.
+"""A user's own module: us, torchdeq 0.1.0 and a hand-written loop; `Auto` against the solvers it chooses from; compiled code.
 
-    make bench-own ARGS="[--seconds N] [--only WORD] [--suite peers|auto]"
+    make bench-own ARGS="[--seconds N] [--only WORD] [--suite peers|auto|compiled]"
     make tables
 
 Forward and exact backward to a relative residual of 1e-4, float32, 2 threads, one process. Contenders run turn by turn, in
@@ -196,9 +196,42 @@ def auto(name: str, budget: float, patience: float) -> Row:
     return row
 
 
+def around(compiles: bool, inside: bool = False) -> Callable[[Any, tuple[int, ...]], Solve]:
+    """A function with operations before the layer and after it; compiled as a whole, or the cell alone."""
+
+    def prepare(cell: Any, shape: tuple[int, ...]) -> Solve:
+        layer: Any = ours()(torch.compile(cell) if inside else cell, shape)
+
+        def model(x: Tensor) -> Tensor:
+            return torch.sin(layer(torch.tanh(x) + 0.1 * x))
+
+        solve: Any = torch.compile(model) if compiles else model
+        return solve
+
+    return prepare
+
+
+def compiled(name: str, budget: float, patience: float) -> Row:
+    """`torch.compile` around a layer and of its cell, against neither: times, graphs, and how far gradients differ."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    ways = {"plain": around(False), "around": around(True), "inside": around(False, inside=True)}
+    found = measure(name, ways, budget, patience)
+    exact = found["plain"].gradient
+    row: Row = {"cell": name, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
+    for way in ("around", "inside"):
+        error = float((found[way].gradient - exact).norm() / exact.norm())
+        row |= {f"{way} / plain": median(found[way].ratios(found["plain"])), f"difference {way}": f"{error:.0e}"}
+    return row
+
+
 SUITES: dict[str, tuple[Callable[[str, float, float], Row], list[str]]] = {
     "peers": (peers, list(cells.TABLE)),
     "auto": (auto, [*cells.TABLE, *cells.FURTHER]),
+    "compiled": (
+        compiled,
+        [name for name in cells.TABLE if "128 units" in name or "32 channels" in name or "attention" in name],
+    ),
 }
 
 
@@ -239,13 +272,13 @@ def write(suite: str, names: list[str], row: Row, setting: dict[str, Any]) -> No
     """Puts a row into the results, in the place of an older one."""
     path = RESULTS / "own_cell.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    found = found if found.get("setting") == setting else {"setting": setting, "peers": [], "auto": []}
-    rows = {next(iter(old.values())): old for old in [*found[suite], row]}
+    found = found if found.get("setting") == setting else {"setting": setting}
+    rows = {next(iter(old.values())): old for old in [*found.get(suite, []), row]}
     found[suite] = [rows[name] for name in names if name in rows]
     path.write_text(json.dumps(found, indent=1) + "\n")
     text = ["# A user's own module", "", " ".join(__doc__.split("\n\n")[2].split()), ""]
     for name in SUITES:
-        text += [f"## {name.capitalize()}", "", *(table(found[name]) if found[name] else ["Not measured yet."]), ""]
+        text += [f"## {name.capitalize()}", "", *(table(found[name]) if found.get(name) else ["Not measured yet."]), ""]
     (RESULTS / "own_cell.md").write_text("\n".join(text))
 
 
