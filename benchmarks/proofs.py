@@ -178,7 +178,7 @@ def store(record: Path, problem: Problem, seed: int, proof: wp.Proof, seconds: f
         "loss": proof.loss,
         "radius": proof.radius,
         "rate": proof.rate,
-        "growth": sum(math.log1p(proof.step_size * M) for M in steps["expansion"]),
+        "growth": sum(math.log1p(proof.step_size * M) for M in steps["expansion"] if M is not None),
         "mask_ratio": min(ratios) if ratios else None,
         "tail": proof.tail,
         "attempts": proof.attempts[-3:],

@@ -48,8 +48,8 @@ def test_a_proof_can_be_printed(proved: Any) -> None:
 def test_the_stored_numbers_satisfy_the_inequalities(proved: Any) -> None:
     steps, eta = proved[3].steps, proved[3].step_size
     for k in range(proved[3].num_steps):
-        assert steps["delta"][k + 1] >= (1 + eta * steps["expansion"][k]) * steps["delta"][k] + steps["error"][k]
-        assert steps["error"][k] >= eta * steps["gradient_error"][k]
+        assert (steps["expansion"][k] is None) == (k == 0)  # delta is 0 there
+        assert steps["delta"][k + 1] >= (1 + eta * (steps["expansion"][k] or 0.0)) * steps["delta"][k] + steps["error"][k]
         assert eta * steps["jacobian"][k] ** 2 <= 2 and steps["omega"][k] + steps["delta"][k] < 1
         assert steps["mask_ratio"][k] is None or steps["mask_ratio"][k] > 1
 
@@ -62,7 +62,7 @@ def test_descent_does_what_is_proved(proved: Any) -> None:
     history = wp.descend(model, X, y, step_size=proof.step_size, steps=steps)
     for k, loss in enumerate(history.loss):
         assert loss <= proof.loss_bound(k) * (1 + 1e-6) + 1e-20
-    assert history.loss[3] == pytest.approx(proof.loss_bound(3), rel=1e-6)
+    assert history.loss[3] == pytest.approx(proof.loss_bound(3), rel=2e-5)  # |r| has six digits, rounded up
     assert history.loss[proof.num_steps] == pytest.approx(proof.loss, rel=1e-5)
 
 
@@ -98,7 +98,16 @@ def test_defaults_of_the_caller_do_not_matter(kind: str) -> None:
         assert (proof.verdict, proof.num_steps, proof.delta) == (expected.verdict, expected.num_steps, expected.delta)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format": "other"}', '{"format": "wellposed-proof", "version": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        '{"format": "other"}',
+        '{"format": "wellposed-proof", "version": 1}',
+        '{"format": "wellposed-proof", "version": 2}',
+    ],
+)
 def test_a_damaged_proof_ends_in_one_sentence(proved: Any, tmp_path: Path, content: str) -> None:
     proved[3].save(tmp_path)
     (tmp_path / "proof.json").write_text(content)

@@ -199,9 +199,9 @@ def test_a_part_of_all_expansions_is_rejected(kind: str, part: float, tmp_path: 
     stored = Stored(proved(kind).save(tmp_path / "genuine"))
     steps, eta = stored.document["steps"], stored.document["step_size"]
     assert stored.document["num_steps"] > 1
-    steps["expansion"] = [part * M for M in steps["expansion"]]
+    steps["expansion"] = [None if M is None else float(f"{part * M:.5e}") for M in steps["expansion"]]
     for k, (M, error) in enumerate(zip(steps["expansion"], steps["error"], strict=True)):
-        steps["delta"][k + 1] = ((1 + eta * M) * steps["delta"][k] + error) * (1 + 1e-12)
+        steps["delta"][k + 1] = ((1 + eta * (M or 0.0)) * steps["delta"][k] + error) * (1 + 1e-12)
     stored.document["delta"] = steps["delta"][-1]
     found = wp.verify(stored.write(tmp_path / "forged", sealed=True), steps=100, seed=0)
     assert [check.name for check in found.checks if not check.ok] == ["expansion"]

@@ -17,6 +17,7 @@ from wellposed.prove._jacobian import PredictionJacobian
 from wellposed.prove._point import ComputedPoint, Evaluator
 from wellposed.prove._problem import Parameters, ProvedProblem
 from wellposed.prove._shadow import Row, StepRefused, shadow_step
+from wellposed.prove._short import short_up
 from wellposed.prove._smooth_tail import smooth_tail
 from wellposed.prove._tail import Tail, tail
 from wellposed.prove.error_free import norm_up
@@ -195,7 +196,7 @@ class ProofRun:
             loss=self.loss,
             radius=None if found is None else found.radius,
             rate=None if found is None else found.rate,
-            distance=None if found is None else up(self._moved() + now.delta + found.radius),
+            distance=None if found is None else short_up(up(self._moved() + now.delta + found.radius)),
             seconds=self._before + time.perf_counter() - self._began,
             family=problem.family,
             activation=problem.slopes.name,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from wellposed.prove._jacobian import ParameterBall, PredictionJacobian
 from wellposed.prove._point import ComputedPoint
 from wellposed.prove._problem import Exact, Parameters, ProvedProblem
 from wellposed.prove._resolvent import SampleNorms
+from wellposed.prove._short import short_down, short_up
 from wellposed.prove.error_free import SLACK, UNIT, norm_up, outer_sum, two_product
 
 #: How much of log(1 + eta M), added up, old norms of samples may cost before they are renewed.
@@ -41,13 +43,11 @@ class Row:
 
     delta: float
     loss: float
-    expansion: float
+    expansion: float | None
     jacobian: float
     omega: float
-    gradient_error: float
     error: float
     mask_ratio: float | None
-    least: float | None
     residual: float
 
 
@@ -71,32 +71,34 @@ def shadow_step(
     ball = jacobian.ball(delta)
     if ball is None:
         raise StepRefused(f"omega = {contraction.omega:.6g} leaves no room below 1 for a ball of radius {delta:.3g}")
-    if not step_size * ball.L**2 * SLACK <= 2:
+    if not step_size * ball.L**2 * SLACK <= 2 or not step_size * short_up(ball.L) ** 2 * SLACK <= 2:
         raise StepRefused(
             f"the step size times |J|^2 is only known to be at most {step_size * ball.L**2:.6g}, and must be at most 2"
         )
-    ratio, least = mask_ratio(problem, point, ball)
-    if ratio is not None and not ratio > 1:
+    masks = mask_ratio(problem, point, ball)
+    if masks is not None and not masks.proved > 1:
         raise StepRefused(
-            f"a pre-activation of {least:.3g} may be 0: it is only {ratio:.3g} times as large as its error and what delta = "
-            f"{delta:.3g} may change"
+            f"a pre-activation of {masks.least:.3g} may be 0: it is only {masks.proved:.3g} times as large as its error and "
+            f"what delta = {delta:.3g} may change"
         )
     M = _expansion(problem, point, jacobian, contraction, ball, step_size)
-    at, gradient_error, error = _advanced(problem, point, jacobian, step_size)
+    at, error = _advanced(problem, point, jacobian, step_size)
+    residual = (norm_up(point.r) + ball.dr) * SLACK
+    if not all(map(math.isfinite, (M, error, residual))):
+        raise StepRefused("the numbers leave the range of float64")
+    M, error = short_up(M), short_up(error)
     following = ((1 + step_size * M) * delta + error) * SLACK
     if not math.isfinite(following):
         raise StepRefused("the numbers leave the range of float64")
     row = Row(
         delta,
         point.loss,
-        M,
-        ball.L,
-        contraction.omega,
-        gradient_error,
+        None if delta == 0 else M,
+        short_up(ball.L),
+        short_up(contraction.omega),
         error,
-        None if ratio is None or delta == 0 else ratio,
-        least,
-        (norm_up(point.r) + ball.dr) * SLACK,
+        None if masks is None or delta == 0 else short_down(masks.stated),
+        short_up(residual),
     )
     return at, following, row
 
@@ -135,29 +137,47 @@ def _expansion(
     return M
 
 
-def mask_ratio(problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) -> tuple[float | None, float | None]:
-    """Least (|pre-activation| - its error)/(its change on the ball), and least |pre-activation|.
+class MaskRatio(NamedTuple):
+    """Least values over samples and units.
+
+    Attributes:
+        proved: Of (|pre-activation| - its error)/(its change on the ball): above 1, no slope jumps.
+        stated: Of |pre-activation|/(its change on the ball).
+        least: Of |pre-activation|.
+    """
+
+    proved: float
+    stated: float
+    least: float
+
+
+def mask_ratio(problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) -> MaskRatio | None:
+    """By how much masks are unambiguous on the ball; None for smooth slopes.
 
     A pre-activation changes by at most |dOmega xi_i| + (|R_u| + k rho) |dz_i|; one of c by l rho
-    |x_i|. None for smooth slopes.
+    |x_i|.
     """
     if problem.slopes.smooth:
-        return None, None
+        return None
     rho, k = ball.radius, problem.k
     xi = torch.hypot(k * point.z_norm, problem.ell * problem.x_norms).unsqueeze(1)
     change = rho * xi * (1 + (point.row_R + k * rho) * ball.tau) * SLACK + 1e-300
-    ratio, least = float(((point.V.abs() - point.v_error) / change).min()), float(point.V.abs().min())
+    found = [_ratios(point.V, point.v_error, change)]
     if problem.rectified and problem.ell:  # where U is fixed, c is too
         change = (problem.ell * rho * problem.x_norms).unsqueeze(1) * SLACK + 1e-300
-        ratio = min(ratio, float(((point.Y.abs() - point.y_error.unsqueeze(1)) / change).min()))
-        least = min(least, float(point.Y.abs().min()))
-    return ratio, least
+        found.append(_ratios(point.Y, point.y_error.unsqueeze(1), change))
+    return MaskRatio(*map(min, zip(*found, strict=True)))
+
+
+def _ratios(V: Tensor, error: Tensor, change: Tensor) -> tuple[float, float, float]:
+    size = V.abs()
+    return float(((size - error) / change).min()), float((size / change).min()), float(size.min())
 
 
 def _advanced(
     problem: ProvedProblem, point: ComputedPoint, jacobian: PredictionJacobian, step_size: float
-) -> tuple[Parameters, float, float]:
-    r"""The next computed point, e_k and eps_k.
+) -> tuple[Parameters, float]:
+    r"""The next computed point and eps_k.
 
     The gradient is made of the computed z, p, q, c, r, all as high + low: exact products, and
     rests. J*^T r* - sum_i r_i J_i = J*^T (r* - r) + sum_i r_i (J*_i - J_i), and row i of the last
@@ -204,6 +224,4 @@ def _advanced(
         parts[part], updating = point.at.parts()[part].minus(step.reshape(shape), step_low.reshape(shape))
         lost = 4 * UNIT * terms + UNIT**2 * c * norm_up(G) + abs(c_low) * norm_up(rest) + c * (product_error + forming)
         rounding += (lost + updating) / scale
-    error = (step_size * gradient_error + rounding) * SLACK
-    # a larger e_k is a bound too: with eps_k <= 2 eta e_k neither of the two can be changed alone
-    return point.at.with_parts(parts), max(gradient_error, error / (1.9 * step_size)), error
+    return point.at.with_parts(parts), (step_size * gradient_error + rounding) * SLACK

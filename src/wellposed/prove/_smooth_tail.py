@@ -38,6 +38,7 @@ from wellposed.prove._jacobian import ParameterBall, PredictionJacobian, top_eig
 from wellposed.prove._point import ComputedPoint
 from wellposed.prove._problem import ProvedProblem
 from wellposed.prove._resolvent import Resolvents
+from wellposed.prove._short import short_down, short_up
 from wellposed.prove._tail import Tail
 from wellposed.prove.error_free import SLACK, UNIT, norm_up
 
@@ -61,10 +62,10 @@ def smooth_tail(
     """Theorem C at this point, whose distance to the exact iterate is at most delta."""
     least = jacobian.least_eigenvalue()
     near = jacobian.ball(delta)
-    s0 = math.sqrt(max(0.0, least)) / SLACK - jacobian.error * SLACK
+    s0 = short_down(math.sqrt(max(0.0, least)) / SLACK - jacobian.error * SLACK)
     if near is None or not s0 > 0:
         return Tail(False, f"the least eigenvalue of the tangent kernel is only known to be at least {least:.3g}")
-    e = (norm_up(point.r) + near.dr) * SLACK
+    e = short_up((norm_up(point.r) + near.dr) * SLACK)
     reason = ""
     first = lipschitz(problem, point, jacobian, contraction, near)
     for largest, known in _tried(step_size, s0, jacobian.L, first, e, delta):
@@ -74,7 +75,10 @@ def smooth_tail(
         if known is not None:
             known.renew(around(problem, point, contraction, ball), ball=True)
         Lambda = lipschitz(problem, point, jacobian, contraction, ball, known)
-        L = min(ball.L, (jacobian.L + Lambda * ball.radius) * SLACK)
+        if not math.isfinite(Lambda):
+            continue
+        Lambda = short_up(Lambda)
+        L = short_up(min(ball.L, (jacobian.L + Lambda * ball.radius) * SLACK))
         found = _radius(step_size, s0, L, Lambda, e, delta)
         if isinstance(found, str):
             reason = reason or found
@@ -86,7 +90,7 @@ def smooth_tail(
         rate = rate_after(step_size * slope * s1 / SLACK)
         numbers = {"residual": e, "s0": s0, "L": L, "Lambda": Lambda, "c": c, "slope": slope, "s1": s1}
         if rate < 1:
-            return Tail(True, "", radius, rate, numbers | {"omega": contraction.omega})
+            return Tail(True, "", radius, rate, numbers | {"omega": short_up(contraction.omega)})
     return Tail(False, reason or "the contraction may be lost in the ball", shortfall=4 * e * first / s0**2)
 
 

@@ -76,6 +76,18 @@ def pairs_in(problem: ProvedProblem, point: ComputedPoint, ball: ParameterBall) 
     return Pairs(point.V.abs() <= reach, of_c)
 
 
+def within_reach(problem: ProvedProblem, point: ComputedPoint, omega: float, rho: float) -> int:
+    """How many pre-activations are so near to 0 that the ball of radius rho could bring them there,
+    as `format` counts them: more than those that remain with better bounds."""
+    k, x = problem.k, problem.x_norms
+    tau = 1 / (1 - omega - k * rho)
+    xi = torch.hypot(k * point.z_norm, problem.ell * x).unsqueeze(1)
+    count = int((point.V.abs() <= rho * xi * (1 + (point.row_R + k * rho) * tau)).sum())
+    if problem.rectified and problem.ell:
+        count += int((point.Y.abs() <= (problem.ell * rho * x).unsqueeze(1)).sum())
+    return count
+
+
 def within_slopes(
     problem: ProvedProblem, point: ComputedPoint, contraction: Contraction, ball: ParameterBall, pairs: Pairs
 ) -> ParameterBall:

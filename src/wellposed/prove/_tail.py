@@ -3,7 +3,7 @@ r"""The end of a proof for ReLU: from here on descent converges, although units 
 `_gain` has the theorem and its proof. A step is r' = r - eta S J^T r, where J is the Jacobian at
 its start and S its secant; N = (S + J)/2 and F = (S - J)/2. This module bounds, in the ball of
 radius R about the exact iterate K, the singular values of all N by [s, L], |F| by f, |S F^T| by e0,
-and finds g, g0 with |F^T r|^2 <= g |N^T r|^2 + g0 |r|^2 for all r.
+and finds g, g0 with |F^T r|^2 <= g |N^T r|^2 + g0 |r|^2 for all r, where they are better than f^2.
 
 The switches of a sample act on its residual alone, so F F^T <= diag(q), where q_i adds up the
 switches of sample i. |F| is as large as the largest q_i, but r that hardly falls is an eigenvector
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +25,13 @@ from wellposed.linalg import least_eigenvalue_lower
 from wellposed.linalg.directed import rate_after
 from wellposed.linalg.verified_cholesky import norm_upper_by_test
 from wellposed.prove._contraction import Contraction
-from wellposed.prove._gain import least_gain, nonnegative_norm
+from wellposed.prove._gain import least_gain, nonnegative_norm, tight_gain
 from wellposed.prove._jacobian import ParameterBall, PredictionJacobian, top_eigenvalue
 from wellposed.prove._point import ComputedPoint
 from wellposed.prove._problem import ProvedProblem
 from wellposed.prove._shadow import mask_ratio
-from wellposed.prove._switches import MOST_PART, MOST_SWITCHES, Centre, Pairs, pairs_in, within_slopes
+from wellposed.prove._short import short_down, short_up
+from wellposed.prove._switches import MOST_PART, MOST_SWITCHES, Centre, Pairs, pairs_in, within_reach, within_slopes
 from wellposed.prove.error_free import SLACK, UNIT, gamma, norm_up, rows_up
 
 _ROUNDS = 40
@@ -41,6 +43,8 @@ _MOST_GROWTH = 30.0
 _GRAM = 800
 #: c that are tried for g and g0.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+#: By how much a pair (g, g0) must improve kappa to be taken.
+_WORTH = 1e-4
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Tail:
     reason: str = ""
     radius: float = math.inf
     rate: float = 1.0
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
     shortfall: float | None = None
 
 
@@ -74,10 +78,10 @@ def tail(
     h0 = jacobian.least_eigenvalue()
     if near is None or not h0 > 0:
         return Tail(False, f"the least eigenvalue of the tangent kernel is only known to be at least {h0:.3g}")
-    ratio, _ = mask_ratio(problem, point, near)
-    if ratio is not None and not ratio > 1:  # |J| would not bound how r changes in the ball of radius delta
-        return Tail(False, f"a pre-activation may be 0 within delta: its ratio is {ratio:.3g}")
-    e = (norm_up(point.r) + near.dr) * SLACK
+    masks = mask_ratio(problem, point, near)
+    if masks is not None and not masks.proved > 1:  # |J| would not bound how r changes in the ball of radius delta
+        return Tail(False, f"a pre-activation may be 0 within delta: its ratio is {masks.proved:.3g}")
+    e = short_up((norm_up(point.r) + near.dr) * SLACK)
     radius = e / math.sqrt(h0)
     most = min(MOST_SWITCHES, max(24, int(MOST_PART * point.Z.numel())))
     shortfall = 0.0
@@ -103,9 +107,11 @@ def tail(
         if isinstance(bounds, str):
             return Tail(False, bounds)
         s, L, f, e0, shares = bounds
-        kappa, g, g0 = max((least_gain(step_size, s, L, f, e0, *share), *share) for share in shares)
-        numbers = {"residual": e, "s": s, "L": L, "f": f, "e0": e0, "g": g, "g0": g0}
-        numbers |= {"switches": pairs.count, "omega": contraction.omega}
+        s, L, f, e0 = short_down(s), short_up(L), short_up(f), short_up(e0)
+        kappa, share = _best_share(step_size, s, L, f, e0, shares)
+        numbers: dict[str, Any] = {"residual": e, "s": s, "L": L, "f": f, "e0": e0}
+        numbers |= {"g": None, "g0": None} if share is None else {"g": share[0], "g0": share[1]}
+        numbers |= {"switches": pairs.count, "omega": short_up(contraction.omega)}
         if not kappa > 0:
             return Tail(
                 False,
@@ -119,14 +125,31 @@ def tail(
             )
         need = e / kappa * SLACK
         if need <= radius:
+            # the constants of a ball hold in a smaller one too
             rate = rate_after(step_size * kappa * (s + f) / SLACK)
-            return Tail(True, "", radius, rate, numbers | {"kappa": kappa}) if rate < 1 else Tail(False, "no decrease is left")
+            numbers |= {"kappa": kappa, "switches": within_reach(problem, point, short_up(contraction.omega), need + delta)}
+            return Tail(True, "", need, rate, numbers) if rate < 1 else Tail(False, "no decrease is left")
         radius = need * 1.02
         if radius > _MOST_GROWTH * e / math.sqrt(h0):
             shortfall = radius * math.sqrt(h0) / (_MOST_GROWTH * e)
             reason = f"the radius must be beyond {radius:.3g}, where {pairs.count} units may switch"
             return Tail(False, reason, numbers=numbers, shortfall=shortfall)
     return Tail(False, f"the radius does not settle; it has reached {radius:.3g}", numbers=numbers)
+
+
+def _best_share(
+    eta: float, s: float, L: float, f: float, e0: float, shares: list[tuple[float, float]]
+) -> tuple[float, tuple[float, float] | None]:
+    """kappa and the (g, g0) that it needs; None if |F| <= f is as good."""
+    best, chosen = least_gain(eta, s, L, f, e0), None
+    for g, g0 in shares:
+        share = short_up(g), short_up(g0)
+        kappa = least_gain(eta, s, L, f, e0, *share)
+        if kappa > best + _WORTH * abs(best):
+            best, chosen = kappa, share
+    if not best > 0:
+        return best, chosen
+    return tight_gain(eta, s, L, f, e0, *(chosen or (0.0, math.inf))), chosen
 
 
 class _Kernel:
@@ -216,7 +239,7 @@ class _Kernel:
         f = (fl + fs) * SLACK
         L = (min(math.sqrt(self.L**2 + 2 * B + F2), self.L + fl) + Ds) * SLACK
         e0 = (B + fl * (fl + Ds) + fs * L) * SLACK
-        return s, L, f, e0, [(0.0, f * f * SLACK), *self._shares(phi, fs, s, projected + Ds)]
+        return s, L, f, e0, self._shares(phi, fs, s, projected + Ds)
 
     def _shares(self, phi: Tensor, fs: float, s: float, d: float) -> list[tuple[float, float]]:
         """Some (g, g0), given what F has besides the switches, and |J^T r| <= |N^T r| + d |r|."""

@@ -1,8 +1,12 @@
-r"""How a proof is stored: `proof.json` and `proof.safetensors` in one folder. Version 1.
+r"""How a proof is stored: `proof.json` and `proof.safetensors` in one folder. Version 2.
 
 This docstring is the definition: a program that checks a proof needs nothing else. All numbers are
 float64; JSON has them with 17 digits, which gives back the same bits. `null` is "not known", and
-infinite or NaN numbers do not occur.
+infinite or NaN numbers do not occur. Names that are not listed here do not occur either.
+
+Every number is checked, but for `seconds` and `attempts`, which are not part of the proof. A bound
+that follows from no other number is rounded to its safe side, to **six decimal digits** (marked
+"6"), and one with more digits is not valid. All other numbers follow from these.
 
 **The network.** z = s(R z + c), f = w . z + v . c, with an activation s applied entry by entry; one
 sample is a row. The parameters theta of the network, in its own letters, are in `start`. Descent on
@@ -24,7 +28,7 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
 **proof.json**
 
     format            "wellposed-proof"
-    version           1
+    version           2
     program           version of the library that wrote it
     verdict           "proved" or "undecided"
     reason            a sentence; empty if proved
@@ -38,8 +42,8 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
     num_steps         K: how many steps of descent the proof follows
     delta, loss       delta_K, and |r|^2/2 at the computed point K
     radius, rate      of the tail (below); null if undecided
-    distance          >= |theta_j - theta_0| for all exact iterates j >= K; null if undecided
-    seconds           time that it took
+    distance       6  >= |theta_j - theta_0| for all exact iterates j >= K; null if undecided
+    seconds           time that it took; not part of the proof
     assumptions       list of sentences
     hashes            {"X": ..., "y": ..., "start.W": ..., ...}: SHA-256, in hexadecimal, of the
                       bytes of each tensor of proof.safetensors (little endian, row by row)
@@ -47,7 +51,7 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
     tail              null if undecided, else one number per name, see below
     checkpoints       list of the steps k that have a checkpoint; 0 and K are among them
     attempts          list of {"step", "loss", "reason", "shortfall"}: where the tail was tried and
-                      did not hold; the last is a guess or null, and proves nothing
+                      did not hold; the last is a guess or null. Not part of the proof
     seal              SHA-256 of this document without its seal, as JSON with sorted keys and
                       without spaces
 
@@ -56,57 +60,61 @@ entries, and its first is 0.
 
     delta             delta_k: the exact iterate is within this distance of the computed one
     loss              |r|^2/2 at the computed point k
-    expansion         M_k >= |sum_i r_i Hess f_i| on the ball of radius delta_k about that point
-    jacobian          L_k >= |J| on this ball
-    omega             >= the largest eigenvalue of (R + R^T)/2 at the computed point, by at most
+    expansion      6  M_k >= |sum_i r_i Hess f_i| on the ball of radius delta_k about that point;
+                      null for delta = 0, where no error can grow
+    jacobian       6  L_k >= |J| on this ball
+    omega          6  >= the largest eigenvalue of (R + R^T)/2 at the computed point, by at most
                       0.021, from m = 800 on by at most 0.13
-    gradient_error    e_k >= |J^T r - G|, where J^T r is the exact gradient at the computed point
-                      and G the one made, in exact arithmetic, of the stored Z, P, Q, C, r (see
-                      checkpoints)
-    error             eps_k >= |exact step from the computed point k - computed point k + 1|
-    mask_ratio        least (|pre-activation| - its error)/(its largest change on the ball), over
-                      samples and units; above 1; null for smooth activations and for delta = 0.
-                      The change of unit u is at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega
-                      - k delta)), R_u a row of R, xi_i = (k z_i, l x_i); in c = relu(..) l delta |x_i|
-    least             least |pre-activation|; null for smooth activations
-    residual          >= |r| at the exact iterate k
+    error          6  eps_k >= |exact step from the computed point k - computed point k + 1|, and
+                      eps_k >= eta |J^T r - G|, where J^T r is the exact gradient at the computed
+                      point and G the one made, in exact arithmetic, of the stored Z, P, Q, C, r
+                      (see checkpoints)
+    mask_ratio     6  least |pre-activation|/(its largest change on the ball), over samples and
+                      units; above 1; null for smooth activations and for delta = 0. The change of
+                      unit u is at most delta |xi_i| (1 + (|R_u| + k delta)/(1 - omega - k delta)),
+                      R_u a row of R, xi_i = (k z_i, l x_i); in c = relu(..) l delta |x_i|
+    residual       6  >= |r| at the exact iterate k
 
 The inequalities between them, in exact arithmetic, for all k < K:
 
-    delta_{k+1} >= (1 + eta M_k) delta_k + eps_k,     2 eta e_k >= eps_k >= eta e_k,
-    eta L_k^2 <= 2,     omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1.
+    delta_{k+1} >= (1 + eta M_k) delta_k + eps_k,     eta L_k^2 <= 2,
+    omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1.
 
-A bound is not much looser than what it follows from, so that a number changed alone contradicts the
-others: delta_{k+1}, and in the tail c, s1, slope and 1 - rate, to 1e-6; kappa to 5 %.
+A number that follows from others is not looser than it must be, so that a number changed alone
+contradicts the others: delta_{k+1}, and in the tail c, s1, slope, radius and 1 - rate, to 1e-8 (the
+last also up to 2^-51); kappa to 5e-7.
 
 By Theorem A of the documentation (page 'What is proved, when') then |theta_k - theta~_k| <=
 delta_k.
 
 `tail` (activation relu): at the computed point K, in the ball of radius `radius` + delta_K.
 
-    residual          e >= |r| at the exact iterate K
-    s, L              bounds of the singular values of N, for all pairs (J, secant S), N = (S + J)/2
-    f                 >= |F|, F = (S - J)/2
-    e0                >= |S F^T|
-    g, g0             g >= 0, and |F^T r|^2 <= g |N^T r|^2 + g0 |r|^2 for all vectors r
+    residual       6  e >= |r| at the exact iterate K
+    s, L           6  bounds of the singular values of N, for all pairs (J, secant S), N = (S + J)/2
+    f              6  >= |F|, F = (S - J)/2
+    e0             6  >= |S F^T|
+    g, g0          6  g >= 0, and |F^T r|^2 <= g |N^T r|^2 + g0 |r|^2 for all vectors r; both null
+                      if g = 0 and g0 = f^2 are as good
     kappa             > 0, and <= (A1 x^2 + A2 - min(f^2, g x^2 + g0) - eta h E - eta E^2/2)/(x + f)
                       for all x in [s, L], with t = eta L^2, A1 = 1 - t/2 - eta s^2/2, A2 = t s^2/2,
                       E = f x + e0, h^2 = (s^2 + L^2)(x^2 - s^2) + s^4
-    switches          how many pairs (sample, unit) may change their slope in the ball
-    omega             as in `steps`, at point K
+    switches          how many pairs (sample, unit) have a pre-activation of at most its largest
+                      change in the ball: as for mask_ratio, with rho = radius + delta_K for delta;
+                      no other pair can change its slope
+    omega          6  as in `steps`, at point K
 
     kappa eta (L + f) <= 1,     radius >= residual/kappa,     rate >= 1 - eta kappa (s + f).
 
 `tail` (smooth activations): |J - J'| <= Lambda |theta - theta'| in the ball.
 
-    residual          e as above
-    s0, L             <= sigma_min(J) at the computed point K; >= |J| in the ball
-    Lambda            the Lipschitz constant
+    residual       6  e as above
+    s0, L          6  <= sigma_min(J) at the computed point K; >= |J| in the ball
+    Lambda         6  the Lipschitz constant
     c                 c x <= min over y in [x, L] of A1(x) y + A2(x)/y for all 0 < x <= s0, A1 and
                       A2 as above with s = x
     slope             kappa at the edge of the ball: <= c s1 - eta Lambda L e/2
     s1                > 0, and <= s0 - Lambda (delta_K + radius)
-    omega             as in `steps`, at point K
+    omega          6  as in `steps`, at point K
 
     radius (c (s0 - Lambda delta_K - Lambda radius/2) - eta Lambda L e/2) >= e,   slope > 0,
     eta L c s0 <= 1,     rate >= 1 - eta slope s1.
@@ -157,7 +165,7 @@ from wellposed.prove.seal import seal
 if TYPE_CHECKING:
     from wellposed.prove.proof import Proof
 
-NAME, VERSION = "wellposed-proof", 1
+NAME, VERSION = "wellposed-proof", 2
 JSON, TENSORS = "proof.json", "proof.safetensors"
 #: Largest sizes in bytes that are read.
 _MOST_JSON, _MOST_TENSORS = 1 << 28, 1 << 34

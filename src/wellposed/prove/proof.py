@@ -73,7 +73,7 @@ class Proof:
     activation: str
     sizes: dict[str, int]
     steps: dict[str, list[Any]]
-    tail: dict[str, float] | None
+    tail: dict[str, Any] | None
     attempts: list[dict[str, Any]] = field(default_factory=list)
     assumptions: tuple[str, ...] = ASSUMPTIONS
     _problem: ProvedProblem | None = field(default=None, repr=False)
@@ -146,7 +146,7 @@ class Proof:
             rows.append(("least mask ratio", f"{min(ratios):.3g}, which must be above 1"))
         if proved and self.tail is not None:
             if "switches" in self.tail:
-                rows.append(("units that may switch", f"{int(self.tail['switches'])} of {n * m} (sample, unit)"))
+                rows.append(("units that may switch", f"at most {int(self.tail['switches'])} of {n * m} (sample, unit)"))
             rows.append(
                 (
                     "from there on",

@@ -18,10 +18,10 @@ from wellposed._progress import ProgressDisplay
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.prove.seal import seal, tensor_hash
 from wellposed.prove.verify_digits import LOST
-from wellposed.prove.verify_numbers import check_numbers
+from wellposed.prove.verify_numbers import check_numbers, check_tail_numbers
 from wellposed.prove.verify_place import Data, checkpoint_place, start_place
 from wellposed.prove.verify_point import NotFound
-from wellposed.prove.verify_reading import StoredProof
+from wellposed.prove.verify_reading import NOT_PROVED, StoredProof
 from wellposed.prove.verify_step import check_segment
 from wellposed.prove.verify_tail import check_tail
 
@@ -34,12 +34,13 @@ _SUMMARIES = {
     "scales": "the parts that this family trains, with its scales",
     "step size": "positive",
     "delta": "delta_{k+1} >= (1 + eta M_k) delta_k + eps_k, for all steps",
-    "error": "2 eta e_k >= eps_k >= eta e_k for all steps, and recomputed steps end within eps of the stored points",
+    "error": "recomputed steps end within eps of the stored points",
+    "digits": "bounds have six digits, and steps that need none have none",
     "jacobian": "eta L_k^2 <= 2 for all steps, and |J| computed again",
     "omega": "omega_k + k delta_k < 1 for all steps, and omega computed again",
     "mask": "no pre-activation is 0 in a ball, by the stored ratios and computed again",
     "expansion": "M_k >= |sum r_i Hess f_i|, bounded again in another way",
-    "gradient_error": "e_k >= |J^T r - G|, computed in 120 binary digits after the point",
+    "gradient": "eps_k >= eta |J^T r - G|, computed in 120 binary digits after the point",
     "loss": "computed again",
     "residual": "|r| of the exact iterate, bounded again",
     "verdict": "the file claims a proof",
@@ -119,7 +120,8 @@ class Verification:
             f"Points at which the constants of the tail were bounded again: {len(self.tail_points)}. "
             "They are about a whole ball, which these points sample."
         )
-        return "\n".join([head, again, tail, *map(str, self.checks)])
+        other = f"Not part of the proof, and not checked: {', '.join(NOT_PROVED)}."
+        return "\n".join([head, again, tail, other, *map(str, self.checks)])
 
     __repr__ = __str__
 
@@ -166,6 +168,8 @@ def verify(
     proof, found = StoredProof(path), Verification()
     _check_hashes(proof, found)
     check_numbers(proof, found.report)
+    if found.ok:
+        check_tail_numbers(proof, found.report)
     if not found.ok:  # contradicts itself: its steps are not worth the time
         return found
     try:

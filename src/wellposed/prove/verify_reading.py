@@ -19,7 +19,15 @@ JSON_LIMIT, HEADER_LIMIT, TENSORS_LIMIT = 1 << 28, 1 << 24, 1 << 36
 MOST = {"n": 8192, "m": 8192, "d": 1_000_000}
 MOST_STEPS = 10_000_000
 
-_STEPS = ("delta", "loss", "expansion", "jacobian", "omega", "gradient_error", "error", "mask_ratio", "least", "residual")
+_STEPS = ("delta", "loss", "expansion", "jacobian", "omega", "error", "mask_ratio", "residual")
+#: What proof.json has, and what it has in some of its parts. A number that is not named here cannot be checked.
+_NAMES = {
+    *("format", "version", "program", "verdict", "reason", "family", "activation", "sizes", "scales", "step_size"),
+    *("num_steps", "delta", "loss", "radius", "rate", "distance", "assumptions", "hashes", "steps", "tail", "checkpoints"),
+    "seal",
+}
+#: What proof.json has besides the proof: nothing in it is checked, and nothing that is proved depends on it.
+NOT_PROVED = ("seconds", "attempts")
 _TAILS = {
     False: ("residual", "s", "L", "f", "e0", "g", "g0", "kappa", "switches", "omega"),
     True: ("residual", "s0", "L", "Lambda", "c", "slope", "s1", "omega"),
@@ -42,7 +50,7 @@ class StoredProof:
         n, m, d, K: Sizes, and the number of steps.
         family, activation, shift: Of the network.
         scales: Of R, U, w, v. step_size: eta.
-        steps: The columns. tail: Its numbers; None if undecided.
+        steps: The columns. tail: Its numbers, but for g and g0 that are null; None if undecided.
         checkpoints: The steps that have one.
     """
 
@@ -54,10 +62,11 @@ class StoredProof:
                 f"{folder} holds no proof.json. Give the folder of a proof, which `wellposed prove` or `proof.save` writes."
             )
         self.document = document
-        if self.text("format") != "wellposed-proof" or document.get("version") != 1:
-            raise self.damaged("it is not a wellposed-proof of version 1")
+        if self.text("format") != "wellposed-proof" or document.get("version") != 2:
+            raise self.damaged("it is not a wellposed-proof of version 2; prove it again with this version of the library")
+        self._only("proof.json", document, {*_NAMES, *NOT_PROVED})
         self.family = self.one_of("family", document.get("family"), FAMILIES)
-        activation = self.of_kind("activation", document.get("activation"), dict)
+        activation = self._only("activation", document.get("activation"), ("name", "shift"))
         self.activation = self.one_of("activation.name", activation.get("name"), ("relu", "tanh", "softplus"))
         self.shift = self.number("activation.shift", activation.get("shift"))
         self.smooth, self.rectified = self.activation != "relu", self.family != "gaussian"
@@ -65,14 +74,14 @@ class StoredProof:
             raise self.damaged(f"activation.shift is {self.shift!r}, which no {self.activation} has")
         if self.smooth and self.rectified:
             raise self.damaged(f"there is no proof for {self.family} with {self.activation}")
-        sizes = self.of_kind("sizes", document.get("sizes"), dict)
+        sizes = self._only("sizes", document.get("sizes"), MOST)
         self.n, self.m, self.d = (self.count(f"sizes.{name}", sizes.get(name), MOST[name], least=1) for name in "nmd")
         self.K = self.count("num_steps", document.get("num_steps"), MOST_STEPS)
-        scales = self.of_kind("scales", document.get("scales"), dict)
         self.parts = FAMILIES[self.family]
+        scales = self._only("scales", document.get("scales"), self.parts)
         self.scales = {part: self.number(f"scales.{part}", scales.get(part), least=0.0) for part in self.parts}
         self.step_size = self.number("step_size", document.get("step_size"), least=0.0)
-        columns = self.of_kind("steps", document.get("steps"), dict)
+        columns = self._only("steps", document.get("steps"), _STEPS)
         self.steps = {name: self._column(name, columns.get(name)) for name in _STEPS}
         self.tail = None if document.get("tail") is None else self._tail(document["tail"])
         self.checkpoints = [
@@ -82,6 +91,8 @@ class StoredProof:
             raise self.damaged("the list of checkpoints is not sorted, or lacks the first or the last step")
         self.hashes = self.of_kind("hashes", document.get("hashes"), dict)
         self._index, self._begin = self._read_header()
+        for name in self._index:
+            self._check_name(name)
 
     def damaged(self, why: str) -> RunError:
         """The refusal of a file that is not a proof at all."""
@@ -91,6 +102,13 @@ class StoredProof:
         """A value of proof.json of this type."""
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.damaged(f"{name} in proof.json is a {type(value).__name__} and not a {kind.__name__}")
+        return value
+
+    def _only(self, name: str, value: Any, known: Any) -> Any:
+        """An object of proof.json that has nothing but these names."""
+        other = [key for key in self.of_kind(name, value, dict) if key not in known]
+        if other:
+            raise self.damaged(f"{name} has {str(other[0])[:40]!r}, which a proof does not have")
         return value
 
     def text(self, name: str) -> str:
@@ -120,7 +138,7 @@ class StoredProof:
         values = self.of_kind(f"steps.{name}", values, list)
         if len(values) != length:
             raise self.damaged(f"steps.{name} has {len(values)} entries and not {length}")
-        optional = name in ("mask_ratio", "least")
+        optional = name in ("mask_ratio", "expansion")
         label = f"steps.{name}"
         return [
             None if optional and v is None else self.number(label, v, least=-1.0 if name == "omega" else 0.0) for v in values
@@ -128,7 +146,9 @@ class StoredProof:
 
     def _tail(self, tail: Any) -> dict[str, float]:
         names = _TAILS[self.smooth]
-        tail = self.of_kind("tail", tail, dict)
+        tail = self._only("tail", tail, names)
+        if tail.get("g", 0) is None and tail.get("g0", 0) is None:  # |F^T r| <= f |r| is as good
+            names = tuple(name for name in names if name not in ("g", "g0"))
         least = {"omega": -1.0, "g0": -math.inf}
         return {name: self.number(f"tail.{name}", tail.get(name), least=least.get(name, 0.0)) for name in names}
 
@@ -155,6 +175,18 @@ class StoredProof:
                 raise self.damaged(f"{name[:60]} in proof.safetensors states another size than it has")
             index[name] = (dtype, shape, first, last)
         return index, begin
+
+    def _check_name(self, name: str) -> None:
+        """No tensor may be one that the check does not read."""
+        what, _, rest = name.partition(".")
+        step, _, part = rest.partition(".")
+        values = ("Z", "P", "r", "Q", "C") if self.rectified else ("Z", "P", "r")
+        known = name in ("X", "y")
+        known = known or (what == "start" and rest in [parameter for parameter, _ in self.parts.values()])
+        trained = [key for key in self.parts if step == "0" or self.scales[key] > 0]
+        allowed = part.removesuffix(".low") in (*trained, *values)
+        if not (known or (what == "checkpoint" and step in map(str, self.checkpoints) and allowed)):
+            raise self.damaged(f"proof.safetensors has {name[:60]}, which this proof does not have")
 
     def _open(self) -> Any:
         return _Opened(self.folder / "proof.safetensors", self)

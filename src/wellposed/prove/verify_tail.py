@@ -13,7 +13,16 @@ from wellposed.prove.verify_jumps import Switches, check_jumps
 from wellposed.prove.verify_pairs import check_point_pair, check_secant
 from wellposed.prove.verify_place import ROOM, Data, distance_between, norm, row_norms, stored_place
 from wellposed.prove.verify_reading import StoredProof
-from wellposed.prove.verify_step import PointCheck, Report, StoredBall, check_values, residual_scale
+from wellposed.prove.verify_step import (
+    ABOVE,
+    ABOVE_WIDE,
+    WIDE,
+    PointCheck,
+    Report,
+    StoredBall,
+    check_values,
+    residual_scale,
+)
 
 #: Steps after the last point that are computed in more digits.
 _STEPS = 2
@@ -34,7 +43,8 @@ def check_tail(proof: StoredProof, data: Data, report: Report) -> list[int]:
     if not ball.holds:
         report("omega", False, f"point {K}: omega is {check.omega:.6g}")
         return []
-    fine = check.omega_below <= tail["omega"] and check.omega + proof.scales["R"] * (delta + radius) < 1
+    most = check.omega + (ABOVE if proof.m < WIDE else ABOVE_WIDE)
+    fine = check.omega_below <= tail["omega"] <= most and check.omega + proof.scales["R"] * (delta + radius) < 1
     report("omega", fine, f"point {K}: {tail['omega']:.6g} stored, between {check.omega_below:.6g} and {check.omega:.6g}")
     r = check.point.r.floats()
     L = math.sqrt(check.J_square) + ball.dJ
@@ -74,21 +84,26 @@ def _check_stored(proof: StoredProof, data: Data, last: PointCheck, radius: floa
 
 
 def _check_switches(proof: StoredProof, check: PointCheck, switches: Switches, rho: float, report: Report) -> None:
-    """A unit that is off at a sample can be switched on by its own row of (R, U) alone, if its
-    pre-activation is below rho |xi|: at least as many may switch. So can those of `switches`, also
-    from on to off, and units of c = relu(U x) by their row of U."""
+    """The count of `format`, made again; and a unit that is off at a sample can be switched on by
+    its own row of (R, U) alone, if its pre-activation is below rho |xi|: at least as many may
+    switch. So can those of `switches`, also from on to off, and units of c = relu(U x) by their row
+    of U."""
     assert proof.tail is not None
-    point = check.point
-    xi = np.hypot(proof.scales["R"] * row_norms(point.Z.floats()), 0.0 if proof.rectified else check.data.x_norms)
+    point, k, ell = check.point, proof.scales["R"], proof.scales["U"]
+    z = k * row_norms(point.Z.floats())
+    xi = np.hypot(z, 0.0 if proof.rectified else check.data.x_norms)
     V = point.V.floats()
     least = int(((V < 0) & (-V < 0.999 * rho * xi[:, None])).sum())
     least = max(least, len(switches.i))
-    if proof.rectified and proof.scales["U"] > 0:
-        reach = proof.scales["U"] * rho * check.data.x_norms
+    far = (1 + (row_norms(check.R) + k * rho) / (1 - proof.tail["omega"] - k * rho)) * rho
+    count = int((np.abs(V) <= np.hypot(z, ell * check.data.x_norms)[:, None] * far).sum())
+    if proof.rectified and ell > 0:
+        reach = ell * rho * check.data.x_norms
         least += int((np.abs(point.Y.floats()) < 0.999 * reach[:, None]).sum())
-    report(
-        "tail", least <= proof.tail["switches"], f"{proof.tail['switches']:g} switches stored, at least {least} are possible"
-    )
+        count += int((np.abs(point.Y.floats()) <= reach[:, None]).sum())
+    stored = proof.tail["switches"]
+    report("tail", least <= stored, f"{stored:g} switches stored, at least {least} are possible")
+    report("tail", stored == count, f"{stored:g} switches stored, {count} counted")
 
 
 def _check_singular_values(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
