@@ -229,10 +229,11 @@ def residual_scale(check: PointCheck) -> float:
 
 def check_values(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
     """The stored values of checkpoint k, also those that its gradient does not need."""
-    for name in "ZPQC" if proof.rectified else "ZP":
-        exact = getattr(check.point, name).floats()
-        off = np.abs(exact - proof.tensor(f"checkpoint.{k}.{name}", proof.n, proof.m)).max()
-        near = _COMPUTED * np.abs(exact).max() + 1e-13 * proof.shift + 4 * LOST
+    for name in "ZPrQC" if proof.rectified else "ZPr":
+        exact: Digits = getattr(check.point, name)
+        off = np.abs((exact - stored_values(proof, k, name, *exact.shape)).floats()).max()
+        near = _COMPUTED * np.abs(exact.floats()).max() + 1e-13 * proof.shift + 4 * LOST
+        near += residual_scale(check) if name == "r" else 0.0
         report("equilibria", off <= near, f"point {k}: {name} is off by {off:.3g}")
 
 
