@@ -41,6 +41,7 @@ def write(folder: Path, architecture: str, arguments: Mapping[str, Any], tensors
         tensors: All parameters and buffers.
         more: What else the configuration says.
     """
+    check_finite(tensors, "The network", InvalidArgument, "They would not be read back; go back to finite parameters.")
     plain = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     content: bytes = _safetensors().save(plain, {"format": "pt"})
     config = {
@@ -104,10 +105,15 @@ def read_tensors(folder: Path, config: Mapping[str, Any], wanted: Mapping[str, T
     except Exception as error:  # SafetensorError and more: whatever it is, these are not tensors
         raise CheckpointRefused(f"{path} does not hold tensors ({' '.join(str(error).split())[:200]}). {remedy}") from error
     check_shapes(tensors, wanted, f"{path} is of another architecture", CheckpointRefused, remedy)
+    check_finite(tensors, f"{path}", CheckpointRefused, remedy)
+    return tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor], what: str, error: Any, remedy: str) -> None:
+    """Raises if a number is NaN or infinite."""
     for key, value in tensors.items():
         if not bool(torch.isfinite(value).all()):
-            raise CheckpointRefused(f"{path} has numbers in {key} that are not finite. {remedy}")
-    return tensors
+            raise error(f"{what} has numbers in {key} that are not finite. {remedy}")
 
 
 def check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str, error: Any, remedy: str) -> None:

@@ -169,7 +169,7 @@ def test_a_header_with_damage_and_a_fitting_checksum_is_refused(tmp_path: Path) 
 
 def test_a_changed_architecture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path)
-    wider = {"sudoku": _store.Architecture("wellposed.tasks.puzzles:PuzzleSolver.sudoku", {"width": 40}, "python x")}
+    wider = {"sudoku": _store.Architecture("wellposed.tasks.puzzles:PuzzleSolver.sudoku", {"width": 40}, (), "python x")}
     monkeypatch.setattr(_store, "ARCHITECTURES", wider)
     with pytest.raises(wp.CheckpointRefused, match="another architecture: .'width': 32.; 'sudoku' has .'width': 40"):
         wp.tasks.load("sudoku", tmp_path)
