@@ -144,3 +144,61 @@ def test_data_of_pytorch_geometric() -> None:
     layer = wp.EquilibriumLayer(make_cell(0), on_failure="raise")
     z = layer((batch.x, batch.edge_index), groups=batch.batch)
     torch.testing.assert_close(z, torch.cat([layer(graph) for graph in graphs]), rtol=1e-9, atol=1e-10)
+
+
+def star(leaves: int) -> Tensor:
+    return torch.stack([torch.arange(1, leaves + 1), torch.zeros(leaves, dtype=torch.int64)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("condition", ["norm", "perron_frobenius"])
+def test_the_bound_holds_in_low_precision(condition: str, dtype: torch.dtype) -> None:
+    """For the numbers as they are stored; a star has more edges than float16 can count.
+
+    The ball of bfloat16 is several per cent smaller: see `Spectral`.
+    """
+    nodes, width = 4097, 64
+    cell = GraphCell(2, width, wp.nn.Identity(), condition=condition, bound=0.95, dtype=dtype)
+    with torch.no_grad():
+        cell.W.copy_(torch.randn(width, width, generator=torch.Generator().manual_seed(0)))
+        W = cell.recurrent()
+        assert W.dtype == dtype
+        size = torch.linalg.matrix_norm(W.double(), ord=2) if condition == "norm" else W.double().abs().sum(1).max()
+        assert 0.8 < float(size) <= 0.95
+        cell.W.copy_(0.95 * torch.eye(width))
+        a, b = (torch.full((nodes, width), value, dtype=dtype) for value in (0.0, 1.0))
+        a[0] = b[0] = 0
+        x = torch.zeros(nodes, 2, dtype=dtype), star(nodes - 1)
+        ratio = (cell(b, x) - cell(a, x)).double().norm() / (b - a).double().norm()
+        assert cell(b, x).dtype == dtype
+        assert 0.85 < float(ratio) <= 0.95 * (1 + torch.finfo(dtype).eps)
+        layer = wp.EquilibriumLayer(cell, rtol=1e-3, on_failure="raise")
+        assert layer((torch.rand(nodes, 2).to(dtype), star(nodes - 1))).dtype == dtype
+
+
+def test_an_activation_that_expands_is_refused() -> None:
+    class Twice(wp.nn.ReLU):
+        slope_bounds = (0.0, 2.0)  # type: ignore[assignment]
+
+        def __call__(self, v: Tensor) -> Tensor:
+            return 2 * torch.relu(v)
+
+    with pytest.raises(wp.InvalidArgument, match="must be 1-Lipschitz.*the slopes of Twice reach 2"):
+        GraphCell(3, 5, Twice())
+
+
+def test_a_bound_assigned_later_holds() -> None:
+    for condition in ("norm", "perron_frobenius"):
+        cell = make_cell(0, condition=condition, bound=0.9)
+        cell.bound = 0.3
+        W = cell.recurrent().detach()
+        size = torch.linalg.matrix_norm(W, ord=2) if condition == "norm" else W.abs().sum(1).max()
+        assert 0.29 < float(size) <= 0.3 and "bound=0.3" in repr(cell)
+        with pytest.raises(wp.InvalidArgument, match="'bound'"):
+            cell.bound = 1.0
+
+
+def test_features_of_another_dtype_get_one_sentence() -> None:
+    x, edges = random_graph(0, 4, 6)
+    with pytest.raises(wp.InvalidType, match="has torch.float64 parameters and got features of torch.bfloat16"):
+        make_cell(0)(torch.zeros(4, 5, dtype=torch.float64), (x.bfloat16(), edges))

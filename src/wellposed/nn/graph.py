@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_interval, check_positive_integer
+from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn._activation import check_activation
 from wellposed.nn.activations import AbstractActivation, ReLU
@@ -40,12 +41,15 @@ class GraphCell(AbstractCell):
       radius of |A| x |W| is then at most `bound` [gu2020, Theorem 4.1], and the equilibrium exists
       and is unique.
 
+    Both hold of W as its dtype stores it. In float16 and bfloat16 the cell is computed in float32.
+
     Args:
         in_features: d, features of a node.
         width: m, states of a node.
         activation: s, 1-Lipschitz; `ReLU()` if not given.
         condition: See above.
         bound: In (0, 1). A state reaches a node k edges away with a factor of at most bound^k.
+            It can be assigned later.
         generator, device, dtype: Of the parameters.
 
     Attributes:
@@ -83,7 +87,13 @@ class GraphCell(AbstractCell):
         if condition not in CONDITIONS:
             raise InvalidArgument(f"The 'condition' of GraphCell must be one of {', '.join(CONDITIONS)}; got {condition!r}.")
         self.in_features, self.width, self.activation = in_features, width, activation
-        self.condition, self.bound = condition, bound
+        slope = max(map(abs, activation.slope_bounds))
+        if not slope <= 1.0:
+            raise InvalidArgument(
+                f"The 'activation' parameter of GraphCell must be 1-Lipschitz, or the bound would not hold; the slopes of "
+                f"{type(activation).__name__} reach {slope:g}. Divide it by that."
+            )
+        self.condition = condition
         self._ball = Spectral(bound)
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.W = nn.Parameter(bound * torch.eye(width, **factory_kwargs))
@@ -91,15 +101,29 @@ class GraphCell(AbstractCell):
             torch.randn(width, in_features, generator=generator, **factory_kwargs) * math.sqrt(2 / in_features)
         )
 
+    @property
+    def bound(self) -> float:
+        """Of W, in (0, 1); another value holds from the next call on."""
+        return self._ball.bound
+
+    @bound.setter
+    def bound(self, bound: float) -> None:
+        check_interval("GraphCell", "bound", bound, low=0.0, high=1.0, closed="neither")
+        self._ball.bound = bound
+
     def recurrent(self) -> Tensor:
-        """(m, m) W inside its ball."""
+        """(m, m) W inside its ball, as the dtype of the parameter stores it."""
         if self.condition == "norm":
             W: Tensor = self._ball(self.W)
             return W
-        sums = self.W.abs().sum(dim=1, keepdim=True)
-        rounding = (self.width + 8) * torch.finfo(self.W.dtype).eps
+        V, stored = _lifted(self.W), torch.finfo(self.W.dtype)
+        sums = V.abs().sum(dim=1, keepdim=True)
+        # of the sums, then of the entries where their dtype is a lower one
+        rounding = (self.width + 8) * torch.finfo(V.dtype).eps
+        if V.dtype != self.W.dtype:
+            rounding += stored.eps * (1 + self.width * stored.tiny / self.bound)
         limit = self.bound * (1 - rounding)
-        return self.W * torch.where(sums > limit, limit / sums, torch.ones_like(sums))
+        return (V * torch.where(sums > limit, limit / sums, torch.ones_like(sums))).to(self.W.dtype)
 
     def state_shape(self, x: Any) -> tuple[int, ...]:
         features, _ = _checked(x, self.in_features)
@@ -110,9 +134,14 @@ class GraphCell(AbstractCell):
 
     def bind(self, x: Any) -> AbstractMap:
         features, edges = _checked(x, self.in_features)
-        drive = features @ self.U.T
+        features, U = _lifted(features), _lifted(self.U)
+        if features.dtype != U.dtype:
+            raise InvalidType(
+                f"GraphCell has {self.U.dtype} parameters and got features of {x[0].dtype}; convert one, e.g. "
+                f"features.to({self.U.dtype})."
+            )
         weights = _normalised(edges, features.shape[0], features.dtype)
-        return GraphMap(self.recurrent(), drive, edges, weights, self.activation)
+        return GraphMap(_lifted(self.recurrent()), features @ U.T, edges, weights, self.activation)
 
     def forward(self, z: Tensor, x: Any) -> Tensor:
         """f(z, x).
@@ -122,7 +151,7 @@ class GraphCell(AbstractCell):
             x: The pair of (nodes, d) features and (2, edges) int64 edges: the row of sources and
                 the row of targets.
         """
-        return self.bind(x).tracked(z)
+        return self.bind(x).tracked(_lifted(z)).to(z.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.width}, {self.activation!r}, condition={self.condition!r}, bound={self.bound:g}"
@@ -169,12 +198,22 @@ class GraphMap(AbstractMap):
         return GraphMap(self._W, self._drive[rows], edges[:, inside], self._weights[inside], self._activation)
 
 
+def _lifted(value: Tensor) -> Tensor:
+    """In float32 if the dtype has less digits."""
+    return value.float() if value.dtype in LOW_PRECISION else value
+
+
 def _normalised(edges: Tensor, nodes: int, dtype: torch.dtype) -> Tensor:
-    """(edges,) 1/sqrt(in(target) out(source)): a matrix of norm at most 1, by the test of Schur."""
+    """(edges,) 1/sqrt(in(target) out(source)): a matrix of norm at most 1, by the test of Schur.
+
+    Args:
+        edges, nodes: Of the graph.
+        dtype: float32 or float64.
+    """
     source, target = edges
-    ones = torch.ones(edges.shape[1], dtype=dtype, device=edges.device)
-    count = ones.new_zeros(nodes)
-    leaving, entering = count.index_add(0, source, ones), count.index_add(0, target, ones)
+    ones = torch.ones(edges.shape[1], dtype=torch.int64, device=edges.device)
+    count = ones.new_zeros(nodes)  # integers: a float16 count ends at 2048, a bfloat16 one at 256
+    leaving, entering = (count.index_add(0, ends, ones).to(dtype) for ends in (source, target))
     # rounded towards zero, so that the bound holds for the numbers as they are stored
     return (leaving[source] * entering[target]).rsqrt() * (1 - 4 * torch.finfo(dtype).eps)
 
