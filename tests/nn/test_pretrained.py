@@ -207,3 +207,35 @@ def test_the_mixin_of_the_hub_can_be_added(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = Both.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"not_stored": 5}, "not_stored must be a list of names; got 5"),
+        ({"not_stored": None}, "not_stored must be a list of names; got None"),
+        ({"not_stored": [["a"]]}, r"not_stored must be a list of names; got \[\['a'\]\]"),
+        ({"torch_dtype": "int64"}, "torch_dtype must be a floating point dtype; got torch.int64"),
+        ({"device": "cuda"}, "has the argument 'device', which is never stored"),
+        ({"generator": 1}, "has the argument 'generator', which is never stored"),
+        ({"dtype": {"dtype": "int64"}}, "does not fit NodeClassifier: "),
+        ({"rtol": 1e30, "max_steps": 1, "on_failure": "ignore"}, r"states rtol=1e\+30, expected below 1. Give rtol="),
+        ({"rtol": 1}, "states rtol=1, expected below 1"),
+    ],
+)
+def test_values_of_a_stranger_get_one_sentence(tmp_path: Path, entries: dict[str, Any], says: str) -> None:
+    NETWORKS["nodes"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for name, value in entries.items():
+        (config if name in config else config["arguments"])[name] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(wp.CheckpointRefused, match=says):
+        wp.tasks.NodeClassifier.from_pretrained(tmp_path)
+
+
+def test_a_caller_may_give_a_loose_tolerance(tmp_path: Path) -> None:
+    Own(3, rtol=2.0, atol=3.0).save_pretrained(tmp_path)
+    with pytest.raises(wp.CheckpointRefused, match="states atol=3"):
+        Own.from_pretrained(tmp_path, rtol=2.0)
+    assert Own.from_pretrained(tmp_path, rtol=2.0, atol=3.0).layer.rtol == 2.0

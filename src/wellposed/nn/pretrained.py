@@ -17,6 +17,7 @@ from torch import nn
 from wellposed._stored import CONFIG, TENSORS, folder_of, read_config, read_tensors, write
 from wellposed.errors import CheckpointRefused, InvalidArgument, required
 from wellposed.nn import activations
+from wellposed.nn.layer import EquilibriumLayer
 
 Network = TypeVar("Network", bound="Pretrained")
 #: Arguments that say where and how a network is drawn, not what it is.
@@ -77,7 +78,9 @@ class Pretrained(nn.Module):
             folder: Where `save_pretrained` wrote, or `owner/name` on the hub, if huggingface_hub is
                 installed and there is no folder of that name.
             arguments: Of the constructor: those that the configuration does not have, and changes
-                that keep the shapes of the weights, such as `rtol`.
+                that keep the shapes of the weights, such as `rtol`. Without them `rtol`,
+                `max_steps` and `on_failure` are those of the file, as in `card["arguments"]`;
+                tolerances of 1 and more, with which everything converges, are refused.
 
         Raises:
             CheckpointRefused: The files are missing or damaged, or belong to another network.
@@ -88,21 +91,30 @@ class Pretrained(nn.Module):
         config = read_config(place, cls.__name__)
         if config is None:
             raise CheckpointRefused(f"{place} has no {CONFIG}; write one with save_pretrained.")
-        needed = [name for name in config.get("not_stored", []) if name not in arguments]
-        if needed:
+        absent = config.get("not_stored", [])
+        if not isinstance(absent, list) or not all(type(name) is str for name in absent):
+            raise CheckpointRefused(f"{place / CONFIG}: not_stored must be a list of names; got {absent!r:.80}.")
+        if needed := [name for name in absent if name not in arguments]:
             raise InvalidArgument(
-                f"{place / CONFIG} does not have {', '.join(map(str, needed))}; give them to {cls.__name__}.from_pretrained."
+                f"{place / CONFIG} does not have {', '.join(needed)}; give them to {cls.__name__}.from_pretrained."
             )
+        if drawn := [name for name in _DRAWN if name in config["arguments"]]:
+            raise CheckpointRefused(f"{place / CONFIG} has the argument {drawn[0]!r}, which is never stored; give your own.")
         chosen = {name: _decoded(value, 0) for name, value in config["arguments"].items()} | arguments
         dtype = _dtype(config.get("torch_dtype"))
+        if dtype is not None and not dtype.is_floating_point:
+            raise CheckpointRefused(f"{place / CONFIG}: torch_dtype must be a floating point dtype; got {dtype}.")
         try:
             with torch.device("meta"):  # shapes without memory: a width from a stranger may be 10^9
                 wanted = cls(**chosen).to(dtype).state_dict()
             tensors = read_tensors(place, config, wanted, "Save the network again with save_pretrained.")
             network = cls(**chosen).to(dtype)
-        except (TypeError, ValueError) as error:
+        except CheckpointRefused:
+            raise
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # the last two are of torch
             fault = " ".join(str(error).split())[:300]
             raise CheckpointRefused(f"{place / CONFIG} does not fit {cls.__name__}: {fault}") from error
+        _check_tolerances(network, f"{place / CONFIG}", arguments)
         network.load_state_dict(tensors)
         network.card = config
         return network.eval()
@@ -115,6 +127,15 @@ class Pretrained(nn.Module):
             api = hub.HfApi()
             api.create_repo(repo_id, exist_ok=True)
             return api.upload_folder(repo_id=repo_id, folder_path=folder)
+
+
+def _check_tolerances(network: nn.Module, what: str, given: Mapping[str, Any]) -> None:
+    """Tolerances that a caller did not give must be below 1."""
+    for name in ("rtol", "atol"):
+        for layer in network.modules():
+            value = getattr(layer, name) if isinstance(layer, EquilibriumLayer) else None
+            if value is not None and name not in given and not value < 1:
+                raise CheckpointRefused(f"{what} states {name}={value:g}, expected below 1. Give {name}= to from_pretrained.")
 
 
 def _remembering(init: Any) -> Any:
