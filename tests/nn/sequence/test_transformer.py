@@ -255,3 +255,18 @@ def test_newton_and_the_penalty_have_second_derivatives() -> None:
     z = network.solve(tokens()).value
     jacobian_penalty(network.layer.cell, z, network.embedded(tokens()), generator=seeded()).backward()
     assert bool(network.layer.cell.W_qkv.grad.any())
+
+
+def test_what_cannot_be_drawn_gets_one_sentence() -> None:
+    network = wp.nn.TransformerDEQ(9, 8, 2, length=6, generator=torch.Generator().manual_seed(0))
+    prompt = tokens(2, 4)
+    with pytest.raises(wp.InvalidArgument, match=r"the temperature 1e-40 is too small: logits divided by it overflow"):
+        network.generate(prompt, 1, temperature=1e-40)
+    with pytest.raises(wp.InvalidArgument, match=r"mask must be bool and of the shape of the tokens, \(2, 4\); got .* \(4,\)"):
+        network.generate(prompt, 1, mask=torch.ones(4, dtype=torch.bool))
+    with pytest.raises(wp.InvalidType, match="mask must be a bool tensor of the shape of the tokens; got list"):
+        network.generate(prompt, 1, mask=[True] * 4)
+    with torch.no_grad():
+        network.b.fill_(torch.nan)
+    with pytest.raises(wp.InvalidArgument, match="logits are NaN or infinite"):
+        network.generate(prompt, 1, temperature=1.0)

@@ -154,6 +154,7 @@ class TransformerDEQ(Pretrained):
                 f"{tokens.shape[1]} tokens and {steps} steps are more than length={self.length}. Lower steps, give fewer "
                 "tokens, or make the network with a larger length."
             )
+        self._check_mask(tokens, mask)
         if mask is not None and not bool(mask[:, -1].all()):
             raise InvalidArgument("generate continues at the right end: padding (False in mask) must be on the left.")
         past: tuple[Tensor, Tensor] | None = None
@@ -181,16 +182,30 @@ class TransformerDEQ(Pretrained):
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The input of the layer, and the start."""
         x = self.embedded(tokens)
-        if mask is not None and past is None and (mask.dtype != torch.bool or mask.shape != tokens.shape):
+        if past is None:
+            self._check_mask(tokens, mask)
+        return self._cell.prepare(x, mask, past), torch.zeros_like(x) if z0 is None else z0
+
+    @staticmethod
+    def _check_mask(tokens: Tensor, mask: Tensor | None) -> None:
+        if mask is not None and not isinstance(mask, Tensor):
+            raise InvalidType(f"mask must be a bool tensor of the shape of the tokens; got {type(mask).__name__}.")
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != tokens.shape):
             raise InvalidArgument(
                 f"mask must be bool and of the shape of the tokens, {tuple(tokens.shape)}; got {mask.dtype} of shape "
                 f"{tuple(mask.shape)}."
             )
-        return self._cell.prepare(x, mask, past), torch.zeros_like(x) if z0 is None else z0
 
 
 def _drawn(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     """(batch, vocabulary) -> (batch, 1) tokens."""
     if temperature == 0.0:
         return logits.argmax(dim=1, keepdim=True)
-    return torch.multinomial(torch.softmax(logits / temperature, dim=1), 1, generator=generator)
+    scaled = logits / temperature
+    if not bool(torch.isfinite(scaled).all()):
+        if bool(torch.isfinite(logits).all()):
+            fault = f"the temperature {temperature:g} is too small: logits divided by it overflow in {logits.dtype}. Take 0"
+        else:
+            fault = "logits are NaN or infinite. Go back to finite parameters"
+        raise InvalidArgument(f"generate cannot draw a token: {fault}.")
+    return torch.multinomial(torch.softmax(scaled, dim=1), 1, generator=generator)
