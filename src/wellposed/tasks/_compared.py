@@ -36,7 +36,7 @@ def check_same(network: nn.Module, twin: nn.Module, what: str, remedy: str) -> N
 
 
 def check_fixed(tensors: dict[str, Tensor], twin: nn.Module, what: str, error: Any, remedy: str) -> None:
-    """Raises unless the buffers of the twin, which are not trained, are among the tensors to rounding."""
+    """Raises unless the tensors have the buffers of the twin, not trained, to rounding."""
     for key, expected in twin.named_buffers():
         seen = tensors.get(key)
         if seen is not None and seen.shape == expected.shape and not _close(seen, expected):

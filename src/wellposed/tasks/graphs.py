@@ -26,7 +26,8 @@ class NodeClassifier(Pretrained):
 
     The equilibrium exists and is unique for all parameters: see `wellposed.nn.GraphCell`. What a
     node receives from k edges away has a factor of at most bound^k, hence the normalization of each
-    node before the linear read-out.
+    node before the linear read-out. `rtol` is relative to all states of a graph: nodes at the end
+    of long paths need a smaller one.
 
     Args:
         in_features, width, classes: Features and states of a node, outputs.

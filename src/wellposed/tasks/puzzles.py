@@ -97,7 +97,7 @@ class PuzzleSolver(nn.Module):
     In training a call records `gradient_steps` steps (`UnrolledGradient`) and does not iterate to
     convergence. They begin at z0, the state that the caller carries from call to call
     (`model.layer.last_solution.value`), so that a puzzle is continued until it converges, and the
-        cell learns to stay at an answer. Without z0 they begin after a random number of steps from
+    cell is trained to stay at an answer. Without z0 they begin after a random number of steps from
     zero.
 
     Nothing proves that an equilibrium exists: `layer.last_solution` reports for each puzzle whether
