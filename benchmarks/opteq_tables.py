@@ -64,7 +64,7 @@ def table_1a(runs: list[Run]) -> str:
             mean(run, "steps"),
             mean(run, "adjoint_steps"),
             share(run),
-            "-" if math.isinf(run["contraction_upper"]) else f"{run['contraction_upper']:.3f}",
+            "-" if run["contraction_upper"] is None else f"{run['contraction_upper']:.3f}",
             f"{run['mean_abs_z']:.3g}",
             f"{100 * run['zeros_of_z']:.0f}%",
             mean(run, "cpu_seconds"),
@@ -133,7 +133,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make tables of finished runs.")
     parser.add_argument("ledgers", type=Path, nargs="+")
     options = parser.parse_args()
-    runs: list[Run] = [json.loads(line) for path in options.ledgers for line in path.read_text().splitlines()]
+    runs: list[Run] = [
+        json.loads(line, parse_constant=lambda _: None) for path in options.ledgers for line in path.read_text().splitlines()
+    ]
     final = [run for run in runs if not run["tune"]]
     parts = {
         "Table 1a: alpha and priors": ("1a", table_1a),
@@ -160,7 +162,7 @@ def main() -> None:
     if tried:
         text += ["## Learning rates tried", "On held-out training images; no test image was used.", tuning(tried)]
     (RESULTS / "opteq_tables.md").write_text("\n\n".join(text) + "\n")
-    (RESULTS / "opteq_tables.json").write_text(json.dumps(runs, indent=1) + "\n")
+    (RESULTS / "opteq_tables.json").write_text(json.dumps(runs, indent=1, allow_nan=False) + "\n")
     print("\n\n".join(text))
 
 

@@ -179,7 +179,8 @@ def outputs(model: nn.Module, X: Tensor) -> tuple[Tensor, dict[str, Any]]:
             steps += solution.num_steps.tolist()
     if not isinstance(model, Reconstructor):
         return torch.cat(images), {}
-    facts = {"contraction": factor, "converged": converged, "most_steps": max(steps)}
+    # strict JSON has no infinity: None is a factor that is not known
+    facts = {"contraction": factor if math.isfinite(factor) else None, "converged": converged, "most_steps": max(steps)}
     return torch.cat(images), {**facts, "mean_steps": sum(steps) / len(steps), "error_bounds": bounds}
 
 
@@ -325,7 +326,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
         row["before"] = f"{sum(r['steps_before'] for r in some) / len(some):.0f}"
         row["seconds"] = f"{sum(r['seconds'] for r in some) / len(some):.0f}"
         facts = [r[test] for r in some for test in ("cbsd68", "natural64")]
-        contraction = max(r.get("contraction", math.inf) for r in facts)
+        contraction = max(math.inf if (factor := r.get("contraction")) is None else factor for r in facts)
         row["contraction"] = f"{contraction:.4f}" if contraction < 1 and kind == "bounded" else "not known"
         row["bound"] = f"{max(max(r['error_bounds']) for r in facts):.0e}" if kind == "bounded" else "none"
         found.append(row)
@@ -354,7 +355,7 @@ def main() -> None:
         current = json.loads(RESULTS.read_text()) if RESULTS.exists() else results  # another process may have added to it
         current[part] = current[part] | value if part == "tv" else [*current[part], value]
         current["rows"] = rows(current)
-        RESULTS.write_text(json.dumps(current, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(current, indent=1, allow_nan=False) + "\n")
         results.update(current)
 
     data, more = wp.data.load("deblurring"), wp.data.load("natural64").X_test

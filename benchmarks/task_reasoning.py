@@ -5,7 +5,7 @@
 Trains, or opens what an earlier call trained in FOLDER, then measures: exact answers by difficulty and by the number of
 iterations, and what halting each puzzle by itself saves. The baseline is the same cell with the same recorded steps and
 training steps, always started at zero: a network of fixed depth. Writes benchmarks/results/reasoning.json after every
-run, and skips what is there; `make tables` copies the tables into docs/tasks/reasoning.md.
+run, skips what is there, and makes the tables from all runs; `make tables` copies the tables into docs/tasks/reasoning.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import wellposed as wp
+from wellposed._stored import CONFIG
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -92,7 +93,7 @@ def measured(model: wp.tasks.PuzzleSolver, X: Tensor, y: Tensor, marks: list[int
 def run(name: str, seed: int, carry: bool, weights: Path | None) -> dict[str, Any]:
     settings = SETTINGS[name]
     folder = None if weights is None else weights / f"{name}-{seed}-{'carried' if carry else 'fixed'}"
-    if folder is not None and (folder / f"{name}.json").exists():
+    if folder is not None and (folder / CONFIG).exists():
         model: Any = wp.tasks.load(name, folder)
         seconds = model.card["seconds"]
     else:
@@ -139,6 +140,7 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, Any]:
                     "exact": mean_and_error([s["exact"] for s in some]),
                     "converged": mean_and_error([s["converged"] for s in some]),
                     "fixed_depth": mean_and_error([s["curve"][at] for s in other]) if other else "-",
+                    "fixed_exact": mean_and_error([s["exact"] for s in other]) if other else "-",
                     "fixed_more": mean_and_error([s["curve"][-1] for s in other]) if other else "-",
                     "fixed_converged": mean_and_error([s["converged"] for s in other]) if other else "-",
                 }

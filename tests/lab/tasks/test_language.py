@@ -76,6 +76,12 @@ def test_standard_errors() -> None:
     assert row["nats"] == f"{3.4 / 3:.4f} ± {seeds:.4f}" and row["over windows"] == "0.0300"
 
 
+def test_steps_and_seconds_of_a_row_are_means() -> None:
+    fixed = {"model": "explicit_equal_time", "loss": 1.0, "loss_se": 0.03, "parameters": 10}
+    (row,) = rows([{**fixed, "steps": steps, "cpu_seconds": steps / 100} for steps in (8727, 7231, 7627)])
+    assert row["steps"] == "7862" and row["CPU s"] == "78.6"
+
+
 def test_bigram_of_the_task(text: None) -> None:
     found = run("characters", "bigram", 0, TINY)
     assert found["windows"] == 20 and found["loss"] < 0.5
