@@ -98,7 +98,7 @@ def train(
             return Trained(folder, problem, outcome, summary, True)
 
 
-def load_run(folder: Path, *, at: str = "last", allow_code: bool = False) -> tuple[RunConfig, RunProblem, Checkpoint | None]:
+def load_run(folder: str | Path, *, at: str = "last", allow_code: bool = False) -> tuple[RunConfig, RunProblem, Checkpoint | None]:
     """The configuration, data and model of a run, and its checkpoint; None at the start.
 
     Args:
@@ -106,6 +106,7 @@ def load_run(folder: Path, *, at: str = "last", allow_code: bool = False) -> tup
         at: "last", or "best" of a run with `run.patience`.
         allow_code: Whether `model.class` may be imported, which runs its code.
     """
+    folder = Path(folder)
     config = read_config(folder)
     problem = prepare(config, allow_code=allow_code)
     if at == "best":
