@@ -51,12 +51,13 @@ def main() -> None:
     except KeyboardInterrupt:  # torch takes seconds to import
         print("Interrupted before anything was done.", file=sys.stderr)
         raise SystemExit(130) from None
-    except ModuleNotFoundError as error:
-        if error.name not in ("pydantic", "rich", "typer", "yaml"):
+    except ImportError as error:
+        missing = error.name or getattr(error.__cause__, "name", None)  # of `MissingPackage`: its cause
+        if missing not in ("pydantic", "rich", "typer", "yaml"):
             raise
         from wellposed.errors import how_to_install
 
-        print(f"The command line needs {error.name}; install it with: {how_to_install('cli')}.", file=sys.stderr)
+        print(f"The command line needs {missing}; install it with: {how_to_install('cli')}.", file=sys.stderr)
         raise SystemExit(2) from None  # 1 would mean "not certified"
     as_usual = warnings.formatwarning
     warnings.formatwarning = lambda *args, **options: printable(as_usual(*args, **options))
