@@ -110,7 +110,8 @@ def _check(name: str, parts: Parts, where: str) -> None:
 def _from_openml(name: str, where: str) -> tuple[Parts, str]:
     shape, _, remote = FILES[name]
     if remote is None:
-        raise InvalidArgument(f"{name} is not available: {where}, and it is not on OpenML. Put {name}.npz into a folder, and name the folder in WELLPOSED_DATA.")
+        advice = f"Put {name}.npz into a folder, and name the folder in WELLPOSED_DATA."
+        raise InvalidArgument(f"{name} is not available: {where}, and it is not on OpenML. {advice}")
     datasets = _scikit_learn(name)
     try:
         bunch = datasets.fetch_openml(remote, version=1, as_frame=False, parser="liac-arff")

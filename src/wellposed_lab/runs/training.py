@@ -98,7 +98,9 @@ def train(
             return Trained(folder, problem, outcome, summary, True)
 
 
-def load_run(folder: str | Path, *, at: str = "last", allow_code: bool = False) -> tuple[RunConfig, RunProblem, Checkpoint | None]:
+def load_run(
+    folder: str | Path, *, at: str = "last", allow_code: bool = False
+) -> tuple[RunConfig, RunProblem, Checkpoint | None]:
     """The configuration, data and model of a run, and its checkpoint; None at the start.
 
     Args:
