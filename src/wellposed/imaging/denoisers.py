@@ -10,10 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_interval, check_positive_integer
+from wellposed.errors import InvalidArgument
 from wellposed.nn.parametrizations import conv_norm_upper
 
 #: Frequencies for the norm of one layer of filters, which may be many: it has few channels.
 _GRID = 32
+
+
+def _inside(K: Tensor, grid: int = 12) -> Tensor:
+    """K / max(1, |K|); NaN where K holds numbers that are not finite."""
+    if not bool(torch.isfinite(K).all()):
+        return K * math.nan
+    return K / conv_norm_upper(K, grid=grid).clamp(min=1).to(K.dtype)
+
+
+def _constant(bound: float, kernels: list[Tensor], grid: int = 12) -> float:
+    """`bound`, as the dtype rounds it, times the constants of steps with these kernels; infinite if
+    one is not finite.
+
+    With |K|^2 = 1 + e after rounding a step has the constant 1 + 2 e.
+    """
+    if not all(bool(torch.isfinite(K).all()) for K in kernels):
+        return math.inf
+    squares = [float(conv_norm_upper(K, grid=grid)) ** 2 for K in kernels]
+    return bound * (1 + torch.finfo(kernels[0].dtype).eps) * math.prod(max(1.0, 2 * square - 1) for square in squares)
 
 
 def _blocks(x: Tensor, scale: int) -> Tensor:
@@ -22,11 +42,15 @@ def _blocks(x: Tensor, scale: int) -> Tensor:
     rows, columns = (-size % scale for size in x.shape[-2:])
     if rows or columns:
         x = nn.functional.pad(x, (0, columns, 0, rows), mode="replicate")
+    if x.shape[0] == 0:  # torch would leave it as it is
+        return x.reshape(0, x.shape[1] * scale**2, x.shape[2] // scale, x.shape[3] // scale)
     return nn.functional.pixel_unshuffle(x, scale)
 
 
 def _pixels(h: Tensor, scale: int, like: Tensor) -> Tensor:
     """The inverse of `_blocks`, of the height and width of an image."""
+    if h.shape[0] == 0:
+        return h.reshape(0, h.shape[1] // scale**2, *like.shape[-2:])
     return nn.functional.pixel_shuffle(h, scale)[..., : like.shape[-2], : like.shape[-1]]
 
 
@@ -102,7 +126,7 @@ class BoundedDnCNN(nn.Module):
 
     Args:
         channels: Of the images.
-        features: Channels of h and rows of every W_l.
+        features: Channels of h and rows of every W_l, at least `channels`.
         depth: Steps.
         bound: In (0, 1).
         kernel_size: Of the W_l, odd.
@@ -129,6 +153,8 @@ class BoundedDnCNN(nn.Module):
         super().__init__()
         for name, value in (("channels", channels), ("features", features), ("depth", depth)):
             check_positive_integer("BoundedDnCNN", name, value)
+        if features < channels:
+            raise InvalidArgument(f"BoundedDnCNN needs at least as many features as channels; got {features} and {channels}.")
         check_interval("BoundedDnCNN", "bound", bound, low=0.0, high=1.0, closed="neither")
         self.channels, self.features, self.bound = channels, features, bound
         shape = (features, features, kernel_size, kernel_size)
@@ -139,17 +165,14 @@ class BoundedDnCNN(nn.Module):
 
     @property
     def lipschitz(self) -> float:
-        """An upper bound of the Lipschitz constant, for the kernels as their dtype stores them.
-
-        With |W|^2 = 1 + e after rounding a step has the constant 1 + 2 e.
-        """
+        """An upper bound of the Lipschitz constant, for the kernels as their dtype stores them;
+        infinite if they are not finite."""
         with torch.no_grad():
-            norms = [float(conv_norm_upper(K)) for K, _ in self.weights()]
-        return self.bound * math.prod(max(1.0, 2 * norm**2 - 1) for norm in norms)
+            return _constant(self.bound, [K for K, _ in self.weights()])
 
     def weights(self) -> list[tuple[Tensor, Tensor]]:
         """The kernels inside the unit ball, and the biases; made once for many evaluations."""
-        return [(K / conv_norm_upper(K).clamp(min=1).to(K.dtype), b) for K, b in zip(self.kernels, self.biases, strict=True)]
+        return [(_inside(K), b) for K, b in zip(self.kernels, self.biases, strict=True)]
 
     def apply_weights(self, x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
         """The network with given weights."""
@@ -230,10 +253,12 @@ class AdaptiveDenoiser(nn.Module):
 
     @property
     def lipschitz(self) -> float:
-        """An upper bound of the Lipschitz constant in x, for the kernel as its dtype stores it."""
+        """An upper bound of the Lipschitz constant in x, for the kernel as its dtype stores it;
+        infinite if it or the e of the first estimate is not finite."""
         with torch.no_grad():
-            norm = float(conv_norm_upper(self.weights()[0], grid=_GRID))
-        return self.bound * max(1.0, 2 * norm**2 - 1)
+            if not bool(torch.isfinite(self.log_e.neg().exp())):
+                return math.inf
+            return _constant(self.bound, [self.weights()[0]], _GRID)
 
     def condition(self, operator: Any, y: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, features, height, width) c and (batch, channels, height, width) p, of the
@@ -251,7 +276,7 @@ class AdaptiveDenoiser(nn.Module):
     def weights(self) -> tuple[Tensor, Tensor]:
         """The kernel inside the unit ball, and the thresholds; made once for many evaluations."""
         K = self.kernel - self.kernel.mean(dim=(2, 3), keepdim=True)
-        return K / conv_norm_upper(K, grid=_GRID).clamp(min=1).to(K.dtype), self.log_threshold.exp().reshape(-1, 1, 1)
+        return _inside(K, _GRID), self.log_threshold.exp().reshape(-1, 1, 1)
 
     def apply_weights(self, x: Tensor, weights: tuple[Tensor, Tensor], c: Tensor, p: Tensor) -> Tensor:
         """The denoiser with given weights, for the maps of `condition`."""

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from wellposed._checks import check_interval, check_positive_integer
 from wellposed.errors import InvalidArgument
+from wellposed.imaging._inputs import check_mask, check_numbers
 
 #: Relative rounding of a Fourier transform or of a product with orthonormal rows, generously.
 ROUNDING = 1e-5
@@ -24,8 +24,10 @@ class AbstractForwardOperator(nn.Module, abc.ABC):
     """y = A x, with bounds of the eigenvalues of A^T A.
 
     Attributes:
-        norm: An upper bound of |A|.
+        norm: An upper bound of |A|, of the numbers that the operator holds now.
         least: A lower bound of the least eigenvalue of A^T A, at least 0.
+        reflection: An upper bound of the Lipschitz constant of z -> 2 prox_l2(z, y, gamma) - z,
+            which is 1 if `prox_l2` is what it says.
 
     Examples:
         >>> import torch, wellposed as wp
@@ -39,6 +41,7 @@ class AbstractForwardOperator(nn.Module, abc.ABC):
 
     norm: float = 1.0
     least: float = 0.0
+    reflection: float = 1.0
 
     @abc.abstractmethod
     def A(self, x: Tensor) -> Tensor:
@@ -84,10 +87,17 @@ class Blur(AbstractForwardOperator):
         if not bool(torch.isfinite(kernel).all()):
             raise InvalidArgument("The kernel of Blur holds NaN or infinite entries.")
         self.register_buffer("kernel", kernel.clone())
-        self.norm = float(kernel.double().abs().sum()) * (1 + ROUNDING)  # Young's inequality
+
+    @property
+    def norm(self) -> float:  # type: ignore[override]  # it follows the kernel
+        """The sum of |entries| of the present kernel (Young's inequality), rounded up; infinite if
+        one is not finite."""
+        total = float(self.kernel.detach().double().abs().sum()) * (1 + ROUNDING)
+        return total if math.isfinite(total) else math.inf
 
     def _transfer(self, x: Tensor) -> Tensor:
         """(h, w/2 + 1) the Fourier transform of the kernel, centred at the first pixel."""
+        check_numbers("Blur", x)
         (h, w), (rows, columns) = x.shape[-2:], self.kernel.shape
         if rows > h or columns > w:
             raise InvalidArgument(f"The kernel of Blur, {rows} x {columns}, is larger than the image, {h} x {w}.")
@@ -96,6 +106,8 @@ class Blur(AbstractForwardOperator):
         return torch.fft.rfft2(padded)
 
     def _filtered(self, x: Tensor, transfer: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return x.clone()  # no transform takes an empty batch
         return torch.fft.irfft2(torch.fft.rfft2(x) * transfer, s=x.shape[-2:])
 
     def A(self, x: Tensor) -> Tensor:
@@ -133,63 +145,21 @@ class Inpainting(AbstractForwardOperator):
             raise InvalidArgument(f"Inpainting expects a mask (height, width); got shape {tuple(mask.shape)}.")
         self.register_buffer("mask", mask.bool())
 
-    def A(self, x: Tensor) -> Tensor:
-        return x * self.mask
-
-    def A_adjoint(self, y: Tensor) -> Tensor:
-        return y * self.mask
-
-    def prox_l2(self, z: Tensor, y: Tensor, gamma: float | Tensor) -> Tensor:
-        return torch.where(self.mask, (z + gamma * y) / (1 + gamma), z)
-
-
-class CompressedSensing(AbstractForwardOperator):
-    """Random measurements of every image: y = Q x with orthonormal rows of Q, drawn uniformly.
-
-    Args:
-        image_shape: (channels, height, width).
-        num: How many numbers are measured, at most the number of pixels.
-        generator: Draws Q.
-        dtype: Of Q.
-
-    Examples:
-        >>> import torch, wellposed as wp
-        >>> sensing = wp.imaging.CompressedSensing((1, 8, 8), 20, generator=torch.Generator().manual_seed(0))
-        >>> sensing.A(torch.ones(3, 1, 8, 8)).shape
-        torch.Size([3, 20])
-    """
-
-    Q: Tensor
-
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        num: int,
-        *,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__()
-        check_positive_integer("CompressedSensing", "num", num)
-        self.image_shape = tuple(image_shape)
-        pixels = math.prod(self.image_shape)
-        if num > pixels:
-            raise InvalidArgument(f"CompressedSensing cannot measure {num} numbers of an image with {pixels} pixels.")
-        drawn = torch.randn(pixels, num, generator=generator, dtype=torch.float64)
-        self.register_buffer("Q", torch.linalg.qr(drawn).Q.t().to(dtype).contiguous())
-        self.norm = 1 + ROUNDING
+    def _measured(self, x: Tensor) -> Tensor:
+        """The mask, if x fits it."""
+        check_numbers("Inpainting", x)
+        check_mask("Inpainting", self.mask, x.shape)
+        return self.mask.bool()
 
     def A(self, x: Tensor) -> Tensor:
-        if tuple(x.shape[1:]) != self.image_shape:
-            raise InvalidArgument(f"CompressedSensing measures images {self.image_shape}; got {tuple(x.shape[1:])}.")
-        return nn.functional.linear(x.flatten(1), self.Q)
+        return x * self._measured(x)
 
     def A_adjoint(self, y: Tensor) -> Tensor:
-        return (y @ self.Q).unflatten(1, self.image_shape)
+        return y * self._measured(y)
 
     def prox_l2(self, z: Tensor, y: Tensor, gamma: float | Tensor) -> Tensor:
-        moved = z + gamma * self.A_adjoint(y)
-        return moved - gamma / (1 + gamma) * self.A_adjoint(self.A(moved))  # Q Q^T = I
+        self._measured(y)
+        return torch.where(self._measured(z), (z + gamma * y) / (1 + gamma), z)
 
 
 class MRI(AbstractForwardOperator):
@@ -210,75 +180,41 @@ class MRI(AbstractForwardOperator):
     """
 
     mask: Tensor
+    norm = 1 + ROUNDING
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
         if mask.dim() != 2:
             raise InvalidArgument(f"MRI expects a mask (height, width); got shape {tuple(mask.shape)}.")
         self.register_buffer("mask", mask.bool())
-        self.norm = 1 + ROUNDING
 
-    def A(self, x: Tensor) -> Tensor:
+    def _measured(self, y: Tensor) -> Tensor:
+        """The coefficients that are measured, of (batch, height, width)."""
+        check_mask("MRI", self.mask, y.shape)
+        return y * self.mask.bool()
+
+    def _check_image(self, x: Tensor) -> None:
+        check_numbers("MRI", x)
         if x.dim() != 4 or x.shape[1] != 2:
             raise InvalidArgument(
                 f"MRI expects images (batch, 2, height, width), real and imaginary part; got {tuple(x.shape)}."
             )
-        return torch.fft.fft2(torch.complex(x[:, 0], x[:, 1]), norm="ortho") * self.mask
+        check_mask("MRI", self.mask, x[:, 0].shape)
+
+    def A(self, x: Tensor) -> Tensor:
+        self._check_image(x)
+        image = torch.complex(x[:, 0], x[:, 1])
+        return self._measured(torch.fft.fft2(image, norm="ortho") if x.numel() else image)
 
     def A_adjoint(self, y: Tensor) -> Tensor:
-        image = torch.fft.ifft2(y * self.mask, norm="ortho")
+        check_numbers("MRI", y, what="data", complex_too=True)
+        if y.dim() != 3:
+            raise InvalidArgument(f"MRI expects data (batch, height, width); got {tuple(y.shape)}.")
+        coefficients = self._measured(y)
+        image = torch.fft.ifft2(coefficients, norm="ortho") if y.numel() else coefficients + 0j
         return torch.stack([image.real, image.imag], dim=1)
 
     def prox_l2(self, z: Tensor, y: Tensor, gamma: float | Tensor) -> Tensor:
+        self._check_image(z)
         moved = z + gamma * self.A_adjoint(y)
         return moved - gamma / (1 + gamma) * self.A_adjoint(self.A(moved))  # A A^T is a projection
-
-
-def gaussian_kernel(sigma: float, size: int | None = None) -> Tensor:
-    """(size, size) a Gaussian of sum 1.
-
-    Args:
-        sigma: Standard deviation in pixels.
-        size: Odd; three standard deviations on each side if not given.
-
-    Examples:
-        >>> import torch, wellposed as wp
-        >>> kernel = wp.imaging.gaussian_kernel(1.0)
-        >>> kernel.shape, round(kernel.sum().item(), 4)
-        (torch.Size([7, 7]), 1.0)
-    """
-    check_interval("gaussian_kernel", "sigma", sigma, low=0.0, closed="neither")
-    size = 2 * math.ceil(3 * sigma) + 1 if size is None else size
-    check_positive_integer("gaussian_kernel", "size", size)
-    offsets = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
-    profile = torch.exp(-offsets.square() / (2 * sigma**2))
-    kernel = torch.outer(profile, profile)
-    return (kernel / kernel.sum()).float()
-
-
-def motion_kernel(length: int, angle: float) -> Tensor:
-    """(length, length) a straight motion during the exposure, of sum 1.
-
-    Args:
-        length: Of the path in pixels, odd.
-        angle: In degrees, counted from the horizontal.
-
-    Examples:
-        >>> import torch, wellposed as wp
-        >>> kernel = wp.imaging.motion_kernel(9, 30)
-        >>> kernel.shape, round(kernel.sum().item(), 4)
-        (torch.Size([9, 9]), 1.0)
-    """
-    check_positive_integer("motion_kernel", "length", length)
-    if length % 2 == 0:
-        raise InvalidArgument(f"The 'length' parameter of motion_kernel must be odd. Got {length} instead.")
-    half, direction = (length - 1) / 2, math.radians(angle)
-    along = torch.linspace(-half, half, 8 * length, dtype=torch.float64)
-    rows, columns = half - along * math.sin(direction), half + along * math.cos(direction)
-    kernel = torch.zeros(length, length, dtype=torch.float64)
-    for row, column in ((rows.floor(), columns.floor()), (rows.floor() + 1, columns.floor()),
-                        (rows.floor(), columns.floor() + 1), (rows.floor() + 1, columns.floor() + 1)):  # fmt: skip
-        weight = (1 - (rows - row).abs()) * (1 - (columns - column).abs())  # bilinear
-        inside = (row < length) & (column < length)
-        kernel.index_put_((row[inside].long(), column[inside].long()), weight[inside], accumulate=True)
-    return (kernel / kernel.sum()).float()

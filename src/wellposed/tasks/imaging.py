@@ -27,7 +27,9 @@ def deblurrer(
         >>> wp.tasks.deblurrer(8)(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 3, 32, 32])
 
-    `layer.cell.contraction` is below 1 for all weights, so every image has one reconstruction.
+    `layer.cell.contraction` is below 1, so every image has one reconstruction, whatever the weights
+    are, as long as they are finite float32 or float64 numbers and the weight w of the denoiser does
+    not vanish: see `DEQGrad`. `error_bound(y)` says how far from it the images are at most.
 
     Args:
         width: Channels of the network that adapts the denoiser to the data.
