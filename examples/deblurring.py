@@ -85,7 +85,7 @@ def main() -> None:
     with torch.no_grad():
         before, after = (float(psnr(x, data.y_test).mean()) for x in (data.X_test, model.eval()(data.X_test)))
     factor = model.layer.cell.contraction
-    distance = float(model.layer.last_solution.error_bound(factor).max()) / math.sqrt(data.X_test[0].numel())
+    distance = float(model.error_bound(data.X_test).max()) / math.sqrt(data.X_test[0].numel())
     print(f"test images: blurred {before:.2f} dB, restored {after:.2f} dB; the cell contracts by {factor:.4f}, so every image")
     print(f"is within {distance:.1e} of its equilibrium (root mean square of the pixels)")
     if options.save:
