@@ -119,6 +119,11 @@ class ReconstructionCell(AbstractCell, abc.ABC):
         return z
 
     @property
+    def reflection(self) -> float:
+        """How far `image` expands at most."""
+        return 1.0
+
+    @property
     def _lipschitz(self) -> float:
         """Of the network; infinite if it is not known."""
         found = getattr(self.network, "lipschitz", math.inf)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.imaging._reconstruction import ReconstructionCell
-from wellposed.imaging.cells import DEQADMM
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.layer import EquilibriumLayer
 
@@ -80,7 +79,7 @@ class Reconstructor(nn.Module):
         f = exact(z, y64)
         rounding = _ROUNDING * (_norms(z) + _norms(f))
         distance = (_norms(f - z) + rounding) / (1 - factor)
-        if isinstance(cell, DEQADMM):  # the state is not the image, and the map between them is rounded, too
-            image, moved = cell.image(solution.value.detach(), y), exact.image(z, y64)
-            distance = distance * cell.reflection + _norms(image.double() - moved) + _ROUNDING * _norms(moved) + rounding
+        # the state need not be the image, and the map between them is rounded, too
+        image, moved = cell.image(solution.value.detach(), y), exact.image(z, y64)
+        distance = distance * cell.reflection + _norms(image.double() - moved) + _ROUNDING * _norms(moved) + rounding
         return distance * (1 + _ROUNDING)
