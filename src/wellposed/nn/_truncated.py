@@ -69,8 +69,7 @@ def truncated(
         rows = before = rows.detach()
         for _ in range(recorded):
             before, rows = rows, f.tracked(rows)
-        one = {"tolerance": options.tolerance, "max_steps": 1, "first": rows.detach()}
-        outcome = iterate(f, before.detach(), Picard(), **one)  # type: ignore[arg-type]
+        outcome = iterate(f, before.detach(), Picard(), tolerance=options.tolerance, max_steps=1, first=rows.detach())
         outcome.steps.fill_(steps)
         unseen = SolveRecord()  # few steps are not a solve that failed
         layer.last_solution = replace(options, on_failure="ignore", record=unseen).judge(outcome, layout, f, by=few)
