@@ -236,18 +236,17 @@ def _steps_to_target(r: Array, target: Array, q: Array) -> Array:
 
 
 def _cut(steps: tuple[Tensor, ...], due: Array) -> Array:
-    """(batch,) the least norm of an affine combination of the last three g, over |g|, where due."""
+    """(batch,) the least norm of an affine combination of the last three g, over |g|, where due.
+
+    Writes over the first two.
+    """
     if not due.all():
         rows = to_device(np.flatnonzero(due), steps[0].device)
         steps = tuple(g.index_select(0, rows) for g in steps)
     older, old, g = steps
-    basis = g.new_empty(g.shape[0], 3, g.shape[1])
-    torch.sub(g, old, out=basis[:, 0])
-    torch.sub(old, older, out=basis[:, 1])
-    basis[:, 2] = g
-    gram = to_host(torch.bmm(basis, basis.transpose(1, 2))).astype(np.float64)
-    a, b, c = gram[:, 0, 0], gram[:, 0, 1], gram[:, 1, 1]
-    p, q, square = gram[:, 0, 2], gram[:, 1, 2], gram[:, 2, 2]
+    d2, d1 = older.sub_(old), old.sub_(g)  # in this order, and in place: fresh memory costs page faults
+    square, a, c = (to_host(torch.linalg.vector_norm(x, dim=1)).astype(np.float64) ** 2 for x in (g, d1, d2))
+    b, p, q = (to_host((x * y).sum(dim=1)).astype(np.float64) for x, y in ((d1, d2), (d1, g), (d2, g)))
     # project g off d1, then off what d2 adds to d1
     a = np.maximum(a, np.finfo(np.float64).tiny)
     c_rest, q_rest = c - b * b / a, q - b * p / a

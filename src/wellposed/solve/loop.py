@@ -82,10 +82,9 @@ class _Stage:
         self.f, self.samples, self.solver, self.rule = f, samples, solver, rule
         self.tolerance, self.max_steps, self.outcome, self.record = tolerance, max_steps, outcome, record
         self.idle: Array | None = None  # (rows,) left already, not yet compacted away
-        self.waited = 0  # steps taken with those in the batch
+        self.ended, self.waited = False, 0  # and steps taken with idle rows in the batch
         self.passed_on: list[ActiveSamples] = []
         self.state: Any = None
-        self.ended = False
         self.workspace = Workspace(f.writes_out and solver.uses_spare, (samples.z, samples.fz))
         self.plain = solver.is_plain and is_built_in(solver)
         confirms = self.plain and (f.repeats or graph) and not f.built_in and samples.z.shape[0] == outcome.value.shape[0]
@@ -210,7 +209,7 @@ class _Stage:
         worst, better = np.maximum(samples.worst_r, r), r < samples.best_r
         samples.worst_r = worst if due is None else np.where(due, worst, samples.worst_r)
         better = better if self.idle is None else better & ~self.idle
-        self._keep_best(r, s, better if due is None else better & due)
+        self._keep_best(r, s, better if due is None else better & due, self.idle)
 
     def _all_done(self, r: Array, s: Array, target: Array) -> bool:
         """Ends the stage if every sample has converged, as most stages end."""
@@ -233,7 +232,8 @@ class _Stage:
         better = (r < samples.best_r) & ~runaway | np.isinf(samples.best_r)  # at first there is nothing else to return
         leave = (done | lost | grown | spent) & judged
         gone = leave if switch is None else leave | (switch & judged)
-        self._keep_best(r, s, better & judged & ~(leave & done))  # no point is better than an answer
+        answered = leave & done  # no point is better than an answer
+        self._keep_best(r, s, better & judged & ~answered, answered if self.idle is None else answered | self.idle)
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
             if self.f.is_affine and self.plain and samples.z.shape == (start := self.workspace.foreign)[0].shape:
@@ -255,9 +255,9 @@ class _Stage:
         self.idle = self.idle if idle else None
         return None
 
-    def _keep_best(self, r: Array, s: Array, better: Array) -> None:
+    def _keep_best(self, r: Array, s: Array, better: Array, left: Array | None) -> None:
         before = self.samples.best_z
-        self.samples.keep_best(r, s, better, self.idle)
+        self.samples.keep_best(r, s, better, left)
         self.workspace.release(before, self.samples.tensors())
 
     def _finish(self, leave: Array, r: Array, s: Array, codes: Array) -> None:
@@ -290,8 +290,7 @@ class _Stage:
         """Removes all other rows, everywhere."""
         rows = to_device(kept, self.samples.z.device)
         self.samples = samples = self.samples.take(kept)
-        self.f = self.f.take(rows)
-        self.state = self.solver.take(self.state, rows)
+        self.f, self.state = self.f.take(rows), self.solver.take(self.state, rows)
         if self.rule is not None:
             self.rule.take(rows)
         self.schedule.take(kept)
