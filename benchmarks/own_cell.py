@@ -219,10 +219,27 @@ def compiled(name: str, budget: float, patience: float) -> Row:
     found = measure(name, ways, budget, patience)
     exact = found["plain"].gradient
     row: Row = {"cell": name, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
+    row["cell alone / plain"] = cell_alone(found["plain"])
     for way in ("around", "inside"):
         error = float((found[way].gradient - exact).norm() / exact.norm())
         row |= {f"{way} / plain": median(found[way].ratios(found["plain"])), f"difference {way}": f"{error:.0e}"}
     return row
+
+
+def cell_alone(plain: Contender, rounds: int = 40) -> float:
+    """Compiled code of the cell against the cell, both at the equilibrium and without a graph: what torch gains by itself."""
+    seconds = []
+    with torch.no_grad():
+        z, ways = plain.solve(plain.x), (torch.compile(plain.cell), plain.cell)
+        for _ in range(rounds):
+            times = []
+            for f in ways:
+                f(z, plain.x)  # what ran before it does not count
+                start = time.perf_counter()
+                f(z, plain.x)
+                times.append(time.perf_counter() - start)
+            seconds.append(times)
+    return median([mine / other for mine, other in seconds])
 
 
 SUITES: dict[str, tuple[Callable[[str, float, float], Row], list[str]]] = {
