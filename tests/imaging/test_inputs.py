@@ -15,11 +15,13 @@ from wellposed.imaging import (
     DEQADMM,
     MRI,
     AbstractForwardOperator,
+    AdaptiveDenoiser,
     Blur,
     BoundedDnCNN,
     CompressedSensing,
     DEQGrad,
     DEQProx,
+    DnCNN,
     Inpainting,
     Reconstructor,
     gaussian_kernel,
@@ -152,3 +154,67 @@ def test_constants_that_no_network_has(constant: Any) -> None:
     network.__class__ = type("Claim", (BoundedDnCNN,), {"lipschitz": constant})
     with pytest.raises(InvalidArgument, match="'lipschitz' of the network of DEQGrad must be a number of at least 0"):
         _ = DEQGrad(Own(), network).contraction
+
+
+def reconstructors() -> dict[str, Reconstructor]:
+    """One for each cell and network, for images of one channel."""
+    blur, made = Blur(gaussian_kernel(1.0)), {}
+    for cell in (DEQGrad, DEQProx, DEQADMM):
+        for network in (BoundedDnCNN(1, 4, 2, bound=0.9), AdaptiveDenoiser(1, 4, hidden=4, depth=2), DnCNN(1, 4, 2)):
+            made[f"{cell.__name__} {type(network).__name__}"] = Reconstructor(cell(blur, network), rtol=1e-2, max_steps=5)
+    return made
+
+
+@pytest.mark.parametrize(("name", "model"), reconstructors().items(), ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    ("y", "error", "says"),
+    [
+        (torch.ones(2, 3, 8, 8), InvalidArgument, r"images \(batch, 1, height, width\).*; A\^T y has shape \(2, 3, 8, 8\)"),
+        (torch.ones(1, 8, 8), InvalidArgument, r"shape \(1, 8, 8\).*y\.unsqueeze\(0\)"),
+        (torch.ones(8, 8), InvalidArgument, r"images \(batch, 1, height, width\).*shape \(8, 8\)"),
+        (torch.ones(1, 1, 1, 8, 8), InvalidArgument, r"images \(batch, 1, height, width\).*shape \(1, 1, 1, 8, 8\)"),
+        (torch.ones(2, 1, 8, 8).double(), InvalidType, r"float32 parameters and got data of torch.float64.*y\.to\(torch.float32\)"),
+        (torch.ones(2, 1, 8, 8).half(), InvalidType, r"float32 parameters and got data of torch.float16"),
+        (torch.ones(2, 1, 8, 8).byte(), InvalidType, r"torch.uint8.*\.float\(\) / 255"),
+        (torch.ones(2, 1, 8, 8).numpy(), InvalidType, r"a tensor of data; got ndarray.*torch\.as_tensor"),
+        (None, InvalidType, r"a tensor of data; got NoneType"),
+    ],
+    ids=["channels", "one image", "no channel", "video", "float64", "float16", "bytes", "numpy", "none"],
+)
+def test_data_that_do_not_fit_the_network_are_refused(
+    name: str, model: Reconstructor, y: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        model(y)
+
+
+def test_a_network_in_half_precision_is_refused_where_its_operator_cannot_follow() -> None:
+    mri = Reconstructor(DEQADMM(MRI(MASK), BoundedDnCNN(2, 4, 2, bound=0.9)))
+    blur = Reconstructor(DEQProx(Blur(gaussian_kernel(1.0)), BoundedDnCNN(1, 4, 2, bound=0.9)))
+    with pytest.raises(InvalidType, match=r"Fourier transform.*torch.float16.*\.float\(\)"):
+        mri.half()(torch.ones(1, 8, 8).half())
+    with pytest.raises(InvalidType, match=r"Fourier transform.*torch.bfloat16.*\.float\(\)"):
+        blur.bfloat16()(torch.ones(1, 1, 8, 8).bfloat16())
+
+
+def test_measurements_and_their_bounds_must_fit_the_last_images() -> None:
+    sensing = CompressedSensing((1, 8, 8), 5, dtype=torch.float32)
+    with pytest.raises(InvalidType, match=r"float32 parameters and got data of torch.float64"):
+        Reconstructor(DEQProx(sensing, BoundedDnCNN(1, 4, 2, bound=0.9)))(torch.ones(2, 5).double())
+    with pytest.raises(InvalidType, match=r"CompressedSensing.*torch.float32.*got .*torch.float64"):
+        sensing.A(torch.ones(1, 1, 8, 8).double())
+    model = Reconstructor(DEQProx(Blur(gaussian_kernel(1.0)), BoundedDnCNN(1, 4, 2, bound=0.9)), rtol=1e-2)
+    model(torch.ones(2, 1, 8, 8))
+    for y in (torch.ones(3, 1, 8, 8), torch.ones(2, 1, 8, 9)):
+        with pytest.raises(InvalidArgument, match=r"error_bound.*last images, \(2, 1, 8, 8\); got data of images"):
+            model.error_bound(y)
+
+
+def test_one_image_that_is_not_finite_does_not_harm_the_others() -> None:
+    model = Reconstructor(DEQProx(Blur(gaussian_kernel(1.0)), BoundedDnCNN(1, 4, 2, bound=0.9)), rtol=1e-4)
+    y = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    alone = model(y[[0, 2]])
+    y[1, 0, 3, 3] = math.nan
+    with pytest.warns(wp.errors.WellposedWarning, match="NOT_FINITE|not finite"):
+        together = model(y)
+    assert torch.equal(together[[0, 2]], alone) and bool(together[1].isnan().all())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 
@@ -70,3 +72,19 @@ def test_data_of_pytorch_geometric() -> None:
     batch = geometric.Batch.from_data_list([geometric.Data(x=x, edge_index=edges) for x in data.X])
     logits = model(batch.x, batch.edge_index, batch.batch)
     torch.testing.assert_close(logits.reshape(3, 9, 20).movedim(2, 1), model(data.X), rtol=1e-5, atol=1e-5)
+
+
+def test_bad_input_gets_one_sentence() -> None:
+    for x, seen in ((None, "NoneType"), ([1.0], "list")):
+        with pytest.raises(wp.InvalidType, match=f"a tensor of features, or a graph with x and edge_index; got {seen}"):
+            make()(x)
+
+
+def test_an_object_with_features_and_edges_is_a_graph() -> None:
+    model, data = make(), wp.data.load("chains", n=2, size=3)
+    edges, groups = chain_edges(2, 3)
+    graph = types.SimpleNamespace(x=data.X.flatten(0, 1), edge_index=edges, batch=groups)
+    assert torch.equal(model(graph), model(graph.x, edges, groups))
+    assert model.layer.last_solution is not None and len(model.layer.last_solution.status) == 2
+    graph.batch = None
+    assert torch.equal(model(graph), model(graph.x, edges))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
 
@@ -11,7 +13,48 @@ from wellposed.errors import InvalidArgument, InvalidType
 def check_numbers(owner: str, x: Tensor, *, what: str = "images", complex_too: bool = False) -> None:
     """`what` must have floating-point entries."""
     if not (x.is_floating_point() or (complex_too and x.is_complex())):
-        raise InvalidType(f"{owner} expects {what} of floating-point numbers; got {x.dtype}. Convert them, e.g. by .float().")
+        convert = ".float() / 255 if they are in [0, 255]" if x.dtype == torch.uint8 else ".float()"
+        raise InvalidType(f"{owner} expects {what} of floating-point numbers; got {x.dtype}. Convert them, e.g. by {convert}.")
+
+
+def check_transform(owner: str, x: Tensor) -> None:
+    """There is no Fourier transform of numbers of 16 bits."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise InvalidType(
+            f"{owner} computes a Fourier transform, which needs float32 or float64; got {x.dtype}. Convert data and network, "
+            "e.g. by .float()."
+        )
+
+
+def check_data(cell: nn.Module, network: Any, y: Any) -> None:
+    """Data must be a tensor of the dtype of a network of this package; one of your own may convert
+    them."""
+    owner = type(cell).__name__
+    if not isinstance(y, Tensor):
+        raise InvalidType(
+            f"{owner} expects a tensor of data; got {type(y).__name__}. Convert them, e.g. by torch.as_tensor(y).float()."
+        )
+    check_numbers(owner, y, what="data", complex_too=True)
+    if not hasattr(network, "apply_weights"):
+        return
+    dtype = next(network.parameters()).dtype
+    # autocast converts numbers of at most 32 bits by itself
+    cast = torch.is_autocast_enabled(y.device.type) and torch.float64 not in (y.dtype, dtype)
+    if dtype != (y.real.dtype if y.is_complex() else y.dtype) and not cast:
+        hint = "" if y.is_complex() else f", e.g. y.to({dtype})"
+        name = type(network).__name__
+        raise InvalidType(f"{name} has {dtype} parameters and got data of {y.dtype}; convert one of them{hint}.")
+
+
+def check_image(cell: nn.Module, network: Any, image: Tensor) -> None:
+    """What an operator makes of data must be images with the channels of the network."""
+    channels = getattr(network, "channels", None)
+    if image.dim() != 4 or channels not in (None, image.shape[1]):
+        hint = " The first dimension is the batch: for one image give y.unsqueeze(0)." if image.dim() == 3 else ""
+        raise InvalidArgument(
+            f"{type(network).__name__} in {type(cell).__name__} takes images (batch, {channels or 'channels'}, height, width); "
+            f"A^T y has shape {tuple(image.shape)}.{hint}"
+        )
 
 
 def check_mask(owner: str, mask: Tensor, shape: torch.Size) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from wellposed._checks import check_interval
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.imaging._inputs import check_data, check_image
 from wellposed.linalg.directed import up
 from wellposed.nn.cell import AbstractCell
 from wellposed.solve.map import FunctionMap
@@ -152,7 +153,10 @@ class ReconstructionCell(AbstractCell, abc.ABC):
 
     def initial(self, y: Tensor) -> Tensor:
         """The start of a solve: A^T y."""
-        return self.operator.A_adjoint(y)
+        check_data(self, self.network, y)
+        image: Tensor = self.operator.A_adjoint(y)
+        check_image(self, self.network, image)
+        return image
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         return tuple(self.initial(x).shape)
@@ -162,7 +166,7 @@ class ReconstructionCell(AbstractCell, abc.ABC):
 
     def _function(self, x: Tensor) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
         """f and what it takes after z, with the parts that do not depend on z made once."""
-        numbers, back = self._numbers(), self.operator.A_adjoint(x)
+        numbers, back = self._numbers(), self.initial(x)
         network, maps = self._bound_network(x)
 
         def f(z: Tensor, back: Tensor, *maps: Tensor) -> Tensor:
@@ -171,8 +175,9 @@ class ReconstructionCell(AbstractCell, abc.ABC):
         return f, (back, *maps)
 
     def bind(self, x: Tensor) -> FunctionMap:
+        layout = Layout.of(self.initial(x).detach(), "z0")  # refuses what does not fit
         f, arguments = self._function(x)
-        return FunctionMap(f, Layout.of(self.initial(x).detach(), "z0"), arguments)
+        return FunctionMap(f, layout, arguments)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         """f(z, y): (batch, channels, height, width) -> the same.

@@ -89,7 +89,7 @@ class DnCNN(nn.Module):
         super().__init__()
         for name, value in (("channels", channels), ("features", features), ("depth", depth), ("scale", scale)):
             check_positive_integer("DnCNN", name, value)
-        self.scale = scale
+        self.channels, self.scale = channels, scale
         widths = [channels * scale**2, *[features] * (max(depth, 2) - 1), channels * scale**2]
         self.kernels = nn.ParameterList(
             torch.randn(b, a, 3, 3, generator=generator) * math.sqrt(2 / (9 * a))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed.imaging._inputs import check_mask, check_numbers
+from wellposed.imaging._inputs import check_mask, check_numbers, check_transform
 
 #: Relative rounding of a Fourier transform or of a product with orthonormal rows, generously.
 ROUNDING = 1e-5
@@ -98,6 +98,7 @@ class Blur(AbstractForwardOperator):
     def _transfer(self, x: Tensor) -> Tensor:
         """(h, w/2 + 1) the Fourier transform of the kernel, centred at the first pixel."""
         check_numbers("Blur", x)
+        check_transform("Blur", x)
         (h, w), (rows, columns) = x.shape[-2:], self.kernel.shape
         if rows > h or columns > w:
             raise InvalidArgument(f"The kernel of Blur, {rows} x {columns}, is larger than the image, {h} x {w}.")
@@ -195,6 +196,7 @@ class MRI(AbstractForwardOperator):
 
     def _check_image(self, x: Tensor) -> None:
         check_numbers("MRI", x)
+        check_transform("MRI", x)
         if x.dim() != 4 or x.shape[1] != 2:
             raise InvalidArgument(
                 f"MRI expects images (batch, 2, height, width), real and imaginary part; got {tuple(x.shape)}."
@@ -208,6 +210,7 @@ class MRI(AbstractForwardOperator):
 
     def A_adjoint(self, y: Tensor) -> Tensor:
         check_numbers("MRI", y, what="data", complex_too=True)
+        check_transform("MRI", y)
         if y.dim() != 3:
             raise InvalidArgument(f"MRI expects data (batch, height, width); got {tuple(y.shape)}.")
         coefficients = self._measured(y)

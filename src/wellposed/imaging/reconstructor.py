@@ -72,10 +72,14 @@ class Reconstructor(nn.Module):
             raise InvalidArgument("This Reconstructor has computed no images yet; call it with y before error_bound(y).")
         assert isinstance(cell, ReconstructionCell)
         exact, z = copy.deepcopy(cell).double(), solution.value.detach().double()
+        y64 = y.to(torch.complex128 if y.is_complex() else torch.float64) if isinstance(y, Tensor) else y
+        if (shape := exact.state_shape(y64)) != tuple(z.shape):
+            raise InvalidArgument(
+                f"error_bound takes the data of the last images, {tuple(z.shape)}; got data of images {shape}."
+            )
         factor = max(cell.contraction, exact.contraction)
         if not factor < 1:
             return z.new_full((len(z),), math.inf)
-        y64 = y.to(torch.complex128 if y.is_complex() else torch.float64)
         f = exact(z, y64)
         rounding = _ROUNDING * (_norms(z) + _norms(f))
         distance = (_norms(f - z) + rounding) / (1 - factor)

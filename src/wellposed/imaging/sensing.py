@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.imaging._inputs import check_numbers
 from wellposed.imaging.operators import ROUNDING, AbstractForwardOperator
 from wellposed.linalg.directed import up
@@ -71,14 +71,22 @@ class CompressedSensing(AbstractForwardOperator):
         """With c = gamma/(1 + gamma) <= 1 it is |I - 2 c Q^T Q|."""
         return max(1.0, 2 * self.norm * self.norm - 1)
 
+    def _check(self, x: Tensor, *, what: str = "images") -> None:
+        check_numbers("CompressedSensing", x, what=what)
+        if x.dtype != self.Q.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise InvalidType(
+                f"CompressedSensing has a matrix of {self.Q.dtype} and got {what} of {x.dtype}; convert one of them, e.g. the "
+                f"{what} by .to({self.Q.dtype})."
+            )
+
     def A(self, x: Tensor) -> Tensor:
-        check_numbers("CompressedSensing", x)
+        self._check(x)
         if tuple(x.shape[1:]) != self.image_shape:
             raise InvalidArgument(f"CompressedSensing measures images {self.image_shape}; got {tuple(x.shape[1:])}.")
         return nn.functional.linear(x.flatten(1), self.Q)
 
     def A_adjoint(self, y: Tensor) -> Tensor:
-        check_numbers("CompressedSensing", y, what="data")
+        self._check(y, what="data")
         if y.dim() != 2 or y.shape[1] != len(self.Q):
             raise InvalidArgument(f"CompressedSensing expects data (batch, {len(self.Q)}); got {tuple(y.shape)}.")
         return (y @ self.Q).unflatten(1, self.image_shape)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import ImplicitGradient
 from wellposed.nn import EquilibriumLayer, GraphCell
 from wellposed.nn.pretrained import Pretrained
@@ -63,15 +63,19 @@ class NodeClassifier(Pretrained):
             self.head.weight.copy_(torch.randn(classes, width, generator=generator, **made) / math.sqrt(width))
             self.head.bias.zero_()
 
-    def forward(self, x: Tensor, edge_index: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
+    def forward(self, x: Any, edge_index: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
         """(nodes, classes) logits; of chains (n, classes, length).
 
         Args:
             x: (nodes, d) features. Without edges (n, length, d): chains, with an edge from every
-                node to the next.
+                node to the next. Or a `Data` or `Batch` object of PyTorch Geometric alone.
             edge_index: (2, edges) sources and targets.
             groups: (nodes,) the graph of each node, `batch` of PyTorch Geometric.
         """
+        if edge_index is None and groups is None and hasattr(x, "edge_index"):
+            x, edge_index, groups = x.x, x.edge_index, getattr(x, "batch", None)
+        if not isinstance(x, Tensor):
+            raise InvalidType(f"NodeClassifier expects a tensor of features, or a graph with x and edge_index; got {type(x).__name__}.")
         if edge_index is not None:
             logits: Tensor = self.head(self.norm(self.layer((x, edge_index), groups=groups)))
             return logits

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import PhantomGradient, UnrolledGradient
 from wellposed.nn import EquilibriumLayer
 from wellposed.solve import Picard
@@ -152,6 +152,13 @@ class PuzzleSolver(nn.Module):
     def start(self, x: Tensor) -> Tensor:
         """The state from which puzzles begin: zeros."""
         cell: Any = self.layer.cell
+        if not isinstance(x, Tensor):
+            raise InvalidType(
+                f"PuzzleSolver expects a tensor of puzzles, as of wp.data.load('sudoku'); got {type(x).__name__}."
+            )
+        if x.dtype != self.head.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            dtype = self.head.weight.dtype
+            raise InvalidType(f"PuzzleSolver has {dtype} parameters and got puzzles of {x.dtype}; convert one, e.g. x.to({dtype}).")
         zeros: Tensor = cell.start(x)
         return zeros
 
@@ -162,7 +169,14 @@ class PuzzleSolver(nn.Module):
             x: (n, 4, 4, 4) one-hot givens of sudoku, or (n, 3, height, width) mazes.
             z0: The state to continue from; zeros if not given.
         """
-        start = self.start(x) if z0 is None else z0
+        zeros = self.start(x)
+        start = zeros if z0 is None else z0
+        if not isinstance(start, Tensor) or start.shape != zeros.shape:
+            seen = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
+            raise InvalidArgument(
+                f"z0 of PuzzleSolver must be a state of these puzzles, {tuple(zeros.shape)}; got {seen}. Carry "
+                "model.layer.last_solution.value, or begin with model.start(x)."
+            )
         if z0 is None and self.training:
             with torch.no_grad():
                 for _ in range(int(torch.randint(self.free_steps + 1, ()))):
