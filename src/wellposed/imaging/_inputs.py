@@ -57,6 +57,18 @@ def check_image(cell: nn.Module, network: Any, image: Tensor) -> None:
         )
 
 
+def check_binary(owner: str, mask: Any) -> None:
+    """A mask says what is measured: other numbers than 0 and 1 would be rounded to 1."""
+    if not isinstance(mask, Tensor):
+        raise InvalidType(f"{owner} expects a tensor as mask; got {type(mask).__name__}.")
+    other = mask[(mask != 0) & (mask != 1)]
+    if other.numel():
+        raise InvalidArgument(
+            f"{owner} expects a mask of 0 and 1, whether a number is measured; got {other.reshape(-1)[0].item()}. Threshold "
+            "it, e.g. by mask > 0.5."
+        )
+
+
 def check_mask(owner: str, mask: Tensor, shape: torch.Size) -> None:
     """The mask must not enlarge what it multiplies."""
     pairs = zip(reversed(mask.shape), reversed(shape), strict=False)

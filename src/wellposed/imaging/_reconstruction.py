@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from wellposed._checks import check_interval
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.imaging._claims import check_hooks, is_stated
 from wellposed.imaging._inputs import check_data, check_image
 from wellposed.linalg.directed import up
 from wellposed.nn.cell import AbstractCell
@@ -75,7 +76,7 @@ class ReconstructionCell(AbstractCell, abc.ABC):
     def least(self) -> float:
         """A lower bound of the eigenvalues of A^T A: that of the operator as it is now, or 0."""
         found, square = getattr(self.operator, "least", 0.0), self.norm * self.norm
-        least = number_of(found)
+        least = number_of(found if is_stated(self.operator, "least") else 0.0)
         if least is None or not (0 <= least <= square or math.isnan(square)):
             raise InvalidArgument(
                 f"'least', the least eigenvalue of A^T A, of the operator of {type(self).__name__} must be a number in "
@@ -90,10 +91,14 @@ class ReconstructionCell(AbstractCell, abc.ABC):
 
         Infinite, that is nothing is proved: if the network is not bounded; if a parameter or a
         buffer is of less precision than float32, not finite, or so large that its square
-        overflows; if a number computed of them is not finite.
+        overflows; if a number computed of them is not finite; if a subclass of a network, an
+        operator or a cell overrides a method, or an object replaces it, and inherits the bound
+        (`lipschitz`, `norm`).
         """
         numbers = itertools.chain(self.parameters(), self.buffers())
-        if not all(_can_be_proved(t) for t in numbers):
+        if not (is_stated(self, "_factor") and all(_can_be_proved(t) for t in numbers)):
+            return math.inf
+        if self._norm is None and not is_stated(self.operator, "norm"):
             return math.inf
         with torch.no_grad():
             return up(self._factor())
@@ -127,7 +132,7 @@ class ReconstructionCell(AbstractCell, abc.ABC):
     @property
     def _lipschitz(self) -> float:
         """Of the network; infinite if it is not known."""
-        found = getattr(self.network, "lipschitz", math.inf)
+        found = getattr(self.network, "lipschitz", math.inf) if is_stated(self.network, "lipschitz") else math.inf
         constant = number_of(found)
         if constant is None or constant < 0:
             raise InvalidArgument(
@@ -139,6 +144,7 @@ class ReconstructionCell(AbstractCell, abc.ABC):
         """The network with weights made once, and what it computes of the data alone: its further
         arguments, one row per image."""
         network: Any = self.network
+        check_hooks(type(self).__name__, network)
         maps = network.condition(self.operator, y) if hasattr(network, "condition") else ()
         if not hasattr(network, "apply_weights"):
             return network, maps

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed.imaging._inputs import check_mask, check_numbers, check_transform
+from wellposed.imaging._inputs import check_binary, check_mask, check_numbers, check_transform
 
 #: Relative rounding of a Fourier transform or of a product with orthonormal rows, generously.
 ROUNDING = 1e-5
@@ -24,7 +24,8 @@ class AbstractForwardOperator(nn.Module, abc.ABC):
     """y = A x, with bounds of the eigenvalues of A^T A.
 
     Attributes:
-        norm: An upper bound of |A|, of the numbers that the operator holds now.
+        norm: An upper bound of |A|, of the numbers that the operator holds now. A subclass states
+            its own; with the 1 that it inherits nothing is proved.
         least: A lower bound of the least eigenvalue of A^T A, at least 0.
         reflection: An upper bound of the Lipschitz constant of z -> 2 prox_l2(z, y, gamma) - z,
             which is 1 if `prox_l2` is what it says.
@@ -139,9 +140,11 @@ class Inpainting(AbstractForwardOperator):
     """
 
     mask: Tensor
+    norm = 1.0
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
+        check_binary("Inpainting", mask)
         if mask.dim() not in (2, 3):
             raise InvalidArgument(f"Inpainting expects a mask (height, width); got shape {tuple(mask.shape)}.")
         self.register_buffer("mask", mask.bool())
@@ -185,6 +188,7 @@ class MRI(AbstractForwardOperator):
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
+        check_binary("MRI", mask)
         if mask.dim() != 2:
             raise InvalidArgument(f"MRI expects a mask (height, width); got shape {tuple(mask.shape)}.")
         self.register_buffer("mask", mask.bool())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.imaging._claims import check_operator
 from wellposed.imaging._reconstruction import ReconstructionCell
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.layer import EquilibriumLayer
@@ -21,6 +22,16 @@ _ROUNDING = 2.0**-40
 def _norms(x: Tensor) -> Tensor:
     """(batch,) Euclidean norms of images."""
     return torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim())))
+
+
+def _in_float64(cell: ReconstructionCell) -> ReconstructionCell:
+    """A copy; also of the tensors of an operator that is not a module."""
+    exact = copy.deepcopy(cell).double()
+    operator = exact.operator
+    for name, value in () if isinstance(operator, nn.Module) else list(getattr(operator, "__dict__", {}).items()):
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+            setattr(operator, name, value.to(torch.complex128 if value.is_complex() else torch.float64))
+    return exact
 
 
 class Reconstructor(nn.Module):
@@ -62,7 +73,9 @@ class Reconstructor(nn.Module):
         z* is the equilibrium of the exact map with the parameters as they are stored. f is
         evaluated once in float64, and 2^-40 (|z| + |f(z)|) is added for the rounding of that. So
         the rounding of float32, in which an image may have been computed, is part of the bound. It
-        is infinite where nothing is proved: see `cell.contraction`.
+        is infinite where nothing is proved: see `cell.contraction`. An operator that is not of this
+        package is tried on random images, and refused if its adjoint is not one or its norm is
+        larger than stated.
 
         Args:
             y: The data of the last images.
@@ -71,7 +84,7 @@ class Reconstructor(nn.Module):
         if solution is None:
             raise InvalidArgument("This Reconstructor has computed no images yet; call it with y before error_bound(y).")
         assert isinstance(cell, ReconstructionCell)
-        exact, z = copy.deepcopy(cell).double(), solution.value.detach().double()
+        exact, z = _in_float64(cell), solution.value.detach().double()
         y64 = y.to(torch.complex128 if y.is_complex() else torch.float64) if isinstance(y, Tensor) else y
         if (shape := exact.state_shape(y64)) != tuple(z.shape):
             raise InvalidArgument(
@@ -80,6 +93,7 @@ class Reconstructor(nn.Module):
         factor = max(cell.contraction, exact.contraction)
         if not factor < 1:
             return z.new_full((len(z),), math.inf)
+        check_operator(exact, z)
         f = exact(z, y64)
         rounding = _ROUNDING * (_norms(z) + _norms(f))
         distance = (_norms(f - z) + rounding) / (1 - factor)

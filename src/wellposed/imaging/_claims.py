@@ -1,0 +1,108 @@
+"""Whether a stated bound is about the code that runs.
+
+A subclass that overrides `A` inherits `norm`, and one that overrides `apply_weights` inherits
+`lipschitz`: the number was proved of other code. So it does not count until the subclass states its
+own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.errors import InvalidArgument
+
+#: What a class may override without changing a map.
+_HARMLESS = frozenset({"extra_repr", "train", "overridden", "_abc_impl", "_needs"})
+#: Special methods that decide what runs.
+_CALLS = frozenset({"__call__", "__getattr__", "__getattribute__"})
+#: How much larger than a stated bound a measured number may be: of operators that compute in float32.
+_TOLERANCE = 1e-4
+
+
+def is_stated(thing: Any, claim: str) -> bool:
+    """Whether `claim` is stated by the object or by its class, or by a base whose methods the
+    object inherits unchanged."""
+    thing = getattr(thing, "_orig_mod", thing)  # torch.compile
+    kind, own = type(thing), getattr(thing, "__dict__", {})
+    if any(callable(value) and hasattr(kind, name) for name, value in own.items() if name != claim):
+        return False  # a method was replaced on the object
+    order = kind.__mro__
+    place = next((i for i, part in enumerate(order) if claim in vars(part)), 0)
+    if claim in own:
+        return True
+    inherited = {name for part in order[place:-1] for name in vars(part)}
+    below = {name for part in order[:place] for name in vars(part)}
+    changed = {name for name in below & inherited if not name.startswith("__") or name in _CALLS}
+    return not changed - _HARMLESS
+
+
+def check_hooks(owner: str, network: Any) -> None:
+    """Refuses what would be ignored: a cell evaluates a network of this package by its
+    `apply_weights`."""
+    if not hasattr(network, "apply_weights"):
+        return
+    order = type(network).__mro__
+    places = {
+        name: next((i for i, part in enumerate(order) if name in vars(part)), len(order))
+        for name in ("forward", "apply_weights")
+    }
+    if "forward" in vars(network) or places["forward"] < places["apply_weights"]:
+        found = f"the `forward` of {type(network).__name__}"
+    elif network._forward_hooks or network._forward_pre_hooks:
+        found = f"a forward hook of {type(network).__name__} (also of prune)"
+    else:
+        return
+    raise InvalidArgument(
+        f"{owner} evaluates its network by `apply_weights`, so {found} would be ignored. Override `apply_weights`, and "
+        "`lipschitz` with its bound; or wrap the network in a module of your own."
+    )
+
+
+def check_operator(cell: Any, like: Tensor) -> None:
+    """Refuses an operator whose adjoint is not one, or whose stated bounds are exceeded by random
+    images. It proves nothing, and is skipped for operators of this package.
+
+    Args:
+        cell: In float64.
+        like: (batch, channels, height, width) float64, an image.
+    """
+    operator = cell.operator
+    name = type(operator).__name__
+    if type(operator).__module__.startswith("wellposed.imaging"):
+        return
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(t: Tensor) -> Tensor:
+        return torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
+
+    u = drawn(like[:1])
+    for _ in range(8):  # powers of A^T A
+        image = operator.A(u / u.norm())
+        u = operator.A_adjoint(image)
+    v = drawn(image)
+    x = drawn(like[:1])
+    left, right = operator.A(x), operator.A_adjoint(v)
+    products = (left.conj() * v).real.sum(), (x * right).sum()
+    scale = float(left.norm() * v.norm() + x.norm() * right.norm())
+    if abs(float(products[0] - products[1])) > _TOLERANCE * scale:
+        raise InvalidArgument(
+            f"A_adjoint of {name} is not the adjoint of A: of random x and v, <A x, v> is {float(products[0]):.6g} and "
+            f"<x, A_adjoint v> is {float(products[1]):.6g}. Nothing is proved then; correct A_adjoint."
+        )
+    if float(image.norm()) > cell.norm * (1 + _TOLERANCE):
+        raise InvalidArgument(
+            f"The norm of {name}, {cell.norm:.6g}, is too small: |A x| is {float(image.norm()):.6g} for an x with |x| = 1. "
+            "Give a larger norm=..."
+        )
+    if hasattr(cell, "log_penalty"):
+        penalty, zero = cell.log_penalty.exp(), torch.zeros_like(v)
+        moved = [2 * operator.prox_l2(t, zero, penalty) - t for t in (x, x + u / u.norm(), u)]
+        steps = ((moved[1] - moved[0]).norm(), (moved[2] - moved[0]).norm() / (u - x).norm())
+        if float(max(steps)) > cell.reflection * (1 + _TOLERANCE):
+            raise InvalidArgument(
+                f"prox_l2 of {name} is not a proximal map: z -> 2 prox_l2(z) - z expands by {float(max(steps)):.6g}, and its "
+                f"reflection is {cell.reflection:.6g}. Correct prox_l2, or state `reflection`."
+            )
