@@ -1,10 +1,12 @@
 """Trains a transformer equilibrium on WikiText-2, compares it with a bigram, and continues a text.
 
     WELLPOSED_DATA=data python examples/wikitext.py [--words 1000] [--steps 1500]
+    python examples/wikitext.py --text book.txt
 
-Reads `wikitext2/valid.txt` (to train) and `wikitext2/test.txt` from the folder $WELLPOSED_DATA.
-Tokens are characters unless `--words` asks for the most frequent words. Both models give the mean
-of -log p(next token) on the same test tokens; exp of it is the perplexity.
+Reads `wikitext2/valid.txt` (to train) and `wikitext2/test.txt` from the folder $WELLPOSED_DATA, or
+a text of your own, whose last fifth is kept to test. Tokens are characters unless `--words` asks
+for the most frequent words. Both models give the mean of -log p(next token) on the same test
+tokens; exp of it is the perplexity.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from wellposed_lab.tasks.ngrams import Bigram
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A transformer equilibrium against a bigram model on WikiText-2.")
+    parser.add_argument("--text", default="wikitext2", help="a .txt file of your own; WikiText-2 if not given")
     parser.add_argument("--words", type=int, help="size of the vocabulary of words; characters if not given")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--test-windows", type=int, default=500)
     options = parser.parse_args()
-    data = wp.data.load("wikitext2", words=options.words, length=48)
+    data = wp.data.load(options.text, words=options.words, length=48)
     vocabulary, generator = len(data.tokens), torch.Generator().manual_seed(0)
     gradient = wp.ImplicitGradient(rtol=1e-1, max_steps=8)
     model = wp.nn.TransformerDEQ(

@@ -70,3 +70,40 @@ def test_the_real_text() -> None:
     assert "checksums known" in data.steps[0] and "217646 and 245569 words" in data.steps[0]
     assert data.X.shape == (4534, 48) and len(data.tokens) == 1000
     torch.testing.assert_close(data.X.flatten()[1:], data.y.flatten()[:-1], rtol=0, atol=0)
+
+
+def test_a_text_of_your_own_is_parted_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "book.TXT"
+    path.write_text("abc" * 6 + "xy", encoding="utf-8")
+    data = wp.data.load(str(path), length=3)
+    assert data.name == "book.TXT" and data.X.shape == (5, 3) and data.X_test is not None and data.X_test.shape == (1, 3)
+    assert [data.tokens[i] for i in data.X.flatten().tolist()] == list("abc" * 5)  # 16 of 20 characters are to train
+    assert [data.tokens[i] for i in data.y[0].tolist()] == list("bca")
+    assert [data.tokens[i] for i in data.X_test[0].tolist()] == ["b", "c", "<rare>"]  # the last fifth; x is not in the first
+    assert "the last fifth is to test" in data.steps[0] and "book.TXT" in data.steps[0]
+    path.write_bytes(b"\xef\xbb\xbfto be or\r\nnot to be " * 4)  # as some editors of Windows write it
+    words = wp.data.load(str(path), words=6, length=1)
+    assert words.tokens == ("<rare>", "to", "be", "or", "<eos>", "not")
+    assert "\r" not in wp.data.load(str(path), length=1).tokens
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        (None, {}, r"book.txt' cannot be read: No such file"),
+        (b"", {}, "book.txt is empty"),
+        (b"ab", {}, "has no tokens; give a longer text"),
+        (b"ab" * 40, {}, "16 tokens make 0 windows of length=48; 1 are wanted. Lower"),
+        (b"\xff\xfe" * 100, {}, "byte 0 is not UTF-8 text"),
+        (b"a b " * 100, {"norm": "unit"}, "is a text: it takes n, n_test, words and length only"),
+        (b"a b " * 100, {"classes": (0, 1)}, "is a text: it takes n, n_test, words and length only"),
+        (b"a b " * 100, {"target": "y"}, "is a text: it takes n, n_test, words and length only"),
+        (b" \n " * 100, {"words": 3, "length": 500}, "windows of length=500"),
+    ],
+    ids=["missing", "empty", "short", "shorter than a window", "bytes", "norm", "classes", "target", "long"],
+)
+def test_a_text_of_your_own_that_cannot_be_loaded(content: bytes | None, options: dict, says: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "book.txt").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=says):
+        wp.data.load(str(tmp_path / "book.txt"), **options)

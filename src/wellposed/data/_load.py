@@ -18,7 +18,7 @@ from wellposed.data.files import FILES, NORMS, choose, digits, part_parallel, pi
 from wellposed.data.own import SUFFIXES, read_own
 from wellposed.data.puzzles import PUZZLES, draw
 from wellposed.data.restoration import IMAGES, PAIRS, images, pairs
-from wellposed.data.text import TEXTS, text_windows
+from wellposed.data.text import SUFFIX, TEXTS, is_text, text_windows
 from wellposed.errors import InvalidArgument, did_you_mean
 
 
@@ -123,7 +123,8 @@ def load(
     are scaled to [0, 1]. "wikitext2" comes from `wikitext2/valid.txt` (to train) and
     `wikitext2/test.txt` in that folder: windows of token numbers in order, and for each position
     the next token. A path that ends with .csv or .parquet is a table with named columns; a .npz
-    file holds arrays X and y, and X_test and y_test if it has a test part.
+    file holds arrays X and y, and X_test and y_test if it has a test part. A .txt file is a text,
+    whose last fifth is kept to test.
 
     Args:
         name: One of the above.
@@ -159,13 +160,17 @@ def load(
     _check(name, n, classes, n_test, paper, norm)
     if noise is not None and not (type(noise) in (int, float) and 0 <= noise < math.inf):
         raise InvalidArgument(f"noise is a standard deviation: a finite number of at least 0; got {noise!r}.")
-    if name in TEXTS:
-        if grey or size is not None or any(option is not None for option in (norm, target, columns, classify, standardize)):
+    if is_text(name):
+        if (
+            grey
+            or size is not None
+            or any(option is not None for option in (classes, paper, norm, givens, target, columns, classify, standardize))
+        ):
             raise InvalidArgument(f"{name} is a text: it takes n, n_test, words and length only.")
         texts, following, tokens, done = text_windows(name, n, n_test, words, length)
-        return Dataset(name, texts[0], following[0], texts[1], following[1], tuple(done), tokens)
+        return Dataset(Path(name).name, texts[0], following[0], texts[1], following[1], tuple(done), tokens)
     if words is not None:
-        raise InvalidArgument(f"words is for texts ({', '.join(TEXTS)}); omit it for {name!r}.")
+        raise InvalidArgument(f"words is for texts ({', '.join(TEXTS)}, or a {SUFFIX} file); omit it for {name!r}.")
     own = is_path(name)
     if own and (paper is not None or grey or size is not None):
         raise InvalidArgument(f"paper, grey and size are for images of the built-in data sets; omit them for {name!r}.")
@@ -265,7 +270,7 @@ def _targets(labels: np.ndarray, classes: tuple[int, ...] | None) -> Tensor:
 
 def _check(name: Any, n: Any, classes: Any, n_test: Any, paper: Any, norm: Any) -> None:
     if name not in NAMES and not (isinstance(name, str) and is_path(name)):
-        known = f"known are {', '.join(NAMES)}, or a file ({', '.join(SUFFIXES)})"
+        known = f"known are {', '.join(NAMES)}, or a file ({', '.join((*SUFFIXES, SUFFIX))})"
         raise InvalidArgument(f"Unknown data set {name!r}; {known}.{did_you_mean(str(name), NAMES)}")
     for option, value in (("n", n), ("n_test", n_test)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

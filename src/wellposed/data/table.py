@@ -82,7 +82,7 @@ def check_file(path: Path) -> None:
             f"data.name={str(path)!r} cannot be read: {error.strerror}.{did_you_mean(path.name, near)}"
         ) from None
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidArgument(f"data.name={str(path)!r} is not a file; give a .csv, .parquet or .npz file.")
+        raise InvalidArgument(f"data.name={str(path)!r} is not a file; give a .csv, .parquet, .npz or .txt file.")
     if found.st_size == 0:
         raise InvalidArgument(f"{path} is empty.")
     if found.st_size > LARGEST:

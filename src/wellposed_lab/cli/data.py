@@ -57,7 +57,7 @@ def list_(as_json: AsJson = False) -> None:
 @group.command(epilog="[bold]Example[/]\n\n  wellposed data show mnist --n 1000 --classes 3,8 --paper ling2022")
 @guarded
 def show(
-    name: Annotated[str, typer.Argument(help="Of the data set, or a .csv, .parquet or .npz file.")],
+    name: Annotated[str, typer.Argument(help="Of the data set, or a .csv, .parquet, .npz or .txt file.")],
     n: Annotated[int | None, typer.Option("--n", help="Training samples; all if not given.")] = None,
     classes: Annotated[str | None, typer.Option("--classes", help="Such as 0,1.")] = None,
     paper: Annotated[str | None, typer.Option("--paper", help="Preprocessing of ling2022, gao2022 or gao2023.")] = None,

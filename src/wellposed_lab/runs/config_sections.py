@@ -45,7 +45,7 @@ class DataSection(_Section):
     name: str = Field(
         default="digits",
         description="sphere, moons, digits, chains, sudoku, mazes, deblurring_leaves, deblurring, mnist, fashion_mnist, "
-        "cifar10, svhn, camvid, natural64, cbsd68, wikitext2, or a file: .csv, .parquet, .npz",
+        "cifar10, svhn, camvid, natural64, cbsd68, wikitext2, or a file: .csv, .parquet, .npz, .txt",
     )
     target: str | None = Field(default=None, description="column of a table to learn; target, y or label if null")
     columns: list[str] | None = Field(default=None, description="columns of a table to learn from; null for all others")
@@ -74,7 +74,7 @@ class DataSection(_Section):
     noise: float = Field(
         default=0.1,
         ge=0,
-        description="standard deviation of moons and chains, and of images to restore, there 0.04 if not said",
+        description="standard deviation of moons and chains, and of images to restore",
     )
     givens: list[int] | None = Field(default=None, description="sudoku: numbers of given cells; null is 6 to 10")
     words: int | None = Field(

@@ -132,7 +132,7 @@ def _multiscale(d: Design, kwargs: dict[str, Any]) -> nn.Module:
 
 def _transformer(d: Design) -> nn.Module:
     if len(d.shape) != 1 or not d.classes:
-        raise InvalidArgument("model.name='transformer' needs a text: set data.name=wikitext2.")
+        raise InvalidArgument("model.name='transformer' needs a text: set data.name=wikitext2, or to a .txt file.")
     steps = d.options.get("gradient_steps")
     gradient = {} if steps is None else {"gradient": PhantomGradient(steps, damping=1.0)}
     kwargs = {**d.factory_kwargs, **d.solver_kwargs, **gradient}

@@ -18,7 +18,7 @@ from wellposed.data._load import is_path
 from wellposed.data.own import checksum, own_path
 from wellposed.data.puzzles import PUZZLES
 from wellposed.data.restoration import IMAGES, NOISE, PAIRS
-from wellposed.data.text import TEXTS
+from wellposed.data.text import TEXTS, is_text
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, NextToken, Reconstruction, Segmentation, Squared
 from wellposed_lab.runs.models import MODELS, OWN, build, kind_of
@@ -142,6 +142,8 @@ def _unscaled(data: DataSection) -> DataSection:
 def _task(config: RunConfig) -> str:
     """The task of a network that is not named."""
     data, loss = config.data, config.loss
+    if is_text(data.name):
+        return "language"
     if data.name in WITHOUT_CLASSES:
         return WITHOUT_CLASSES[data.name]
     if loss.name != "auto":
@@ -156,11 +158,15 @@ def _prepared(config: RunConfig, device: torch.device | None, allow_code: bool) 
     device, dtype = device or _device(config.run.device), getattr(torch, config.run.dtype)
     d = config.data
     own: dict[str, Any] = {}
+    named = [key for key in ("target", "columns", "standardize") if getattr(d, key) is not None]
     if is_path(d.name):
         _check_unchanged(d.name, d.sha256)
+    if named and is_text(d.name):
+        raise InvalidArgument(f"data.{named[0]} is for tables and arrays (.csv, .parquet, .npz); omit it for {d.name}, a text.")
+    if is_path(d.name) and not is_text(d.name):
         columns = None if d.columns is None else tuple(d.columns)
         own = {"target": d.target, "columns": columns, "standardize": d.standardize, "classify": kind.task == "classification"}
-    elif named := [key for key in ("target", "columns", "standardize", "sha256") if getattr(d, key) is not None]:
+    elif not is_path(d.name) and (named := [*named, *(["sha256"] if d.sha256 is not None else [])]):
         raise InvalidArgument(f"data.{named[0]} is for files (.csv, .parquet, .npz); omit it for data.name={d.name}.")
     _check_memory("data.n, data.n_test and data.features", _drawn(d))
     classes = None if d.classes is None else tuple(int(c) for c in d.classes)
@@ -205,7 +211,7 @@ def _loss(config: RunConfig, y: Tensor, y_test: Tensor | None, task: str) -> tup
         y_classes, of_data, natural = 0, "two classes, -1 and +1" if _are_signs(y) else "numbers", "squared"
     else:
         natural, of_data = ("cross_entropy", "classes") if y.dim() == 1 else ("segmentation", "a class for every pixel")
-        if config.data.name in TEXTS:
+        if is_text(config.data.name):
             natural, of_data = "next_token", "the next token at every position"
         ignore = _ignored(config)
         y_classes = max(int(part[part != ignore].max()) for part in (y, y_test) if part is not None) + 1

@@ -386,7 +386,7 @@ def test_own_data_are_trained_certified_and_shown(tmp_path: Path) -> None:
         (["data.name=houses.csv", "data.target=price"], "Column 'town' of houses.csv holds text"),
         (["data.name=houses.csv", "data.target=town", "data.columns=size"], "choose model.name=dense"),
         (["data.name=houses.csv", "data.target=price", "data.columns=size", "data.n=40"], "too few for data.n=40"),
-        (["data.name=houses.txt"], "files are read if they end with .csv, .parquet, .npz"),
+        (["data.name=houses.tsv"], "files are read if they end with .csv, .parquet, .npz"),
         (["data.target=price"], "data.target is for files"),
         (["data.name=houses.csv", "data.target=price", "data.columns=size", "model.name=dense"], "Choose model.name=gaussian"),
         (["data.name=houses.csv", "data.target=town", "data.columns=size", "model.name=monotone_conv"], "images"),
@@ -394,7 +394,7 @@ def test_own_data_are_trained_certified_and_shown(tmp_path: Path) -> None:
 )
 def test_mistakes_about_own_data_are_found_before_a_run_is_made(own: list[str], says: str, tmp_path: Path) -> None:
     table_of(tmp_path)
-    (tmp_path / "houses.txt").write_text("x")
+    (tmp_path / "houses.tsv").write_text("x")
     failed(call("train", "-q", *(word for change in own for word in ("--set", change))), 2, says)
     assert not (tmp_path / "runs").exists()
 
