@@ -33,7 +33,7 @@ from wellposed_lab.runs.setup import resolve_auto
 from wellposed_lab.runs.training import Trained
 from wellposed_lab.runs.training import train as train_run
 
-__all__ = ["train"]
+__all__ = ["equilibria", "train"]
 
 EPILOG = (
     "[bold]Examples[/]\n\n"
@@ -224,8 +224,7 @@ def _show(trained: Trained, settings: RunConfig, proof: str) -> None:
         if found:
             rows.append((measure, ", ".join(f"{part} {form.format(value)}" for part, value in found)))
     if "equilibrium_steps" in last:
-        failed = f", {summary['unconverged']} not found" if summary["unconverged"] else ", all found"
-        rows.append(("equilibria", f"{last['equilibrium_steps']:.1f} evaluations on average{failed}"))
+        rows.append(("equilibria", equilibria(summary)))
     if "certified" in last and (words := _last_certificate(trained, settings.optimizer.name)):
         rows.append(("certificate", words))
     if proof:
@@ -233,6 +232,19 @@ def _show(trained: Trained, settings: RunConfig, proof: str) -> None:
     for row in rows:
         table.add_row(*row)
     print_table(table)
+
+
+def equilibria(summary: dict[str, Any]) -> str:
+    """How many evaluations equilibria took and whether they were found, in words."""
+    last = summary["last"]
+    part = next((part for part in ("test", "validation", "train") if f"{part}_unconverged" in last), None)
+    if part is None:
+        failed = f"{summary['unconverged']} not found" if summary["unconverged"] else "all found"
+        return f"{last['equilibrium_steps']:.1f} evaluations on average, {failed}"
+    count = last[f"{part}_unconverged"]
+    failed = f"{count} of {summary['samples'][part]} not found" if count else "all found"
+    few = f"training takes {last['equilibrium_steps']:.1f} and looks for none"
+    return f"{part} {last[f'{part}_equilibrium_steps']:.1f} evaluations on average, {failed}; {few}"
 
 
 def _seconds(total: float | None) -> str:

@@ -88,7 +88,8 @@ class EpochLogger:
         if progress.totals:
             loss, items, steps, solved, failed = progress.totals
             row["batch_loss"] = loss / max(items, 1.0)
-            row |= {"equilibrium_steps": steps / solved, "unconverged": int(failed)} if solved else {}
+            row |= {"equilibrium_steps": steps / solved} if solved else {}
+            row |= {"unconverged": int(failed)} if solved and not self.train_step.by_few_steps else {}
         if progress.epoch % options.evaluate_every == 0 or last:
             for name, (X, y) in self.parts.items():
                 row |= {f"{name}_{key}": value for key, value in self.train_step.evaluate(X, y).items()}

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed.descent._minibatch import TOTALS, epoch
+from wellposed.descent._minibatch import TOTALS, epoch, solves
 from wellposed.errors import InvalidArgument
 from wellposed_lab.runs.epoch_logger import EpochLogger, Listener, RunOutcome
-from wellposed_lab.runs.losses import AbstractLoss
+from wellposed_lab.runs.losses import AbstractLoss, by_few_steps
 from wellposed_lab.runs.processes import Interruption, World
 from wellposed_lab.runs.training_state import Checkpoint, Progress, check_reachable, forget_tuned_values, restore
 
@@ -133,6 +133,7 @@ class TrainStep:
     world: World
 
     def __post_init__(self) -> None:
+        self.by_few_steps = by_few_steps(self.model.train(), self.config.loss.residual)
         options = self.config.optimizer.clip, self.config.loss
         self._step = self.world.step(self.model, self.optimizer, self.loss, *options)
 
@@ -149,7 +150,8 @@ class TrainStep:
 
     @torch.no_grad()
     def evaluate(self, X: Tensor, y: Tensor) -> dict[str, float]:
-        """The loss and the measures on a part of the data, over all processes."""
+        """The loss and the measures on a part of the data, over all processes; of a network that
+        trains by few steps also how its equilibria were found, which training does not show."""
         self.model.eval()
         size = max(EVALUATED_AT_ONCE, self.config.run.batch_size or 0)
         sums: Tensor | None = None
@@ -157,14 +159,19 @@ class TrainStep:
             x, target = X[rows.to(X.device)], y[rows.to(y.device)]
             output = self.model(x)
             head = torch.tensor([float(self.loss.total(output, target)), self.loss.count(target)], dtype=torch.float64)
-            part = torch.cat([head, self.loss.tally(output, target).cpu()])
+            found = torch.tensor(solves(self.model) if self.by_few_steps else (), dtype=torch.float64)
+            part = torch.cat([head, found, self.loss.tally(output, target).cpu()])
             sums = part if sums is None else sums + part
         if sums is None:  # fewer samples than processes
             output, target = self.model(X[:1]), y[:1]
-            sums = torch.zeros(2 + len(self.loss.tally(output, target)), dtype=torch.float64)
+            sums = torch.zeros(2 + 3 * self.by_few_steps + len(self.loss.tally(output, target)), dtype=torch.float64)
         sums = self.world.add(sums)
-        count = int(sums[1])
-        return {"loss": float(sums[0]) / max(count, 1), **self.loss.measures(sums[2:], count)}
+        count, measures = int(sums[1]), {"loss": float(sums[0]) / max(int(sums[1]), 1)}
+        if self.by_few_steps:
+            steps, solved, failed = sums[2:5].tolist()
+            measures |= {"equilibrium_steps": steps / max(solved, 1.0), "unconverged": int(failed)}
+            sums = torch.cat([sums[:2], sums[5:]])
+        return {**measures, **self.loss.measures(sums[2:], count)}
 
 
 def make_optimizer(model: nn.Module, options: OptimizerSection) -> torch.optim.Optimizer:

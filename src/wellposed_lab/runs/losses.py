@@ -8,8 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
+from wellposed.implicit.gradient import AbstractUnrolled
+from wellposed.nn import EquilibriumLayer
 
-__all__ = ["AbstractLoss", "CrossEntropy", "NextToken", "Reconstruction", "Segmentation", "Squared", "residual_weight"]
+__all__ = [
+    "AbstractLoss",
+    "CrossEntropy",
+    "NextToken",
+    "Reconstruction",
+    "Segmentation",
+    "Squared",
+    "by_few_steps",
+    "residual_weight",
+]
 
 #: The weight of the residual after few steps, if none is given: see benchmarks/recipe.py.
 RESIDUAL = 10.0
@@ -168,3 +179,16 @@ def residual_weight(model: nn.Module, given: float | None) -> float:
             f"{type(model).__name__} has none. Omit it."
         )
     return 0.0
+
+
+def by_few_steps(model: nn.Module, given: float | None) -> bool:
+    """Whether training takes a fixed number of steps and looks for no equilibria, so that one that
+    is not found there says nothing.
+
+    Args:
+        model: The network, in training mode.
+        given: `loss.residual` of the configuration.
+    """
+    layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
+    unrolled = bool(layers) and all(isinstance(layer.gradient, AbstractUnrolled) for layer in layers)
+    return unrolled or residual_weight(model, given) > 0

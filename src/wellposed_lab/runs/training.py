@@ -211,6 +211,7 @@ def _summary(run: Run, problem: RunProblem, outcome: RunOutcome) -> dict[str, An
     rows = read_metrics(run.folder)
     times = read_times(run.folder)
     certified = [row["epoch"] for row in rows if row.get("certified")]
+    few = any("train_unconverged" in row for row in rows)  # equilibria are looked for in evaluations only
     return {
         "stop": outcome.stop,
         "stop_message": STOPS[outcome.stop],
@@ -222,6 +223,6 @@ def _summary(run: Run, problem: RunProblem, outcome: RunOutcome) -> dict[str, An
         "first_certified_epoch": certified[0] if certified else None,
         "certificate": _last_certificate(run, rows, outcome),
         "best_epoch": outcome.progress.best_epoch,
-        "unconverged": sum(row.get("unconverged") or 0 for row in rows),
+        "unconverged": None if few else sum(row.get("unconverged") or 0 for row in rows),
         "last": last_values(rows),
     }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from wellposed.errors import InvalidArgument
-from wellposed.nn import MultiscaleDEQ, ResidualDEQ
+from wellposed.nn import EquilibriumLayer, MultiscaleDEQ, ResidualDEQ
+from wellposed_lab.cli.train import equilibria
 from wellposed_lab.runs.config import resolve
 from wellposed_lab.runs.losses import RESIDUAL, residual_weight
 from wellposed_lab.runs.penalty import objective
@@ -53,3 +55,36 @@ def test_what_does_not_fit_is_refused() -> None:
         residual_weight(torch.nn.Linear(2, 2), 2.0)
     with pytest.raises(InvalidArgument, match=r"model.name='residual' needs images"):
         prepare(resolve({}, [*SMALL, "data.flatten=true"]))
+
+
+PUZZLES = ["data.name=sudoku", "data.n=24", "data.n_test=12", "model.width=4", "model.max_steps=6", "model.on_failure=ignore"]
+
+
+@pytest.mark.parametrize("settings", [SMALL, [*PUZZLES, "run.batch_size=8", "run.dtype=float32"]], ids=["residual", "sudoku"])
+def test_few_steps_of_training_are_not_counted_as_equilibria(settings: list[str], tmp_path: Path) -> None:
+    trained = train(resolve({}, [*settings, *QUICK, "run.epochs=1"]), tmp_path / "run")
+    rows, model, (X, _) = read_metrics(tmp_path / "run"), trained.problem.model, trained.problem.parts.test
+    assert all("unconverged" not in row for row in rows) and trained.summary["unconverged"] is None
+    assert rows[-1]["equilibrium_steps"] > 1  # evaluations of a training step
+    with torch.no_grad():
+        model.eval()(X)  # the last thing that the run did, too
+    layer = next(part for part in model.modules() if isinstance(part, EquilibriumLayer))
+    solution = layer.last_solution
+    assert rows[-1]["test_unconverged"] == int((~solution.converged).sum())
+    assert rows[-1]["test_equilibrium_steps"] == pytest.approx(float(solution.num_steps.double().mean()))
+    assert {"train_unconverged", "train_equilibrium_steps"} <= rows[0].keys()
+
+
+def test_solves_of_training_are_counted_as_before(tmp_path: Path) -> None:
+    trained = train(resolve({}, [*SMALL, *QUICK, "loss.residual=0", "run.epochs=1"]), tmp_path / "run")
+    last = read_metrics(tmp_path / "run")[-1]
+    assert "unconverged" in last and "test_unconverged" not in last and trained.summary["unconverged"] == last["unconverged"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "says"), [(0, r"test 7\.5 evaluations on average, all found"), (3, r"test 7\.5 .*average, 3 of 12 not found")]
+)
+def test_the_table_and_the_report_say_where_equilibria_were_looked_for(failed: int, says: str) -> None:
+    last = {"equilibrium_steps": 9.0, "test_equilibrium_steps": 7.5, "test_unconverged": failed}
+    summary = {"last": last, "unconverged": None, "samples": {"train": 24, "test": 12}}
+    assert re.fullmatch(rf"{says}; training takes 9\.0 and looks for none", equilibria(summary))
