@@ -79,6 +79,7 @@ bench-tasks: $(VENV)/.installed-run  ## Train and measure the tasks of graphs, r
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/task_graphs.py
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/task_reasoning.py sudoku mazes
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/task_imaging.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/task_limits.py
 	$(VENV)/bin/python benchmarks/task_pictures.py
 	$(VENV)/bin/python benchmarks/tables.py
 

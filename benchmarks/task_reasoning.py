@@ -132,7 +132,9 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, Any]:
             some = [r["levels"][level] for r in ours]
             other = [r["levels"][level] for r in fixed]
             few, at = (MARKS[name].index(steps) for steps in (FEW[name], DEPTH[name]))
-            mean = {key: statistics.mean(s[key] for s in some) for key in ("evaluations", "most", "seconds", "seconds_all")}
+            mean = {
+                key: statistics.mean(s[key] for s in some) for key in ("evaluations", "least", "most", "seconds", "seconds_all")
+            }
             accuracy.append(
                 {
                     "level": level if name == "sudoku" else f"{level} x {level}",
@@ -149,8 +151,8 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, Any]:
                 {
                     "level": level if name == "sudoku" else f"{level} x {level}",
                     "evaluations": f"{mean['evaluations']:.1f}",
-                    "range": f"{min(s['least'] for s in some)} to {max(s['most'] for s in some)}",
-                    "all": round(mean["most"], 1),
+                    "first": f"{mean['least']:.1f}",
+                    "last": f"{mean['most']:.1f}",
                     "saved_evaluations": saved(mean["evaluations"], mean["most"]),
                     "saved_time": saved(mean["seconds"], mean["seconds_all"]),
                     "maximum": most,
