@@ -57,10 +57,8 @@ def train(model: wp.imaging.Reconstructor, images: Tensor, *, before: int, steps
     """Adam: first the free network alone, whose image p is a restored one; then the equilibrium."""
     cell, generator = model.layer.cell, torch.Generator().manual_seed(seed)
     accurate, model.layer.rtol = model.layer.rtol, 3e-3  # training does not need more
-    for restore, number, highest in (
-        (lambda y: cell.network.condition(cell.operator, y)[1], before, 5e-3),
-        (model, steps, 3e-3),
-    ):
+    free = lambda y: cell.network.condition(cell.operator, y)[1]  # noqa: E731
+    for restore, number, highest in ((free, before, 5e-3), (model, steps, 3e-3)):
         optimizer = torch.optim.Adam(model.parameters())
         for i in range(number):
             optimizer.param_groups[0]["lr"] = rate(i / number, highest)
@@ -71,9 +69,7 @@ def train(model: wp.imaging.Reconstructor, images: Tensor, *, before: int, steps
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", default="deblurring_leaves", choices=["deblurring_leaves", "deblurring"])
-    parser.add_argument(
-        "--steps", type=int, default=800, help="of the equilibrium; the free network makes twice as many before"
-    )
+    parser.add_argument("--steps", type=int, default=800, help="of the equilibrium; the free network makes twice as many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", metavar="FOLDER", help="where to write the weights")
     options = parser.parse_args()

@@ -34,7 +34,7 @@ def panel(ax: Any, runs: list[dict[str, Any]], title: str) -> None:
             )
     ax.set(title=title, xlabel="step", ylabel="held-out nats a token")
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, loc="center right")
+        ax.legend(frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.72))  # between the dotted lines
 
 
 def main() -> None:

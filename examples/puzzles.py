@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
+from wellposed.tasks import PuzzleSolver
 
 SETTINGS = {
     "sudoku": {"n": 2000, "steps": 200, "batch": 64, "rate": 3e-3},
     "mazes": {"n": 4000, "steps": 2000, "batch": 32, "rate": 2e-3},
 }
-MAKE = {"sudoku": wp.tasks.PuzzleSolver.sudoku, "mazes": wp.tasks.PuzzleSolver.mazes}
+MAKE = {"sudoku": PuzzleSolver.sudoku, "mazes": PuzzleSolver.mazes}
 
 
 def exact(logits: Tensor, y: Tensor) -> Tensor:
@@ -32,15 +33,7 @@ def exact(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def train(
-    model: wp.tasks.PuzzleSolver,
-    X: Tensor,
-    y: Tensor,
-    *,
-    steps: int,
-    batch: int,
-    rate: float,
-    seed: int = 0,
-    carry: bool = True,
+    model: PuzzleSolver, X: Tensor, y: Tensor, *, steps: int, batch: int, rate: float, seed: int = 0, carry: bool = True
 ) -> float:
     """AdamW with a warm-up and a cosine; returns the seconds of processor time.
 
@@ -48,9 +41,8 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda k: min(1.0, (k + 1) / 50) * (0.5 + 0.5 * math.cos(math.pi * k / steps))
-    )
+    factor = lambda k: min(1.0, (k + 1) / 50) * (0.5 + 0.5 * math.cos(math.pi * k / steps))  # noqa: E731
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     rows = torch.randint(len(X), (batch,), generator=generator)
     z = model.start(X[rows])
     begin = time.process_time()
@@ -90,9 +82,8 @@ def main() -> None:
     solution = model.layer.last_solution
     assert solution is not None
     print(f"{steps} steps in {seconds:.0f} s of processor time; {right:.1%} of {len(data.X_test)} test puzzles are right")
-    print(
-        f"{solution.converged.float().mean():.1%} converged, in {solution.num_steps.float().mean():.1f} evaluations on average"
-    )
+    evaluations = solution.num_steps.float().mean()
+    print(f"{solution.converged.float().mean():.1%} converged, in {evaluations:.1f} evaluations on average")
     if options.save:
         card = {"data": data.steps[0], "license": "MIT", "steps": steps, "test_exact": float(right)}
         print(wp.tasks.save(model, options.puzzle, options.save, card=card))

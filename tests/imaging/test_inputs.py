@@ -173,7 +173,11 @@ def reconstructors() -> dict[str, Reconstructor]:
         (torch.ones(1, 8, 8), InvalidArgument, r"shape \(1, 8, 8\).*y\.unsqueeze\(0\)"),
         (torch.ones(8, 8), InvalidArgument, r"images \(batch, 1, height, width\).*shape \(8, 8\)"),
         (torch.ones(1, 1, 1, 8, 8), InvalidArgument, r"images \(batch, 1, height, width\).*shape \(1, 1, 1, 8, 8\)"),
-        (torch.ones(2, 1, 8, 8).double(), InvalidType, r"float32 parameters and got data of torch.float64.*y\.to\(torch.float32\)"),
+        (
+            torch.ones(2, 1, 8, 8).double(),
+            InvalidType,
+            r"float32 parameters and got data of torch.float64.*y\.to\(torch.float32\)",
+        ),
         (torch.ones(2, 1, 8, 8).half(), InvalidType, r"float32 parameters and got data of torch.float16"),
         (torch.ones(2, 1, 8, 8).byte(), InvalidType, r"torch.uint8.*\.float\(\) / 255"),
         (torch.ones(2, 1, 8, 8).numpy(), InvalidType, r"a tensor of data; got ndarray.*torch\.as_tensor"),

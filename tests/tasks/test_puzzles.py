@@ -134,14 +134,22 @@ def test_bad_input_gets_one_sentence() -> None:
     [
         (None, None, wp.InvalidType, "a tensor of puzzles, as of wp.data.load.*; got NoneType"),
         (torch.zeros(2, 4, 4, 4, dtype=torch.long), None, wp.InvalidType, r"float32 parameters and got puzzles of torch.int64"),
-        (torch.zeros(2, 4, 4, 4).double(), None, wp.InvalidType, r"puzzles of torch.float64; convert one, e.g. x.to\(torch.float32\)"),
-        (torch.zeros(2, 4, 4, 4), torch.zeros(3), wp.InvalidArgument, r"a state of these puzzles, \(2, 4, 4, 4, 4\); got \(3,\)"),
+        (
+            torch.zeros(2, 4, 4, 4).double(),
+            None,
+            wp.InvalidType,
+            r"puzzles of torch.float64; convert one, e.g. x.to\(torch.float32\)",
+        ),
+        (
+            torch.zeros(2, 4, 4, 4),
+            torch.zeros(3),
+            wp.InvalidArgument,
+            r"a state of these puzzles, \(2, 4, 4, 4, 4\); got \(3,\)",
+        ),
         (torch.zeros(2, 4, 4, 4), torch.zeros(3, 4, 4, 4, 4), wp.InvalidArgument, r"got \(3, 4, 4, 4, 4\). Carry"),
     ],
     ids=["none", "integers", "float64", "state", "batch"],
 )
-def test_puzzles_and_states_that_do_not_fit(
-    training: bool, x: Tensor, z0: Tensor, error: type[Exception], says: str
-) -> None:
+def test_puzzles_and_states_that_do_not_fit(training: bool, x: Tensor, z0: Tensor, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         wp.tasks.PuzzleSolver.sudoku(4).train(training)(x, z0)

@@ -75,7 +75,9 @@ class NodeClassifier(Pretrained):
         if edge_index is None and groups is None and hasattr(x, "edge_index"):
             x, edge_index, groups = x.x, x.edge_index, getattr(x, "batch", None)
         if not isinstance(x, Tensor):
-            raise InvalidType(f"NodeClassifier expects a tensor of features, or a graph with x and edge_index; got {type(x).__name__}.")
+            raise InvalidType(
+                f"NodeClassifier expects a tensor of features, or a graph with x and edge_index; got {type(x).__name__}."
+            )
         if edge_index is not None:
             logits: Tensor = self.head(self.norm(self.layer((x, edge_index), groups=groups)))
             return logits

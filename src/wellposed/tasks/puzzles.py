@@ -158,7 +158,9 @@ class PuzzleSolver(nn.Module):
             )
         if x.dtype != self.head.weight.dtype and not torch.is_autocast_enabled(x.device.type):
             dtype = self.head.weight.dtype
-            raise InvalidType(f"PuzzleSolver has {dtype} parameters and got puzzles of {x.dtype}; convert one, e.g. x.to({dtype}).")
+            raise InvalidType(
+                f"PuzzleSolver has {dtype} parameters and got puzzles of {x.dtype}; convert one, e.g. x.to({dtype})."
+            )
         zeros: Tensor = cell.start(x)
         return zeros
 
