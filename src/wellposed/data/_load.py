@@ -18,13 +18,18 @@ from wellposed.data.files import FILES, NORMS, choose, digits, part_parallel, pi
 from wellposed.data.own import SUFFIXES, read_own
 from wellposed.data.puzzles import PUZZLES, draw
 from wellposed.data.restoration import IMAGES, PAIRS, images, pairs
-from wellposed.data.text import SUFFIX, TEXTS, is_text, text_windows
+from wellposed.data.text import SUFFIX, TEXTS, text_windows
 from wellposed.errors import InvalidArgument, did_you_mean
 
 
 def is_path(name: str) -> bool:
     """Whether the name of a data set is that of a file."""
     return Path(name).suffix != "" or os.sep in name
+
+
+def is_text(name: str) -> bool:
+    """Whether a name of a data set is that of a text, or of a file with one."""
+    return name in TEXTS or Path(name).suffix.lower() == SUFFIX
 
 
 def short_name(name: str) -> str:
@@ -161,18 +166,14 @@ def load(
     if noise is not None and not (type(noise) in (int, float) and 0 <= noise < math.inf):
         raise InvalidArgument(f"noise is a standard deviation: a finite number of at least 0; got {noise!r}.")
     if is_text(name):
-        if (
-            grey
-            or size is not None
-            or any(option is not None for option in (classes, paper, norm, givens, target, columns, classify, standardize))
-        ):
+        others = (size, classes, paper, norm, givens, target, columns, classify, standardize)
+        if grey or any(option is not None for option in others):
             raise InvalidArgument(f"{name} is a text: it takes n, n_test, words and length only.")
         texts, following, tokens, done = text_windows(name, n, n_test, words, length)
         return Dataset(Path(name).name, texts[0], following[0], texts[1], following[1], tuple(done), tokens)
     if words is not None:
         raise InvalidArgument(f"words is for texts ({', '.join(TEXTS)}, or a {SUFFIX} file); omit it for {name!r}.")
-    own = is_path(name)
-    if own and (paper is not None or grey or size is not None):
+    if (own := is_path(name)) and (paper is not None or grey or size is not None):
         raise InvalidArgument(f"paper, grey and size are for images of the built-in data sets; omit them for {name!r}.")
     if not own and any(option is not None for option in (target, columns, classify, standardize)):
         raise InvalidArgument(
@@ -237,8 +238,7 @@ def _images(
     name: str, n: int | None, classes: Any, n_test: int | None, grey: bool, size: int | None, rng: np.random.Generator
 ) -> tuple[list[Tensor], list[Tensor], list[str]]:
     parts, origin = digits() if name == "digits" else read(name)
-    steps = [origin]
-    X, y = [], []
+    steps, X, y = [origin], [], []
     for part, number in (("train", n), ("test", n_test)):
         images, labels = parts[f"x_{part}"], parts[f"y_{part}"]
         if name == "camvid":
@@ -264,8 +264,7 @@ def _targets(labels: np.ndarray, classes: tuple[int, ...] | None) -> Tensor:
         return torch.from_numpy(labels.astype(np.int64))
     if len(classes) == 2:
         return torch.from_numpy(np.where(labels == classes[1], 1.0, -1.0))
-    rank = {c: i for i, c in enumerate(classes)}
-    return torch.tensor([rank[int(c)] for c in labels], dtype=torch.int64)
+    return torch.tensor([classes.index(int(c)) for c in labels], dtype=torch.int64)
 
 
 def _check(name: Any, n: Any, classes: Any, n_test: Any, paper: Any, norm: Any) -> None:

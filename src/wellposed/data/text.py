@@ -43,11 +43,6 @@ def paths_of(name: str) -> tuple[Path, ...] | None:
     return tuple(Path(folder) / name / file for file in TEXTS[name]) if folder else None
 
 
-def is_text(name: str) -> bool:
-    """Whether a name of a data set is that of a text, or of a file with one."""
-    return name in TEXTS or Path(name).suffix.lower() == SUFFIX
-
-
 def read_tokens(name: str, words: int | None) -> tuple[list[Tensor], tuple[str, ...], list[str]]:
     """The numbers of the tokens of both parts, the token of every number, and what was done.
 

@@ -134,15 +134,6 @@ def losses(runs: Sequence[RunData]) -> Figure | str:
     return lines.figure("loss", "Loss, measured and certified", layout, caption, ("line", "epoch", "loss"), toggles=True)
 
 
-def _found_at_the_end(runs: Sequence[RunData]) -> str:
-    """Of runs that train by few steps: the equilibria of the last evaluations."""
-    failed = {part: [run.column(f"{part}_unconverged") for run in runs] for part in PARTS}
-    said = [
-        f"{sum(int(points[-1][1]) for points in lists if points)} of {part}" for part, lists in failed.items() if any(lists)
-    ]
-    return f"Not found in the last evaluations: {', '.join(said)}."
-
-
 def measure(runs: Sequence[RunData], name: str) -> Figure | None:
     """A measure of all parts (`train_accuracy`), or `equilibrium_steps`; None if no run has it."""
     lines, whole = Lines(), name == "equilibrium_steps"
@@ -159,7 +150,8 @@ def measure(runs: Sequence[RunData], name: str) -> Figure | None:
         failed = sum(int(value) for run in runs for _, value in run.column("unconverged"))
         found = f"{failed} equilibria were not found." if failed else "Every equilibrium was found."
         if any(run.column("train_unconverged") for run in runs):
-            found = "Training takes few steps and looks for no equilibria. " + _found_at_the_end(runs)
+            last = sum(int(points[-1][1]) for run in runs if (points := run.column("test_unconverged")))
+            found = f"Training takes few steps and looks for no equilibria; of the last test samples {last} were not found."
         caption = f"Mean over the samples of the epoch. {found}"
     else:
         label = MEASURES[name].lower()

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from wellposed._memory import available_memory, readable
 from wellposed.data import Dataset, load
-from wellposed.data._load import is_path
+from wellposed.data._load import is_path, is_text
 from wellposed.data.own import checksum, own_path
 from wellposed.data.puzzles import PUZZLES
 from wellposed.data.restoration import IMAGES, NOISE, PAIRS
-from wellposed.data.text import TEXTS, is_text
+from wellposed.data.text import TEXTS
 from wellposed.errors import InvalidArgument, WellposedError
 from wellposed_lab.runs.losses import AbstractLoss, CrossEntropy, NextToken, Reconstruction, Segmentation, Squared
 from wellposed_lab.runs.models import MODELS, OWN, build, kind_of

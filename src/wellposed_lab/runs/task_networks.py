@@ -47,7 +47,7 @@ def puzzle(make: Callable[..., PuzzleSolver], data: str) -> Callable[[Design], n
     def made(d: Design) -> nn.Module:
         solver = make(d.width, generator=d.factory_kwargs["generator"], **d.solver_kwargs).to(d.factory_kwargs["dtype"])
         try:
-            solver.start(torch.zeros(1, *d.shape))
+            solver.start(torch.zeros(1, *d.shape, dtype=d.factory_kwargs["dtype"]))
         except InvalidArgument as error:
             raise InvalidArgument(f"{error} Choose data.name={data}.") from None
         return solver

@@ -11,6 +11,8 @@ import torch
 from wellposed.errors import InvalidArgument
 from wellposed.nn import EquilibriumLayer, MultiscaleDEQ, ResidualDEQ
 from wellposed_lab.cli.train import equilibria
+from wellposed_lab.report._charts import measure
+from wellposed_lab.report._read import read_run
 from wellposed_lab.runs.config import resolve
 from wellposed_lab.runs.losses import RESIDUAL, residual_weight
 from wellposed_lab.runs.penalty import objective
@@ -88,3 +90,12 @@ def test_the_table_and_the_report_say_where_equilibria_were_looked_for(failed: i
     last = {"equilibrium_steps": 9.0, "test_equilibrium_steps": 7.5, "test_unconverged": failed}
     summary = {"last": last, "unconverged": None, "samples": {"train": 24, "test": 12}}
     assert re.fullmatch(rf"{says}; training takes 9\.0 and looks for none", equilibria(summary))
+
+
+def test_the_report_does_not_call_few_steps_equilibria(tmp_path: Path) -> None:
+    train(resolve({}, [*PUZZLES, *QUICK, "run.batch_size=8", "run.dtype=float32", "run.epochs=1"]), tmp_path / "run")
+    rows = read_metrics(tmp_path / "run")
+    figure = measure([read_run(tmp_path / "run")], "equilibrium_steps")
+    assert figure is not None
+    said = f"Training takes few steps and looks for no equilibria; of the last test samples {rows[-1]['test_unconverged']} were"
+    assert said in figure.caption
