@@ -104,7 +104,7 @@ class ActiveSamples:
         self.first_s, self.first_r = np.where(new, s, self.first_s), np.where(new, r, self.first_r)
 
     def keep_best(self, r: Array, s: Array, better: Array, left: Array | None) -> None:
-        """Remembers the present points that are better than any before; (rows,) `left` have none."""
+        """Remembers points that are better than any before; rows that have `left` need none."""
         if (better if left is None else better | left).all():  # by reference: no copy
             self.best_z, self.best_r, self.best_s = self.z, r, s
             self.best_f = None if self.best_f is None else self.fz
