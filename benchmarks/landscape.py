@@ -43,7 +43,9 @@ def trained(X: Tensor, y: Tensor, options: argparse.Namespace) -> wp.nn.Residual
     """A model trained with the Jacobian penalty, and with a large gain on its input: both keep its equilibria."""
     generator = torch.Generator().manual_seed(0)
     solve: dict[str, Any] = {"rtol": options.rtol, "max_steps": 100, "on_failure": "ignore"}
-    model = wp.nn.ResidualDEQ(1, options.channels, 10, grid=2, solver=wp.Anderson(memory=3), generator=generator, **solve)
+    model = wp.nn.ResidualDEQ(
+        1, options.channels, 10, grid=2, input_gain=1.0, solver=wp.Anderson(memory=3), generator=generator, **solve
+    )
     with torch.no_grad():
         model.cell.norm2.weight.fill_(3.0)
     fast = [*model.encoder.parameters(), *model.head.parameters()]

@@ -67,7 +67,7 @@ def convolution(epochs: int) -> Problem:
     mean, deviation = data.X.mean((0, 2, 3), keepdim=True), data.X.std((0, 2, 3), keepdim=True)
     X, y = ((data.X - mean) / deviation).float(), data.y.long()
     generator = torch.Generator().manual_seed(0)
-    model = wp.nn.ResidualDEQ(3, 24, 10, stride=2, grid=2, generator=generator)
+    model = wp.nn.ResidualDEQ(3, 24, 10, stride=2, grid=2, input_gain=1.0, generator=generator)
     optimizer = torch.optim.Adam(model.parameters(), 8e-3)
     for _ in range(epochs):
         for rows in torch.randperm(len(X), generator=generator).split(64):

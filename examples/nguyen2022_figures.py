@@ -47,6 +47,7 @@ def residual(init_std: float = 0.01) -> wp.nn.ResidualDEQ:
         16,
         10,
         init_std=init_std,
+        input_gain=1.0,
         grid=2,
         solver=wp.Anderson(),
         rtol=1e-3,

@@ -151,6 +151,8 @@ def test_bad_arguments() -> None:
         ResidualCell(4, kernel_size=2)
     with pytest.raises(wp.InvalidArgument, match="'init_std'"):
         ResidualCell(4, init_std=0.0)
+    with pytest.raises(wp.InvalidArgument, match=r"'input_gain'.* Got -1"):
+        ResidualCell(4, input_gain=-1.0)
     with pytest.raises(wp.InvalidArgument, match="at least one resolution"):
         MultiscaleCell(())
     with pytest.raises(wp.InvalidArgument, match="'p' parameter"):

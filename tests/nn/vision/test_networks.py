@@ -276,3 +276,10 @@ def test_bad_arguments() -> None:
         ResidualDEQ(1, 4, 0)
     with pytest.raises(wp.InvalidArgument, match="'stride'"):
         ResidualDEQ(1, 4, 2, stride=0)
+
+
+def test_more_weight_on_the_input_makes_the_map_contract_better() -> None:
+    by_gain = {gain: residual(input_gain=gain, rtol=1e-8) for gain in (1.0, 3.0)}
+    radii = [float(model.spectral_radius(images(), generator=seeded()).max()) for model in by_gain.values()]
+    assert radii[1] < 0.8 * radii[0]
+    assert (residual().cell.norm2.weight == 3).all() and (wp.nn.ResidualCell(4).norm2.weight == 1).all()

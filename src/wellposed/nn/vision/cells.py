@@ -33,6 +33,8 @@ class ResidualCell(nn.Module):
             a head that averages over the image is blind.
         kernel_size: Of W1 and W2, odd.
         init_std: Standard deviation of their entries.
+        input_gain: Initial weight of the norm around x: the greater, the more x outweighs z. With
+            small weights the map contracts better then.
         weight_norm: Whether W1 and W2 are weight-normalized [salimans2016].
         generator: Draws them.
         device, dtype: Of the parameters.
@@ -53,6 +55,7 @@ class ResidualCell(nn.Module):
         groups: int | None = None,
         kernel_size: int = 3,
         init_std: float = 0.01,
+        input_gain: float = 1.0,
         weight_norm: bool = False,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
@@ -64,13 +67,15 @@ class ResidualCell(nn.Module):
             check_positive_integer("ResidualCell", name, value)
         if kernel_size % 2 == 0:
             raise InvalidArgument(f"The 'kernel_size' parameter of ResidualCell must be odd. Got {kernel_size} instead.")
-        check_interval("ResidualCell", "init_std", init_std, low=0.0, closed="neither")
+        for name, size in (("init_std", init_std), ("input_gain", input_gain)):
+            check_interval("ResidualCell", name, size, low=0.0, closed="neither")
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         drawn: dict[str, Any] = {"std": init_std, "generator": generator, "weight_norm": weight_norm}
         self.conv1 = conv(channels, inner, kernel_size, **drawn, **factory_kwargs)
         self.conv2 = conv(inner, channels, kernel_size, **drawn, **factory_kwargs)
         self.norm1 = norm(inner, groups, **factory_kwargs)
         self.norm2, self.norm3 = norm(channels, groups, **factory_kwargs), norm(channels, groups, **factory_kwargs)
+        nn.init.constant_(self.norm2.weight, input_gain)
         self.inner = inner
 
     def forward(self, z: Tensor, x: CellInput) -> Tensor:

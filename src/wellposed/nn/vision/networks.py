@@ -169,6 +169,7 @@ class ResidualDEQ(EquilibriumNetwork):
         channels: Of the state.
         classes: Number of logits.
         inner, groups, kernel_size, init_std, weight_norm: As in `ResidualCell`.
+        input_gain: As there; with 3 training is faster than with 1, that of [nguyen2022].
         stride: Of the encoder, a 3 x 3 convolution and a norm.
         grid: As in `ClassificationHead`.
         dropout: p of `VariationalDropout`.
@@ -191,6 +192,7 @@ class ResidualDEQ(EquilibriumNetwork):
         groups: int | None = None,
         kernel_size: int = 3,
         init_std: float = 0.01,
+        input_gain: float = 3.0,
         weight_norm: bool = False,
         stride: int = 1,
         grid: int = 1,
@@ -202,15 +204,8 @@ class ResidualDEQ(EquilibriumNetwork):
     ) -> None:
         check_solver_kwargs("ResidualDEQ", solver_kwargs)
         factory_kwargs: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-        cell = ResidualCell(
-            channels,
-            inner,
-            groups=groups,
-            kernel_size=kernel_size,
-            init_std=init_std,
-            weight_norm=weight_norm,
-            **factory_kwargs,
-        )
+        start: dict[str, Any] = {"init_std": init_std, "input_gain": input_gain, "weight_norm": weight_norm}
+        cell = ResidualCell(channels, inner, groups=groups, kernel_size=kernel_size, **start, **factory_kwargs)
         super().__init__(
             ImageEncoder(in_channels, channels, stride=stride, groups=groups, **factory_kwargs),
             EquilibriumLayer(cell, **solver_kwargs),

@@ -113,6 +113,7 @@ def residual(in_channels: int, channels: int, seed: int, **options: Any) -> Resi
         options: As in `ResidualDEQ`.
     """
     chosen: dict[str, Any] = {"solver": Anderson(), "rtol": 1e-3, "max_steps": 100, "on_failure": "ignore", "grid": 7}
+    chosen["input_gain"] = 1.0  # of the paper, not the default
     return ResidualDEQ(in_channels, channels, 10, generator=torch.Generator().manual_seed(seed), **{**chosen, **options})
 
 
