@@ -20,6 +20,8 @@ _TIGHT = Fraction(1, 10**8)
 _KAPPA_TIGHT = Fraction(5, 10**7)
 #: What the rounding of a rate near 1 may take.
 _LAST_DIGIT = Fraction(1, 2**51)
+#: A proof ends where residuals are less than four times their errors.
+_RESIDUAL = Fraction(4, 3)
 #: Bounds of six digits.
 _SHORT = ("expansion", "jacobian", "omega", "error", "mask_ratio", "residual")
 _SHORT_TAIL = ("residual", "s", "s0", "L", "f", "e0", "g", "g0", "Lambda", "omega")
@@ -53,6 +55,9 @@ def check_numbers(proof: StoredProof, report: Report) -> None:
         report("mask", fine and (ratio is None or ratio > 1), f"step {j}: ratio {ratio}")
         for name in _SHORT:
             report("digits", _is_short(steps[name][j]), f"step {j}: {name} {steps[name][j]!r}")
+        r, residual = _root(2 * Fraction(steps["loss"][j]), up=False), Fraction(steps["residual"][j])
+        fine = r <= residual * (1 + _TIGHT) and residual <= (r + L * delta[j]) * _RESIDUAL
+        report("residual", fine, f"step {j}: {_shown(residual):.8g} stored, {_shown(r):.8g} at the computed point")
         report("digits", (steps["expansion"][j] is None) == (delta[j] == 0), f"step {j}: expansion, where delta is not 0")
     for name in ("delta", "loss"):
         value = proof.number(name, document.get(name), least=0.0)
