@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,24 @@ def test_the_page_of_a_proof_has_loss_delta_masks_and_tail(proved: tuple[Path, A
     assert result.exit_code == 0
     for part in ("Loss of descent, computed and proved", "mask ratio", "Tail from step", "kappa", "not about the optimizer"):
         assert part in page
+
+
+def test_the_page_of_a_proof_has_its_numbers(proved: tuple[Path, Any], tmp_path: Path) -> None:
+    """Those of proof.json: of the first and the last step, the largest delta, the least ratio, and the whole tail."""
+    assert call("report", proved[0], "--out", tmp_path / "page.html").exit_code == 0
+    page, document = (tmp_path / "page.html").read_text(), json.loads((proved[0] / "proof.json").read_text())
+    K, loss, delta, tail = document["num_steps"], document["steps"]["loss"], document["delta"], document["tail"]
+    least = min(ratio for ratio in document["steps"]["mask_ratio"] if ratio is not None)
+    for said in (
+        f"loss {loss[0]:.4g} at step 0, {loss[-1]:.4g} at step {K - 1}.",
+        f"loss at most {tail['residual'] ** 2 / 2:.4g} from step {K} on, falling.",
+        f"grows to {delta:.4g}.",
+        f"is at least {least:.4g}, and must stay above 1.",
+    ):
+        assert said in page, said
+    rows = dict(re.findall(r"<th[^>]*>(\w+)</th>\s*<td[^>]*>([^<]*)</td>", page[page.index(f"Tail from step {K}") :]))
+    expected = {name: f"{value:.4g}" for name, value in {**tail, "radius": document["radius"]}.items() if value is not None}
+    assert {name: rows.get(name) for name in expected} == expected
 
 
 def test_training_ends_with_a_proof_about_the_same_start(tmp_path: Path) -> None:
