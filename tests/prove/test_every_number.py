@@ -90,7 +90,8 @@ def test_what_is_not_proved_is_named(genuine: Any, tmp_path: Path) -> None:
         stored.at(place)["other"] = 1.0
         with pytest.raises(WellposedError, match="'other', which a proof does not have"):
             wp.verify(stored.write(tmp_path / "more", sealed=True))
-    for name in ("other", "start.V", "checkpoint.0.V", "checkpoint.99.R", "checkpoint.0.Q"):
+    last = f"checkpoint.{stored.document['num_steps']}"
+    for name in ("other", "start.V", "checkpoint.0.V", "checkpoint.99.R", "checkpoint.0.Q", f"{last}.Z", f"{last}.r.low"):
         stored = genuine("tanh").copy()
         stored.tensors[name] = np.ones(2)
         with pytest.raises(WellposedError, match="which this proof does not have"):

@@ -361,3 +361,16 @@ def test_the_first_and_the_last_checkpoint_are_always_kept(proved: Any, tmp_path
     proof = wp.prove(model, X, y, step_size=whole.step_size / 8, max_steps=101, callbacks=[Snapshots()])
     assert proof.num_steps > 41 and {0, proof.num_steps} <= set(proof._checkpoints) and 20 <= len(proof._checkpoints) <= 41
     assert wp.Proof.load(proof.save(tmp_path)).num_steps == proof.num_steps
+
+
+def test_every_checkpoint_but_the_last_has_the_step_that_begins_there(proved: Any) -> None:
+    """Also the one at which a proof was stopped, between two that it keeps anyway."""
+    model, X, y, whole = proved
+    eta = whole.step_size / 16
+    part = wp.prove(model, X, y, step_size=eta, max_steps=43)
+    rest = wp.prove(model, X, y, max_steps=47, resume=part)
+    for proof in (part, rest):
+        made = [step for step, kept in proof._checkpoints.items() if {"Z", "P", "r"} <= set(kept)]
+        assert made == [step for step in proof._checkpoints if step < proof.num_steps]
+        assert set(proof._checkpoints[proof.num_steps]) <= {"R", "U", "w", "R.low", "U.low", "w.low"}
+    assert 43 in rest._checkpoints and 42 in rest._checkpoints and 41 not in rest._checkpoints

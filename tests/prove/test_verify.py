@@ -117,6 +117,18 @@ def test_an_error_of_a_step_is_checked_between_checkpoints_too(folders: dict[str
         assert not accepted(changed.write(tmp_path / "forged", sealed=True)), k
 
 
+@pytest.mark.parametrize(("column", "factor"), [("loss", 2.0), ("loss", 0.5), ("residual", 0.9), ("residual", 1.5)])
+def test_a_loss_and_its_residual_agree_at_steps_that_are_not_computed_again(
+    column: str, factor: float, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    changed = Stored(folders["implicit_only"])
+    drawn = wp.verify(folders["implicit_only"], steps=1, seed=0).steps
+    k = next(k for k in range(changed.document["num_steps"]) if k not in drawn)
+    changed.document["steps"][column][k] = float(f"{changed.document['steps'][column][k] * factor:.5e}")
+    found = wp.verify(changed.write(tmp_path, sealed=True), steps=1, seed=0)
+    assert [check.name for check in found.checks if not check.ok] == ["residual"]
+
+
 def test_a_thousandth_of_all_errors_is_rejected(folders: dict[str, Path], tmp_path: Path) -> None:
     """A forger who makes every delta fit: only gradients and points in more digits contradict."""
     changed = Stored(folders["relu"])

@@ -30,6 +30,8 @@ _FALL, _FIRST = 0.5, 1e-2
 _FALL_NEAR, _NEAR = 0.8, 3.0
 #: Checkpoints that are kept: between this many and twice as many.
 _CHECKPOINTS = 20
+#: What the gradient of a step is made of; the last two only if c is rectified.
+_VALUES = ("Z", "P", "r", "Q", "C")
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,7 @@ class ProofRun:
                 if bool(value.low.any()):
                     short = value.low.float()  # exact, but for what a scale makes of the start
                     kept[f"{part}.low"] = short if torch.equal(short.double(), value.low) else value.low
-        values = {"Z": point.Z, "P": point.P, "r": point.r}
-        values |= {"Q": point.Q, "C": point.C} if self.problem.rectified else {}
+        values = {name: getattr(point, name) for name in (_VALUES if self.problem.rectified else _VALUES[:3])}
         kept |= values | {f"{name}.low": point.lows[name] for name in values if bool(point.lows[name].any())}
         self._checkpoints[self.step] = kept
         if len(self._checkpoints) > 2 * _CHECKPOINTS:
@@ -207,7 +208,7 @@ class ProofRun:
             assumptions=ASSUMPTIONS + ((LIBRARY,) if problem.slopes.smooth else ()),
             _problem=problem,
             _at=now.at,
-            _checkpoints=dict(self._checkpoints),
+            _checkpoints=self._checkpoints | {now.step: _without_values(self._checkpoints[now.step])},
         )
 
     def _moved(self) -> float:
@@ -240,6 +241,12 @@ class ProofRun:
             self._stride *= 2
         self._below = _next_loss(self._attempts)
         self._now = _Now(old.num_steps, old._at, old.delta, *self._evaluated(old._at))
+        self._keep()  # with the values of which the next step is made
+
+
+def _without_values(kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint from which no step is made: the parameters alone, of which all else follows."""
+    return {name: value for name, value in kept.items() if name.removesuffix(".low") not in _VALUES}
 
 
 def _next_loss(attempts: list[dict[str, Any]]) -> float:

@@ -1,4 +1,4 @@
-r"""How a proof is stored: `proof.json` and `proof.safetensors` in one folder. Version 2.
+r"""How a proof is stored: `proof.json` and `proof.safetensors` in one folder. Version 3.
 
 This docstring is the definition: a program that checks a proof needs nothing else. All numbers are
 float64; JSON has them with 17 digits, which gives back the same bits. `null` is "not known", and
@@ -134,6 +134,9 @@ K, and |r_{K+j}| <= rate^j e.
     checkpoint.k.r        (n,) computed residuals
     checkpoint.k.Z.low    also P, Q, C, r: low parts in float64; absent if 0
 
+Z, P, Q, C and r are the step that was made at point k, in short. Checkpoint K has none of them: no
+step begins there, and everything about point K follows from its parameters.
+
 What was computed is always the sum high + low. The gradient G of step k, in R, U, w, v, is made of
 these sums as
 
@@ -165,7 +168,7 @@ from wellposed.prove.seal import seal
 if TYPE_CHECKING:
     from wellposed.prove.proof import Proof
 
-NAME, VERSION = "wellposed-proof", 2
+NAME, VERSION = "wellposed-proof", 3
 JSON, TENSORS = "proof.json", "proof.safetensors"
 #: Largest sizes in bytes that are read.
 _MOST_JSON, _MOST_TENSORS = 1 << 28, 1 << 34

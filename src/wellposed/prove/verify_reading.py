@@ -62,8 +62,8 @@ class StoredProof:
                 f"{folder} holds no proof.json. Give the folder of a proof, which `wellposed prove` or `proof.save` writes."
             )
         self.document = document
-        if self.text("format") != "wellposed-proof" or document.get("version") != 2:
-            raise self.damaged("it is not a wellposed-proof of version 2; prove it again with this version of the library")
+        if self.text("format") != "wellposed-proof" or document.get("version") != 3:
+            raise self.damaged("it is not a wellposed-proof of version 3; prove it again with this version of the library")
         self._only("proof.json", document, {*_NAMES, *NOT_PROVED})
         self.family = self.one_of("family", document.get("family"), FAMILIES)
         activation = self._only("activation", document.get("activation"), ("name", "shift"))
@@ -184,7 +184,7 @@ class StoredProof:
         known = name in ("X", "y")
         known = known or (what == "start" and rest in [parameter for parameter, _ in self.parts.values()])
         trained = [key for key in self.parts if step == "0" or self.scales[key] > 0]
-        allowed = part.removesuffix(".low") in (*trained, *values)
+        allowed = part.removesuffix(".low") in (trained if step == str(self.K) else (*trained, *values))
         if not (known or (what == "checkpoint" and step in map(str, self.checkpoints) and allowed)):
             raise self.damaged(f"proof.safetensors has {name[:60]}, which this proof does not have")
 

@@ -201,10 +201,7 @@ def check_point(proof: StoredProof, check: PointCheck, k: int, away: float, repo
     if whole and row["expansion"] is not None:
         M = check.expansion(ball)
         report("expansion", M <= row["expansion"], f"{at}: {row['expansion']:.4g} stored, at most {M:.4g} found")
-    near = (2 * norm(check.point.r.floats()) + away * L) * (
-        away * L + _COMPUTED * math.sqrt(2 * row["loss"]) + residual_scale(check)
-    )
-    report("loss", abs(row["loss"] - check.loss) <= near, f"{at}: {row['loss']:.10g} stored, {check.loss:.10g} found")
+    report("loss", loss_agrees(check, row["loss"], away * L), f"{at}: {row['loss']:.10g} stored, {check.loss:.10g} found")
     size = norm(check.point.r.floats())
     least, most = size + L_below * row["delta"] - L * away, size + L * (row["delta"] + away)
     fine = least / ROOM**4 <= row["residual"] <= most * (1 + _CLOSE) + residual_scale(check)
@@ -217,14 +214,21 @@ def check_point(proof: StoredProof, check: PointCheck, k: int, away: float, repo
     report("mask", fine, f"{at}: ratio {stored} stored, {ratio:.6g} found")
 
 
+def loss_agrees(check: PointCheck, stored: float, moved: float = 0.0) -> bool:
+    """Whether |r|^2/2 is the stored loss, but for rounding and residuals that moved by this."""
+    near = moved + _COMPUTED * math.sqrt(2 * stored) + residual_scale(check)
+    return abs(stored - check.loss) <= (2 * norm(check.point.r.floats()) + moved) * near
+
+
 def residual_scale(check: PointCheck) -> float:
-    """How far residuals in float64 may be off: 1e-13 of the sizes of their terms."""
+    """How far computed residuals may be off: 1e-13 of the sizes of their terms, and 1e-17 where
+    equilibria are stored in twice the precision, but for what the check cannot resolve."""
     point = check.point
     z = row_norms(point.Z.floats()) + math.sqrt(check.proof.m) * check.proof.shift
     terms = z * norm(check.place.w.floats()) + np.abs(check.data.y.floats())
     if check.place.v is not None:
         terms = terms + row_norms(point.C.floats()) * norm(check.place.v.floats())
-    return 1e-13 * norm(terms)
+    return (1e-13 if check.proof.smooth else 1e-17) * norm(terms) + norm(point.r_error)
 
 
 def check_values(proof: StoredProof, check: PointCheck, k: int, report: Report) -> None:
@@ -270,8 +274,7 @@ def _stored_factors(proof: StoredProof, k: int, part: str) -> tuple[Digits | Non
 
 
 def check_segment(proof: StoredProof, data: Data, first: int, last: int, report: Report, done: Callable[[int], None]) -> None:
-    """Steps first, ..., last - 1 in more digits, `first` being a checkpoint; and their result, if
-    `last` is one too."""
+    """Steps first, ..., last - 1 from a checkpoint on, in more digits; and `last` if it is one."""
     place, eta = stored_place(proof, first), proof.step_size
     smallest = min(scale for scale in proof.scales.values() if scale > 0)
     lost = math.sqrt(entries(proof)) * 8 * LOST / smallest  # of a step, and of reading the point
