@@ -78,7 +78,8 @@ entries, and its first is 0.
 The inequalities between them, in exact arithmetic, for all k < K:
 
     delta_{k+1} >= (1 + eta M_k) delta_k + eps_k,     eta L_k^2 <= 2,
-    omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1.
+    omega_k + k delta_k < 1  (this k is the scale of R),     mask_ratio_k > 1,
+    |r| <= residual_k <= 4/3 (|r| + L_k delta_k),     |r|^2/2 = loss_k.
 
 A number that follows from others is not looser than it must be, so that a number changed alone
 contradicts the others: delta_{k+1}, and in the tail c, s1, slope, radius and 1 - rate, to 1e-8 (the
