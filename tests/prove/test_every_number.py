@@ -172,6 +172,7 @@ def test_no_tensor_can_be_changed(genuine: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["tanh", "relu", "skip"])
 def test_no_entry_of_a_tensor_can_be_changed(kind: str, genuine: Any, tmp_path: Path) -> None:
     """Each entry of those that a family trains or reads, by one of several changes."""
