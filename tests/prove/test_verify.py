@@ -365,3 +365,12 @@ def test_numbers_below_the_digits_of_the_check_are_said_to_be(seed: int, tmp_pat
     assert proof.verdict is wp.Verdict.CERTIFIED, proof
     with pytest.raises(RunError, match="the check has numbers to .* only"):
         wp.verify(proof.save(tmp_path), steps=100, seed=0)
+
+
+def test_the_first_point_is_the_start_to_the_last_digit(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Its low part is what a scale leaves beyond float64; one entry is changed in the seventh digit of that."""
+    changed = Stored(folders["skip"])
+    low = changed.tensors["checkpoint.0.R.low"].reshape(-1)
+    low[0] += 1e-7 * abs(low).max()
+    found = wp.verify(changed.write(tmp_path, sealed=True), steps=1, seed=0)
+    assert [check.name for check in found.checks if not check.ok] == ["start"]
