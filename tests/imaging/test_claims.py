@@ -134,6 +134,29 @@ class OwnNorm(WithoutNorm):
     norm = 3.0
 
 
+class Faint(Blur):
+    """A tenth of a blur: all that it must state, without `normal`."""
+
+    @property
+    def norm(self) -> float:  # type: ignore[override]
+        return 0.1 * super().norm
+
+    def A(self, x: Tensor) -> Tensor:
+        return 0.1 * super().A(x)
+
+    def A_adjoint(self, y: Tensor) -> Tensor:
+        return 0.1 * super().A_adjoint(y)
+
+
+@pytest.mark.parametrize("kind", [DEQGrad, DEQProx])
+def test_a_subclass_with_its_own_operator_is_not_solved_with_the_normal_of_its_base(kind: Any) -> None:
+    cell, generator = kind(Faint(KERNEL), denoiser()), torch.Generator().manual_seed(0)
+    x, y = torch.rand(2, 2, 1, 8, 8, generator=generator)
+    pattern = kind(Blur(0.1 * KERNEL), denoiser())  # the same A
+    torch.testing.assert_close(cell(x, y), pattern(x, y), rtol=0, atol=64 * torch.finfo(x.dtype).eps)
+    assert expansion(cell) <= cell.contraction < 1
+
+
 @pytest.mark.parametrize(
     ("make", "factor"),
     [

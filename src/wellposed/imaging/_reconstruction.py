@@ -114,7 +114,7 @@ class ReconstructionCell(AbstractCell, abc.ABC):
 
     @abc.abstractmethod
     def _step(self, z: Tensor, back: Tensor, network: Callable[[Tensor], Tensor], numbers: dict[str, Any]) -> Tensor:
-        """f(z, y), where `back` is A^T y."""
+        """f(z, y), where `back` is A^T y and `numbers` has `normal`, z -> A^T A z, too."""
 
     def _numbers(self) -> dict[str, Any]:
         """Step sizes and weights, with their graph."""
@@ -151,11 +151,14 @@ class ReconstructionCell(AbstractCell, abc.ABC):
         weights = network.weights()
         return lambda x, *maps: network.apply_weights(x, weights, *maps), maps
 
-    def _normal(self, z: Tensor) -> Tensor:
-        """A^T A z."""
-        if hasattr(self.operator, "normal"):
-            return self.operator.normal(z)
-        return self.operator.A_adjoint(self.operator.A(z))
+    def _normal(self) -> Callable[[Tensor], Tensor]:
+        """z -> A^T A z: `normal` of the operator, unless it belongs to another A that a subclass or
+        the object replaced."""
+        operator = self.operator
+        if hasattr(operator, "normal") and is_stated(operator, "normal"):
+            normal: Callable[[Tensor], Tensor] = operator.normal
+            return normal
+        return lambda z: operator.A_adjoint(operator.A(z))
 
     def initial(self, y: Tensor) -> Tensor:
         """The start of a solve: A^T y."""
@@ -172,7 +175,7 @@ class ReconstructionCell(AbstractCell, abc.ABC):
 
     def _function(self, x: Tensor) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
         """f and what it takes after z, with the parts that do not depend on z made once."""
-        numbers, back = self._numbers(), self.initial(x)
+        numbers, back = {**self._numbers(), "normal": self._normal()}, self.initial(x)
         network, maps = self._bound_network(x)
 
         def f(z: Tensor, back: Tensor, *maps: Tensor) -> Tensor:

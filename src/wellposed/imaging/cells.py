@@ -54,7 +54,7 @@ class DEQGrad(ReconstructionCell):
         return {"weight": weight, "step": 1 / (self.norm * self.norm + weight)}
 
     def _step(self, z: Tensor, back: Tensor, network: Callable[[Tensor], Tensor], numbers: dict[str, Any]) -> Tensor:
-        slope = self._normal(z) - back + numbers["weight"] * (z - network(z))
+        slope = numbers["normal"](z) - back + numbers["weight"] * (z - network(z))
         return z - numbers["step"] * slope
 
     def _factor(self) -> float:
@@ -88,7 +88,7 @@ class DEQProx(ReconstructionCell):
         return {"step": torch.sigmoid(self.logit_step) / (self.norm * self.norm)}
 
     def _step(self, z: Tensor, back: Tensor, network: Callable[[Tensor], Tensor], numbers: dict[str, Any]) -> Tensor:
-        return network(z - numbers["step"] * (self._normal(z) - back))
+        return network(z - numbers["step"] * (numbers["normal"](z) - back))
 
     def _factor(self) -> float:
         return self._lipschitz * self._forward_factor(float(self._numbers()["step"]))
