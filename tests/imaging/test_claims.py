@@ -185,6 +185,32 @@ def test_what_a_cell_would_ignore_is_refused() -> None:
             Reconstructor(DEQProx(Blur(KERNEL), network))(torch.ones(1, 1, 8, 8))
 
 
+class Half(nn.Module):
+    """A network of the user."""
+
+    lipschitz = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2 + self.shift
+
+
+def test_nothing_is_proved_of_a_network_or_a_cell_with_a_hook() -> None:
+    y = torch.ones(2, 1, 8, 8)
+    before, after, around = Half(), Half(), DEQProx(Blur(KERNEL), Half())
+    before.register_forward_pre_hook(lambda module, given: (10 * given[0],))
+    after.register_forward_hook(lambda module, given, output: 10 * output)
+    model = Reconstructor(around, on_failure="ignore", max_steps=3)
+    model(y)
+    around.register_forward_hook(lambda module, given, output: given[0])  # every state would be an equilibrium
+    for cell in (DEQProx(Blur(KERNEL), before), DEQProx(Blur(KERNEL), after), around):
+        assert cell.contraction == math.inf
+    assert model.error_bound(y).tolist() == [math.inf] * 2
+
+
 class Foreign:
     """y = factor x, as an object of another library."""
 

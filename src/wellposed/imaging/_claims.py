@@ -24,8 +24,10 @@ _TOLERANCE = 1e-4
 
 def is_stated(thing: Any, claim: str) -> bool:
     """Whether `claim` is stated by the object or by its class, or by a base whose methods the
-    object inherits unchanged."""
-    thing = getattr(thing, "_orig_mod", thing)  # torch.compile
+    object inherits unchanged. Of a module with forward hooks nothing is: they change what runs."""
+    whole, thing = thing, getattr(thing, "_orig_mod", thing)  # torch.compile
+    if any(getattr(part, hooks, None) for part in (whole, thing) for hooks in ("_forward_hooks", "_forward_pre_hooks")):
+        return False
     kind, own = type(thing), getattr(thing, "__dict__", {})
     if any(callable(value) and hasattr(kind, name) for name, value in own.items() if name != claim):
         return False  # a method was replaced on the object

@@ -93,7 +93,7 @@ class ReconstructionCell(AbstractCell, abc.ABC):
         buffer is of less precision than float32, not finite, or so large that its square
         overflows; if a number computed of them is not finite; if a subclass of a network, an
         operator or a cell overrides a method, or an object replaces it, and inherits the bound
-        (`lipschitz`, `norm`).
+        (`lipschitz`, `norm`); if one of them has a forward hook.
         """
         numbers = itertools.chain(self.parameters(), self.buffers())
         if not (is_stated(self, "_factor") and all(_can_be_proved(t) for t in numbers)):
