@@ -247,6 +247,38 @@ def test_a_foreign_operator_that_is_not_what_it_says_has_no_error_bound(cell: An
         model.error_bound(y)
 
 
+def assigned(key: str, value: Any) -> Inpainting:
+    """Half of the pixels, with a claim of the caller."""
+    operator = Inpainting(torch.arange(8) % 2 * torch.ones(8, 1))
+    setattr(operator, key, value)
+    return operator
+
+
+class WithNormal(Foreign):
+    norm = 1.0
+
+    def normal(self, x: Tensor) -> Tensor:
+        return 9 * x
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: DEQProx(Blur(KERNEL), denoiser(), norm=0.1), r"The norm of Blur, 0.1, is too small: \|A x\| is 0\.9"),
+        (lambda: DEQProx(assigned("norm", 0.1), denoiser()), r"The norm of Inpainting, 0.1, is too small: \|A x\| is 1"),
+        (lambda: DEQProx(assigned("least", 0.9), denoiser()), r"'least' of Inpainting, 0.9, is too large: \|A x\|\^2 is 0"),
+        (lambda: DEQADMM(assigned("prox_l2", lambda z, y, g: 3 * z), denoiser(), norm=1.0), "prox_l2 of Inpainting is not"),
+        (lambda: DEQGrad(WithNormal(), denoiser(), norm=1.0), r"normal of WithNormal is not x -> A_adjoint\(A\(x\)\)"),
+    ],
+    ids=["given norm", "assigned norm", "assigned least", "assigned prox", "normal"],
+)
+def test_claims_of_the_caller_are_tried_also_of_an_operator_of_the_package(make: Callable[[], Any], says: str) -> None:
+    model, y = Reconstructor(make(), on_failure="ignore", max_steps=3), torch.ones(2, 1, 8, 8)
+    model(y)
+    with pytest.raises(InvalidArgument, match=says):
+        model.error_bound(y)
+
+
 def test_a_foreign_operator_with_tensors_of_float32_has_an_error_bound() -> None:
     class Rows(Foreign):
         def __init__(self) -> None:

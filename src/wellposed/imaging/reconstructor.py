@@ -74,8 +74,9 @@ class Reconstructor(nn.Module):
         evaluated once in float64, and 2^-40 (|z| + |f(z)|) is added for the rounding of that. So
         the rounding of float32, in which an image may have been computed, is part of the bound. It
         is infinite where nothing is proved: see `cell.contraction`. An operator that is not of this
-        package is tried on random images, and refused if its adjoint is not one or its norm is
-        larger than stated.
+        package, or whose norm was given, or with a bound or method assigned to the object, is
+        tried on random images, and refused if its adjoint is not one, or its norm is larger or its
+        least eigenvalue smaller than stated.
 
         Args:
             y: The data of the last images.
