@@ -266,7 +266,14 @@ def test_what_cannot_be_drawn_gets_one_sentence() -> None:
         network.generate(prompt, 1, mask=torch.ones(4, dtype=torch.bool))
     with pytest.raises(wp.InvalidType, match="mask must be a bool tensor of the shape of the tokens; got list"):
         network.generate(prompt, 1, mask=[True] * 4)
+    with pytest.raises(wp.InvalidArgument, match=r"a tensor of shape \(batch, t\) with t >= 1; got list\."):
+        network.generate([[1, 2]], 1)
+    with pytest.raises(wp.InvalidArgument, match=r"with t >= 1; got shape \(2, 0\)\."):
+        network.generate(prompt[:, :0], 1, mask=torch.ones(2, 0, dtype=torch.bool))
+    with pytest.raises(wp.InvalidArgument, match="padding .* must be on the left"):
+        network.generate(prompt, 1, mask=torch.tensor([[True, True, False, True]]).expand(2, 4))
     with torch.no_grad():
         network.b.fill_(torch.nan)
-    with pytest.raises(wp.InvalidArgument, match="logits are NaN or infinite"):
-        network.generate(prompt, 1, temperature=1.0)
+    for temperature in (0.0, 1.0):
+        with pytest.raises(wp.InvalidArgument, match="logits are NaN or infinite"):
+            network.generate(prompt, 1, temperature=temperature)

@@ -149,13 +149,16 @@ class TransformerDEQ(Pretrained):
         """
         check_positive_integer("TransformerDEQ.generate", "steps", steps)
         check_interval("TransformerDEQ.generate", "temperature", temperature, low=0.0, closed="left")
-        if tokens.dim() == 2 and tokens.shape[1] + steps > self.length:
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.shape[1] == 0:
+            seen = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise InvalidArgument(f"generate continues token numbers, a tensor of shape (batch, t) with t >= 1; got {seen}.")
+        if tokens.shape[1] + steps > self.length:
             raise InvalidArgument(
                 f"{tokens.shape[1]} tokens and {steps} steps are more than length={self.length}. Lower steps, give fewer "
                 "tokens, or make the network with a larger length."
             )
         self._check_mask(tokens, mask)
-        if mask is not None and not bool(mask[:, -1].all()):
+        if mask is not None and not bool(mask[:, -1].all() & (mask[:, 1:] | ~mask[:, :-1]).all()):
             raise InvalidArgument("generate continues at the right end: padding (False in mask) must be on the left.")
         past: tuple[Tensor, Tensor] | None = None
         start: Tensor | None = None
@@ -199,13 +202,13 @@ class TransformerDEQ(Pretrained):
 
 def _drawn(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     """(batch, vocabulary) -> (batch, 1) tokens."""
-    if temperature == 0.0:
-        return logits.argmax(dim=1, keepdim=True)
-    scaled = logits / temperature
+    scaled = logits / temperature if temperature else logits
     if not bool(torch.isfinite(scaled).all()):
         if bool(torch.isfinite(logits).all()):
             fault = f"the temperature {temperature:g} is too small: logits divided by it overflow in {logits.dtype}. Take 0"
         else:
             fault = "logits are NaN or infinite. Go back to finite parameters"
         raise InvalidArgument(f"generate cannot draw a token: {fault}.")
+    if temperature == 0.0:
+        return logits.argmax(dim=1, keepdim=True)
     return torch.multinomial(torch.softmax(scaled, dim=1), 1, generator=generator)
