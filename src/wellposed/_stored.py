@@ -18,10 +18,11 @@ from torch import Tensor
 from wellposed._checks import check_path
 from wellposed._io import check_outputs, write_whole
 from wellposed._reading import read_bytes, read_object
-from wellposed.errors import CheckpointRefused, InvalidArgument, required
+from wellposed.errors import CheckpointRefused, InvalidArgument, InvalidType, required
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
 MODEL_TYPE, VERSION = "wellposed", 1
+OWN_KEYS = ("model_type", "version", "architectures", "arguments", "bytes", "sha256")  #: Of a configuration, not of its card.
 #: Largest sizes in bytes: of a configuration, and of the header of the tensors; of the tensors it is known.
 LARGEST, HEADER = 1 << 16, 1 << 18
 
@@ -31,7 +32,9 @@ def folder_of(folder: Any) -> Path:
     return check_path("The folder of a network", folder)
 
 
-def write(folder: Path, architecture: str, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], **more: Any) -> Path:
+def write(
+    folder: Path, architecture: str, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], card: Any, **own: Any
+) -> Path:
     """Writes both files, the configuration last; returns its path.
 
     Args:
@@ -39,13 +42,19 @@ def write(folder: Path, architecture: str, arguments: Mapping[str, Any], tensors
         architecture: The name of what is stored.
         arguments: With which it is made; finite numbers, texts, lists and tables.
         tensors: All parameters and buffers.
-        more: What else the configuration says.
+        card: What else the configuration says, by texts. own: What the library says beside it.
     """
+    if not isinstance(card, Mapping | None):
+        raise InvalidType(f"A card is a table of texts and simple values; got {type(card).__name__}.")
+    for key in card or {}:
+        if not isinstance(key, str) or key in OWN_KEYS:
+            raise InvalidArgument(f"A card cannot have the key {key!r:.60}: give it a text other than {', '.join(OWN_KEYS)}.")
     check_finite(tensors, "The network", InvalidArgument, "They would not be read back; go back to finite parameters.")
     plain = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     content: bytes = _safetensors().save(plain, {"format": "pt"})
     config = {
-        **more,
+        **(card or {}),
+        **own,
         "model_type": MODEL_TYPE,
         "version": VERSION,
         "architectures": [architecture],

@@ -197,3 +197,20 @@ def test_names_folders_and_cards_of_other_kinds_are_refused(tmp_path: Path) -> N
     change_card(tmp_path, version=True)
     with pytest.raises(wp.CheckpointRefused, match="version 1: it has .*version True"):
         wp.tasks.load("sudoku", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ({"sha256": "0"}, "A card cannot have the key 'sha256': give it a text other than model_type"),
+        ({1: 2}, "A card cannot have the key 1:"),
+        ([1], "A card is a table of texts and simple values; got list"),
+    ],
+)
+def test_a_card_cannot_replace_what_the_library_writes(card: Any, message: str, tmp_path: Path) -> None:
+    model = wp.tasks.load("chains")
+    with pytest.raises(wp.errors.WellposedError, match=message):
+        wp.tasks.save(model, "chains", tmp_path / "folder", card=card)
+    assert not (tmp_path / "folder").exists()
+    wp.tasks.save(model, "chains", tmp_path / "folder", card={"folder": "mine", "tensors": 3})
+    assert wp.tasks.load("chains", tmp_path / "folder").card["tensors"] == 3

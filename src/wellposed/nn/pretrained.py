@@ -67,8 +67,8 @@ class Pretrained(nn.Module):
         dtypes = {str(value.dtype).removeprefix("torch.") for value in state.values() if value.is_floating_point()}
         if len(dtypes) > 1:
             raise InvalidArgument(f"A network of one dtype can be stored; this one has {', '.join(sorted(dtypes))}.")
-        more = {**(card or {}), "library_name": "wellposed", "torch_dtype": "".join(dtypes), "not_stored": missing}
-        return write(folder_of(folder), type(self).__name__, stored, state, **more)
+        own = {"library_name": "wellposed", "torch_dtype": "".join(dtypes), "not_stored": missing}
+        return write(folder_of(folder), type(self).__name__, stored, state, card, **own)
 
     @classmethod
     def from_pretrained(cls: type[Network], folder: Any, **arguments: Any) -> Network:

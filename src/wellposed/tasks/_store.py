@@ -152,7 +152,7 @@ def save(network: nn.Module, name: str, folder: str | Path, *, card: Mapping[str
     check_finite(state, f"The network of {name!r}", InvalidArgument, "They would not be read back.")
     twin.load_state_dict(state)
     check_output(network, twin, design.shape, what, remedy)
-    return write(place, name, design.arguments, state, **(card or {}))
+    return write(place, name, design.arguments, state, card)
 
 
 def _call(design: Architecture) -> str:
