@@ -125,6 +125,8 @@ def times(tape: Any, a: Any, b: Any) -> Node:
 def _move(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if any(isinstance(item, Node) for item in rest):
         return None
+    if "view" in str(func) or "_reshape_alias" in str(func):  # under vmap the memory may lie otherwise than when recorded
+        return linear(tape, (a,), lambda t: t.reshape(out.shape), out.shape, name="move")
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, name="move")
 
 
@@ -250,8 +252,7 @@ def _square(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
 def _pow(tape: Any, func: Any, out: Tensor, a: Any, exponent: Any) -> Node | None:
     if not isinstance(a, Node) or exponent not in (2, 3, 0.5, -0.5, -1, 1):
         return None
-    if exponent in (0.5, -0.5, -1):
-        name = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent]
+    if name := {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}.get(exponent):
         return function(tape, a, PLAIN[name], name)
     result = a
     for _ in range(int(exponent) - 1):
