@@ -170,8 +170,12 @@ def _extent(step: Node, moving: Bound, fixed: Ball, which: int) -> tuple[float, 
     if not math.isfinite(moving.largest):
         return -math.inf, math.inf
     assert step.apply is not None
-    size = torch.full(step.parents[which].shape, moving.largest, dtype=torch.float64)
     magnitude = fixed.value.mid.abs() + fixed.value.rad
+    if step.name.startswith("convolution") and which == 0:  # all weights of a result, which small images do not reach
+        sums = [_sums_of_results(part, "transposed" in step.name) for part in magnitude.chunk(_groups(step))]
+        largest = up(float(torch.cat(sums).max()) * moving.largest * SLACK)
+        return -largest, largest
+    size = torch.full(step.parents[which].shape, moving.largest, dtype=torch.float64)
     out = step.apply(size, magnitude) if which == 0 else step.apply(magnitude, size)
     largest = up(float(out.max()) * SLACK) if out.numel() else 0.0
     return -largest, largest
@@ -191,11 +195,18 @@ def norm_of_product(step: Node, fixed: Ball, which: int) -> float:
     if step.name == "mm" and mid.dim() >= 2:
         blocks = mid.reshape(-1, *mid.shape[-2:])
         return up(max(spectral_norm_upper(block) for block in blocks) + vector_norm_upper(rad))
-    if step.name.startswith("convolution") and which == 1:
-        groups = 1 if "transposed" in step.name else int(step.name.split()[1])
-        if "transposed" not in step.name:
-            return up(max(_kernel_norm(part) for part in mid.chunk(groups)) + vector_norm_upper(rad) * rad.numel())
+    if step.name.startswith("convolution") and which == 1:  # a transposed one is the adjoint, of the same norm
+        return up(max(_kernel_norm(part) for part in mid.chunk(_groups(step))) + vector_norm_upper(rad) * rad.numel())
     return _by_sums(step, mid.abs() + rad, which)
+
+
+def _groups(step: Node) -> int:
+    return int(step.name.split()[-1])
+
+
+def _sums_of_results(kernel: Tensor, transposed: bool) -> Tensor:
+    """(channels,) the sum of all weights of one group that lead to a channel of the result."""
+    return kernel.flatten(2).sum(dim=(0, 2) if transposed else (1, 2))
 
 
 def _by_sums(step: Node, magnitude: Tensor, which: int) -> float:

@@ -291,7 +291,7 @@ def _convolution(tape: Any, func: Any, out: Tensor, a: Node, weight: Node, bias:
         result: Tensor = torch.ops.aten.convolution(t, w, None, *options)
         return result
 
-    name = "convolution transposed" if transposed else f"convolution {groups}"
+    name = f"convolution transposed {groups}" if transposed else f"convolution {groups}"
     product = bilinear(tape, a, weight, apply, out.shape, terms, name)
     if bias is None:
         return product

@@ -97,7 +97,7 @@ def is_other(alone: Tape, batch: Tape, rows: int) -> bool:
         alone, batch: The tapes. In the batch no row touches another.
         rows: How many there are.
     """
-    if _steps(alone) != _steps(batch) or not _same_constants(alone, batch, rows):
+    if steps_of(alone) != steps_of(batch) or not _same_constants(alone, batch, rows):
         return True
     generator = torch.Generator().manual_seed(0)
     one, several = Boxes(alone), Boxes(batch)
@@ -123,7 +123,7 @@ def agree(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], tape: Tape) -> boo
     return not bool(((a[0] - b[0]).abs() > allowed).any())  # where a bound overflowed, nothing is known
 
 
-def _steps(tape: Tape) -> list[object]:
+def steps_of(tape: Tape) -> list[object]:
     """What is done to z, without the moves of entries, which depend on how tensors lie in
     memory."""
     return [
@@ -136,13 +136,12 @@ def _steps(tape: Tape) -> list[object]:
 def _same_constants(alone: Tape, batch: Tape, rows: int) -> bool:
     """Whether what a cell makes itself is the same for each row."""
     given = [
-        [value for value in map(_made, tape.steps) if value is not None and value.is_floating_point()]
-        for tape in (alone, batch)
+        [value for value in map(made, tape.steps) if value is not None and value.is_floating_point()] for tape in (alone, batch)
     ]
     return len(given[0]) == len(given[1]) and all(_is_repeated(a, b, rows) for a, b in zip(*given, strict=True))
 
 
-def _made(step: Node) -> Tensor | None:
+def made(step: Node) -> Tensor | None:
     return step.value if step.kind == "constant" and step.name != "parameter" else None
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from wellposed._torch import apart
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
+from wellposed.certify._image_sizes import is_same_for_other_images
 from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
 from wellposed.certify._tape import Tape, TapeRefused
 from wellposed.certify._uniqueness import Constants, constants
@@ -125,7 +126,9 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
     vector = all(leaf.dim() <= 2 for leaf in leaves(followed.x) if isinstance(leaf, Tensor))
     found = constants(tape, multiply_out=vector or not guessed)
-    certificate = _judged(found, tape, theorem, _where(followed, found), _assumed(followed))
+    if found.every_size and not is_same_for_other_images(followed, tape, found.contraction):
+        found = replace(found, every_size=False)
+    certificate = _judged(found, tape, theorem, _where(followed, found), _assumed(followed, found))
     if certificate.certified or not guessed:
         return certificate
     second = second_equilibrium(followed)
@@ -172,11 +175,12 @@ def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str
     return replace(strongest, others=tuple(other for other in made if other is not strongest))
 
 
-def _assumed(followed: Followed) -> str:
+def _assumed(followed: Followed, found: Constants) -> str:
     if followed.coupled:
         return ASSUMED
     rows = max(*_SIZES, followed.batch)
-    return f"{ASSUMED[:-1]}, and computes batches of more than {rows} rows as it does smaller ones."
+    images = ", and images of other sizes as it does the two that were compared" if found.every_size else ""
+    return f"{ASSUMED[:-1]}, and computes batches of more than {rows} rows as it does smaller ones{images}."
 
 
 def _where(followed: Followed, found: Constants) -> str:
