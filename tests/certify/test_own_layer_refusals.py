@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import random
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,3 +262,27 @@ def test_a_number_that_stays_is_certified() -> None:
     for certificate in (everywhere, found):
         assert "Assumed: the cell is a function of z and x" in certificate.note
     assert "batches of more than 3 rows" in everywhere.note
+
+
+@pytest.mark.parametrize("shift", [lambda b: math.inf, torch.log, lambda b: b / b.norm()])
+def test_nothing_is_certified_with_a_constant_that_is_not_finite(shift: Callable[[Tensor], Any]) -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.Parameter(torch.zeros(2))
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return 0.5 * z + x + shift(self.b)
+
+    layer = wp.EquilibriumLayer(Shifted())
+    assert wp.certify(layer).verdict is wp.Verdict.UNDECIDED and "NaN or infinite" in wp.certify(layer).note
+    with torch.no_grad():
+        layer.cell.b.fill_(1.0)
+    assert wp.certify(layer).certified is (shift(torch.ones(2)) is not math.inf)
+
+
+def test_inputs_at_which_the_cell_is_not_finite_are_left_out() -> None:
+    for f in (torch.log, torch.reciprocal, torch.sqrt):
+        licenses = wp.certify(wp.EquilibriumLayer(lambda z, x, f=f: 0.5 * z + f(x))).licenses
+        assert licenses[0].startswith("For every input at which the cell is finite there is exactly one equilibrium")
+    assert wp.certify(wp.EquilibriumLayer(lambda z, x: 0.5 * z + x)).licenses[0].startswith("For every input there is")

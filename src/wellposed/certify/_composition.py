@@ -26,6 +26,9 @@ from wellposed.linalg import spectral_norm_upper
 from wellposed.linalg.directed import up, vector_norm_upper
 from wellposed.nn.parametrizations import conv_norm_upper
 
+#: Why nothing is proved with a constant such as log 0 or 0/0.
+NOT_FINITE = "A constant of the cell, or what it computes from parameters, has NaN or infinite entries."
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -65,7 +68,7 @@ class Lipschitz:
 
     Attributes:
         every_size: Whether nothing in the proof depends on the size of the images.
-        remarks: What functions say about statements for all arguments.
+        remarks: What functions and constants say about statements for all arguments.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -78,6 +81,8 @@ class Lipschitz:
             balls = tuple(parent.ball for parent in parents if parent.ball is not None)
             ball = self._boxes.interpret(step, balls)
             mid, rad = ball.value
+            if not bool(torch.isfinite(mid).all()):
+                self.remarks.append(NOT_FINITE)
             ends = (mid - rad, mid + rad) if mid.numel() else (torch.zeros(1), torch.zeros(1))
             return Bound(0.0, -up(-float(ends[0].min())), up(float(ends[1].max())), ball)
         if step.kind == "state":
