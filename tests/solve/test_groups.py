@@ -186,3 +186,9 @@ def test_what_follows_nodes_edges_or_stays() -> None:
     assert named["edge_weight"].tolist() == [0, 1] and named["x"].tolist() == [0, 1]
     named = take_nodes(({"edges": square.flip(1), "edge_weight": four, "x": four},), torch.tensor([0, 1]), 4)[0]
     assert named["edge_weight"].tolist() == [2, 3] and named["x"].tolist() == [0, 1]
+
+
+def test_words_of_two_nodes_are_not_edges() -> None:
+    words = torch.tensor([[11, 12, 13], [21, 22, 23]])
+    assert take_nodes((words, words - 12), torch.tensor([1]), 2)[1].tolist() == [[9, 10, 11]]
+    assert take_nodes((words,), torch.tensor([1]), 2)[0].tolist() == [[21, 22, 23]]

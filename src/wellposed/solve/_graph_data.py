@@ -14,10 +14,10 @@ from wellposed._torch import pytree
 def take_nodes(args: Any, rows: Tensor, batch: int) -> Any:
     """The arguments for some nodes, which are numbered anew.
 
-    Integer tensors of shape (2, edges) are edges. Other tensors belong to nodes or edges by their
-    first dimension, and to nodes if both are as many. In a dict or a named tuple a name that begins
-    with `edge` or `shared` decides instead. Data of edges belong to the edges before them, if there
-    are several of this number.
+    Integer tensors of shape (2, edges) are edges if all their entries are numbers of nodes. Other
+    tensors belong to nodes or edges by their first dimension, and to nodes if both are as many. In a
+    dict or a named tuple a name that begins with `edge` or `shared` decides instead. Data of edges
+    belong to the edges before them, if there are several of this number.
 
     Args:
         args: Any structure.
@@ -26,12 +26,12 @@ def take_nodes(args: Any, rows: Tensor, batch: int) -> Any:
     new = torch.full((batch,), -1, dtype=torch.int64, device=rows.device)
     new[rows] = torch.arange(rows.shape[0], device=rows.device)
     entries, structure = pytree.tree_flatten_with_path(args)
-    kept = [(i, (new[leaf] >= 0).all(dim=0)) for i, (_, leaf) in enumerate(entries) if _are_edges(leaf)]
+    kept = [(i, (new[leaf] >= 0).all(dim=0)) for i, (_, leaf) in enumerate(entries) if _are_edges(leaf, batch)]
 
     def take(i: int, path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or leaf.dim() == 0:
             return leaf
-        if _are_edges(leaf):
+        if i in dict(kept):
             return new[leaf[:, dict(kept)[i]]]
         name = str(getattr(path[-1], "key", getattr(path[-1], "name", "")))
         if name.startswith("shared"):
@@ -45,5 +45,8 @@ def take_nodes(args: Any, rows: Tensor, batch: int) -> Any:
     return pytree.tree_unflatten([take(i, path, leaf) for i, (path, leaf) in enumerate(entries)], structure)
 
 
-def _are_edges(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.shape[0] == 2 and leaf.dtype == torch.int64
+def _are_edges(leaf: Any, batch: int) -> bool:
+    """Whether these are pairs of nodes: other integers, such as words, are data of two nodes."""
+    if not (isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.shape[0] == 2 and leaf.dtype == torch.int64):
+        return False
+    return not leaf.numel() or (int(leaf.min()) >= 0 and int(leaf.max()) < batch)
