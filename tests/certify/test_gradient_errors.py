@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -84,7 +85,14 @@ def _in_inference(t: Tensor) -> Tensor:
         return 1 * t
 
 
-@pytest.mark.parametrize("hide", [Tensor.detach, lambda t: t.data, _without_gradient, _in_inference])
+def _hooked(t: Tensor) -> Tensor:
+    t = 1 * t
+    with contextlib.suppress(RuntimeError):  # that it has no graph
+        t.register_hook(torch.zeros_like)
+    return t
+
+
+@pytest.mark.parametrize("hide", [Tensor.detach, lambda t: t.data, _without_gradient, _in_inference, _hooked])
 def test_a_part_that_is_hidden_from_derivatives_has_an_unknown_adjoint(hide: Callable[[Tensor], Tensor]) -> None:
     # PyTorch's derivative is 0.69 larger than that of the map, which is tanh(z/4 + x)
     layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(0.25 * z + x) + (0.69 * z - hide(0.69 * z)), rtol=1e-2)

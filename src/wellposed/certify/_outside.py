@@ -24,7 +24,7 @@ from wellposed.certify._tape import TapeRefused
 #: Modules from which a number is another one each time.
 _MODULES = ("random", "numpy.random", "secrets", "time", "uuid")
 #: Names of functions and attributes that answer other things at other times.
-_NAMES = ("urandom", "getrandom", "is_grad_enabled", "is_inference_mode_enabled", "requires_grad")
+_NAMES = ("urandom", "getrandom", "is_grad_enabled", "is_inference_mode_enabled", "requires_grad", "grad_fn", "is_leaf")
 #: Packages whose functions are not read: the tape follows what they compute.
 _KNOWN = {"torch", "numpy", "wellposed", *sys.stdlib_module_names} - {"__main__"}
 

@@ -22,8 +22,8 @@ from wellposed.certify._tape import Node, Tape, TapeRefused
 
 #: Ways out of torch, after which nothing is known of a number.
 _EXITS = ("numpy", "tolist", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage", "share_memory_")
-#: Ways to hide a part of the cell from derivatives, which a tape does not hide.
-_HIDES = (torch._C._set_grad_enabled, Tensor.data.__get__)  # type: ignore[attr-defined]  # torch declares neither
+#: Ways to hide a part of the cell from derivatives, which a tape does not hide, or to change them.
+_HIDES = (torch._C._set_grad_enabled, Tensor.data.__get__, Tensor.register_hook)  # type: ignore[attr-defined]  # the first two
 
 
 def record(call: Callable[[Tensor], Tensor], z: Tensor, x: Any, module: nn.Module) -> Tape:

@@ -35,7 +35,7 @@ class LocalCertificate(Certificate):
         gradient_error: (batch,) upper bounds of |u - u*|/|v| for all cotangents v: u solves
             (I - J)^T u = v with the derivative J at z, u* with that at z*. What the solver of the
             adjoint leaves comes on top. Infinite where a part of the cell that depends on z is
-            hidden from derivatives (detach, no_grad).
+            hidden from derivatives (detach, no_grad), or a hook of the cell may change them.
         parameter_error: (batch,) the same for the gradient with respect to all parameters together,
             as they enter the cell (of a parametrization, what it gives): |g - g*|/|v|. Infinite
             where the derivative is too large to be bounded, above a million entries, or not known.
