@@ -145,6 +145,16 @@ def test_no_module_is_refused() -> None:
         assert found.verdict is UNDECIDED and "holds no EquilibriumLayer" in found.note
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of torch.jit
+@pytest.mark.parametrize("x", [None, torch.ones(2, 3, dtype=DOUBLE)])
+def test_neither_are_weights_whose_squares_overflow_and_compiled_cells(x: Tensor | None) -> None:
+    assert wp.certify(layer_of(Tanh(torch.full((3, 3), 1e200, dtype=DOUBLE))), x).verdict is not CERTIFIED
+    found = wp.certify(
+        layer_of(torch.jit.trace(Tanh(torch.eye(3, dtype=DOUBLE) / 2), (torch.ones(1, 3, dtype=DOUBLE),) * 2)), x
+    )
+    assert found.verdict is UNDECIDED and "compiled by torch.jit" in found.note
+
+
 # near the z that was found
 
 

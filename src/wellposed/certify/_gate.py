@@ -195,6 +195,9 @@ def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:
         yield "a global module hook is registered"
     for path, module in model.named_modules():
         where = f"its submodule {path} ({type(module).__name__})" if path else "it"
+        if isinstance(module, torch.jit.ScriptModule):
+            yield f"{where} was compiled by torch.jit"
+            continue
         for name in (*module._parameters, *module._buffers):
             if name in vars(module) or hasattr(type(module), name):
                 yield f"{name} of {type(module).__name__} is not the tensor that is stored under this name"

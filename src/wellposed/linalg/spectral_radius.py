@@ -150,13 +150,15 @@ def spectral_radius_estimate(
 
 
 def _dense_radius(matrix: np.ndarray) -> SpectralRadiusEstimate:
+    scale = float(np.abs(matrix).max())
+    if scale == 0.0:
+        return SpectralRadiusEstimate(0.0, 1.0, 0.0)
+    matrix = matrix / scale  # so that no square overflows or vanishes
     values = np.linalg.eigvals(matrix)
     top = values[np.abs(values).argmax()]
     rounding = len(matrix) * np.finfo(np.float64).eps * float(np.linalg.norm(matrix))
-    if rounding == 0.0:
-        return SpectralRadiusEstimate(0.0, 1.0, 0.0)
     condition = _eigenvalue_condition(matrix, top, _start_vector(len(matrix), None))
-    return SpectralRadiusEstimate(float(abs(top)), condition, condition * rounding)
+    return SpectralRadiusEstimate(scale * float(abs(top)), condition, scale * condition * rounding)
 
 
 def _arnoldi_radius(
