@@ -286,3 +286,12 @@ def test_inputs_at_which_the_cell_is_not_finite_are_left_out() -> None:
         licenses = wp.certify(wp.EquilibriumLayer(lambda z, x, f=f: 0.5 * z + f(x))).licenses
         assert licenses[0].startswith("For every input at which the cell is finite there is exactly one equilibrium")
     assert wp.certify(wp.EquilibriumLayer(lambda z, x: 0.5 * z + x)).licenses[0].startswith("For every input there is")
+
+
+@pytest.mark.parametrize("f", [lambda z, x: 3 * z.flip(-1) + x, lambda z, x: torch.tanh(2 * z.sum(-1, keepdim=True) + x)])
+def test_inference_mode_changes_no_certificate(f: Callable[[Tensor, Tensor], Tensor]) -> None:
+    layer, x = wp.EquilibriumLayer(f, on_failure="ignore", rtol=1e-2), torch.ones(2, 3, dtype=torch.float64)
+    outside = [wp.certify(layer), local(layer, x)]
+    with torch.inference_mode():
+        inside = [wp.certify(layer), local(layer, 1 * x)]
+    assert [str(found) for found in inside] == [str(found) for found in outside] and not inside[0].certified

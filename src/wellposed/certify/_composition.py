@@ -161,6 +161,7 @@ def norm_of_linear(step: Node, which: int) -> tuple[float, float]:
     with torch.enable_grad():
         ones = torch.ones(step.parents[which].shape, dtype=torch.float64, requires_grad=True)
         rows = absolute(*zeros[:which], ones, *zeros[which + 1 :])
+        assert not rows.is_inference()  # of which nothing has a derivative
         if not rows.requires_grad or not rows.numel() or not ones.numel():
             return 0.0, 0.0
         (columns,) = torch.autograd.grad(rows.sum(), ones)

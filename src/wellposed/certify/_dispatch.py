@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from wellposed._package import CallablePackage
@@ -68,7 +69,11 @@ def certify(
             for "auto". A callable gets them as keyword arguments.
     """
     check_theorem(theorem)
-    with announced(f"certifying {type(model).__name__} by theorem={getattr(theorem, '__name__', theorem)!r}"):
+    # bounds of norms are derivatives, which inference mode does not have
+    with (
+        torch.inference_mode(False),
+        announced(f"certifying {type(model).__name__} by theorem={getattr(theorem, '__name__', theorem)!r}"),
+    ):
         if not isinstance(theorem, str):
             return certificate_by(theorem, model, X, y, options)
         found = _certify(model, X, y, theorem, options)
