@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import types
 from collections.abc import Callable
@@ -408,3 +409,14 @@ class Grouped(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.layer(x, groups=torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_bound_is_about_the_z_that_is_returned_in_low_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer, x = layer_of(Tanh((0.2 * torch.randn(3, 3)).to(dtype))), torch.randn(4, 3).to(dtype)
+    exact = wp.EquilibriumLayer(copy.deepcopy(layer.cell).double(), rtol=1e-14)
+    errors = (layer(x).detach().double() - exact(x.double()).detach()).norm(dim=1)
+    found = local(layer, x)
+    assert found.certified and bool((errors <= found.error_bound).all())
+    assert bool((found.error_bound <= 2 * errors).all() and (errors > torch.finfo(dtype).eps / 64).any())

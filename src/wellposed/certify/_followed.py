@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._torch import apart, uncompiled
-from wellposed._tree import differs, leaves, map_tensors
+from wellposed._tree import LOW_PRECISION, differs, leaves, map_tensors
 from wellposed.certify._balls import Boxes
 from wellposed.certify._gate import DECLARED, changed, not_finite
 from wellposed.certify._outside import check_code
@@ -64,6 +64,7 @@ class Followed:
         self.batch = tensors[0].shape[0]
         self.coupled = bool(layer.coupled)
         self.computed: list[str] = []
+        self.rounding: Tensor | None = None  # (batch, n) of what is returned in low precision
         self._tapes: dict[int | None, Tape] = {}
         self._objections: dict[int, str] = {}
 
@@ -76,11 +77,13 @@ class Followed:
         coupled."""
         with self._apart(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            f, start, _, options = self.layer._bind(self.x, self.z0)
+            f, start, layout, options = self.layer._bind(self.x, self.z0)
             outcome = self.layer._solve(f, start, options)
             image = f(outcome.value.clone())
             self.coupled = self.coupled or outcome.coupled or _depends_on_others(f, outcome.value, image)
             shape = (1, -1) if self.coupled else image.shape
+            if layout.dtype in LOW_PRECISION:  # as the layer returns it
+                self.rounding = (outcome.value.to(layout.dtype).double() - outcome.value.double()).abs().reshape(shape).cpu()
             return outcome.value.reshape(shape).clone(), image.reshape(shape).clone()
 
     def solve_from(self, starts: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

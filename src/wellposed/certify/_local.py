@@ -67,7 +67,8 @@ def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCerti
     for i in range(len(z)):
         there = None if in_batch is None else (in_batch[0][i], in_batch[1][i])
         others = [(value[i], at[i]) for value, at in more if value.shape == z.shape]
-        samples.append(_sample(followed, i, z[i], image[i], there, others, everywhere, objection))
+        sample = _sample(followed, i, z[i], image[i], there, others, everywhere, objection)
+        samples.append(sample if followed.rounding is None else _at_rounded(sample, followed.rounding[i]))
     subject = f"Each of the {len(samples)} samples"
     if followed.coupled:
         samples = samples * followed.batch
@@ -145,6 +146,14 @@ def _sample(
     verdict = Verdict.CERTIFIED if second is None else Verdict.VIOLATED
     others_of = gradient_errors(boxes, enclosure, z)
     return _Sample(verdict, "", error, gradient, radius, *estimates, 1 + len(apart), *others_of)
+
+
+def _at_rounded(sample: _Sample, gap: Tensor) -> _Sample:
+    """The same about z as the layer returns it, with the rounding of each entry; gradients are
+    taken before."""
+    error = up(sample.error + vector_norm_upper(gap))
+    radius = math.inf if sample.radius == math.inf else down(sample.radius - up(float(gap.max())))
+    return replace(sample, error=error, radius=radius if error <= radius else 0.0)
 
 
 def _why(z: Tensor, image: Tensor, estimates: tuple[float, float]) -> str:
