@@ -118,6 +118,7 @@ def test_graphs_that_depend_on_each_other_are_found() -> None:
         (torch.tensor([0, 1, 0]), wp.InvalidArgument, r"sorted.*row 2 is in group 0, after a row of group 1.*argsort"),
         (torch.tensor([0, 2, 2]), wp.InvalidArgument, r"without gaps; group 1 has no row"),
         (torch.tensor([1, 1, 2]), wp.InvalidArgument, r"without gaps; group 0 has no row"),
+        (torch.tensor([-1, 0, 1]), wp.InvalidArgument, r"numbered 0, 1, 2, \.\.\.; got the index -1"),
         (torch.tensor([0, 0]), wp.InvalidArgument, r"each of the 3 rows; got shape \(2,\)"),
         (torch.tensor([], dtype=torch.int64), wp.InvalidArgument, r"each of the 3 rows; got shape \(0,\)"),
         (torch.tensor([0.0, 0.0, 1.0]), wp.InvalidType, r"tensor of integers.*got torch\.float32"),

@@ -42,6 +42,8 @@ class Groups:
         if rows == 0:
             return cls(index, 0, 0)
         steps = index.diff()
+        if bool((index < 0).any()):
+            raise InvalidArgument(f"groups must be numbered 0, 1, 2, ...; got the index {int(index.min())}.")
         if bool((steps < 0).any()):
             i = int((steps < 0).nonzero()[0])
             raise InvalidArgument(
