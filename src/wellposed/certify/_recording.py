@@ -175,7 +175,8 @@ class _Recorder(DispatchMode):
         return TapeRefused(self.refusal)
 
     def add(self, step: Node) -> Node:
-        self.steps.append(step)
+        if step.value is None or not step.value.is_complex():  # those have no bounds, and no step reads them
+            self.steps.append(step)
         return step
 
     def finish(self, out: Tensor) -> Tape:
@@ -209,9 +210,11 @@ class _Recorder(DispatchMode):
         if name in BLANK:
             return self._constant(out)
         whole = isinstance(out, Tensor) and not (out.is_floating_point() or out.is_complex())
-        lower = None if whole else LOWER.get(name)  # integers wrap around, and True + True is True
+        imaginary = any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in [*tensors, *pytree.tree_leaves(out)])
+        # integers wrap around, and True + True is True; the bounds are of real numbers
+        lower = None if whole or imaginary else LOWER.get(name)
         if lower is None and of_z:
-            raise self.refuse(f"The operation {name} is not known to this proof.")
+            raise self.refuse(f"The operation {name}{' of complex numbers' if imaginary else ''} is not known to this proof.")
         found: Any = None
         if lower is not None:
             steps = pytree.tree_map_only(Tensor, lambda tensor: inputs[id(tensor)], (args, kwargs))
