@@ -175,7 +175,7 @@ def _targets(
         if text:
             raise InvalidArgument(
                 f"The target of {name} is text ({y[0]!r:.60}), so it is a class: choose model.name=dense or another "
-                "classifier, or two classes by data.classes=[0, 1]."
+                "classifier, two classes by data.classes=[0, 1], or for a class of your own loss.name=cross_entropy."
             )
         if classify is False and 2 < len(values := np.unique(y)) <= 20 and bool((values == np.round(values)).all()):
             warnings.warn(

@@ -12,6 +12,7 @@ from wellposed.certify import Certificate
 from wellposed.certify._dispatch import certify as certificate_of
 from wellposed.certify._dispatch import has_certificate
 from wellposed.errors import InvalidArgument
+from wellposed.nn import EquilibriumLayer
 from wellposed_lab.cli._app import (
     ALLOW_CODE,
     ExitCode,
@@ -82,9 +83,11 @@ def _problem(source: Path, changes: list[str], at: str, allow_code: bool) -> tup
 
 
 def _certificate(problem: RunProblem, theorem: str) -> Certificate:
-    if not has_certificate(problem.model):
-        raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__}.")
     X, y = problem.parts.train
+    if not has_certificate(problem.model):
+        if theorem != "auto" or not any(isinstance(part, EquilibriumLayer) for part in problem.model.modules()):
+            raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__}.")
+        return certificate_of(problem.model)  # of its layers: what is proved for every input
     with on_threads(threads_for(problem.model, X)):
         return certificate_of(problem.model, X, y, theorem=theorem)
 

@@ -65,7 +65,8 @@ def own_network(
 
     Args:
         path: The import path. arguments: Further keywords of the constructor, checked.
-        shape: Of one input. classes: Of a classifier, 0 for numbers. width: Of the state.
+        shape: Of one input. classes: Of a classifier; 0 for numbers, of which the class is given 1.
+        width: Of the state.
         allow_code: Whether the class may be imported, which runs its module.
         seed: Of a class that draws from torch's global generator.
         generator, dtype: Of the parameters.
@@ -78,7 +79,7 @@ def own_network(
             "and prove takes no class."
         )
     features = math.prod(shape)
-    offered = {"in_features": features, "width": width, "classes": classes, "generator": generator, "dtype": dtype}
+    offered = {"in_features": features, "width": width, "classes": max(classes, 1), "generator": generator, "dtype": dtype}
     with _folder_on_path(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = import_class(path)

@@ -37,7 +37,7 @@ class MyCell(torch.nn.Module):
 class Network(torch.nn.Module):
     def __init__(self, in_features, classes):
         super().__init__()
-        self.linear = torch.nn.Linear(in_features, max(classes, 1))
+        self.linear = torch.nn.Linear(in_features, classes)
 
     def forward(self, x):
         return self.linear(x)
@@ -115,6 +115,14 @@ def test_a_run_of_a_stranger_is_not_imported(folder: Path) -> None:
     assert not (folder / "imported").exists() and "my_cells" not in sys.modules
     assert command("train", "-q", "--no-report", "--resume", "run", "--allow-code")[0] == 0
     assert (folder / "imported").exists()
+
+
+def test_a_network_with_an_own_cell_is_certified_as_in_python(folder: Path) -> None:
+    assert command("train", "-q", "--no-report", "--out", "run", *changes("model.class=my_cells.MyCell"))[0] == 0
+    code, output = command("certify", "run", "--allow-code")
+    assert code == 0 and "contraction: CERTIFIED" in output, output
+    code, output = command("certify", "run", "--allow-code", "--theorem", "radius")
+    assert code == 2 and "There is no certificate for OwnNetwork" in output
 
 
 def test_the_same_seed_draws_the_same_network(folder: Path) -> None:
