@@ -20,7 +20,10 @@ from torch import Tensor
 from wellposed.certify._balls import Boxes
 from wellposed.certify._tape import Node, Tape
 
-DEPENDENT = "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer."
+DEPENDENT = (
+    "Its rows depend on each other, so nothing is proved about one of them. Give coupled=True to the layer; or, if a sample "
+    "has several dimensions (tokens, pixels), give the layer its state_shape."
+)
 #: Sizes of the states at which two tapes are compared.
 _SCALES = (0.125, 1.0, 8.0, 64.0)
 #: Units in the last place by which an operation that is not known may differ in batches of two sizes.
