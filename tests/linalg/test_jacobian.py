@@ -140,3 +140,18 @@ def test_the_point_may_change_afterwards():
     expected = J.rmv(X)
     z.zero_()
     torch.testing.assert_close(J.rmv(X), expected)
+
+
+@every_map
+def test_inference_mode_changes_no_product(f):
+    z, u = normal(3, 5, seed=3), normal(3, 5, seed=4)
+    expected = blocks(f, z)
+    with torch.inference_mode():
+        z, u, scale = 1 * z, 1 * u, torch.ones(5, dtype=F64)  # which autograd cannot keep
+        J = Jacobian(lambda z: f(z) * scale, z)
+        z.zero_()
+        for _ in range(2):
+            torch.testing.assert_close(J.mv(u), torch.einsum("bij,bj->bi", expected, u))
+            torch.testing.assert_close(J.rmv(u), torch.einsum("bij,bi->bj", expected, u))
+        constant = Jacobian(lambda z: X, z)
+        assert torch.equal(constant.mv(u), torch.zeros_like(u)) and torch.equal(constant.rmv(u), torch.zeros_like(u))

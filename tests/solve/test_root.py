@@ -91,3 +91,11 @@ def test_a_flat_function_is_reported() -> None:
 def test_inside_transforms() -> None:
     with pytest.raises(wp.WellposedError, match="root needs concrete values"):
         torch.func.vmap(lambda z: wp.root(lambda y: y - 1, z).value)(torch.zeros(2, 3, 1))
+
+
+def test_inference_mode_changes_no_root() -> None:
+    start = torch.full((1, 1), 1.5, dtype=torch.float64)
+    outside = wp.root(lambda z: z**3 - 8, start)
+    with torch.inference_mode():
+        inside = wp.root(lambda z: z**3 - 8, start)
+    assert torch.equal(inside.value, outside.value) and torch.equal(inside.num_steps, outside.num_steps) and not inside.note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,10 +125,16 @@ class Jacobian(AbstractJacobian):
 
     def __init__(self, f: Callable[[Tensor], Tensor], point: Tensor) -> None:
         super().__init__(point.detach())
+        self._products: Any = None  # u -> J^T u in inference mode, where nothing is recorded, but transforms are
+        self._transposed: Any = None  # u -> J u there, else a graph of it
+        if torch.is_inference_mode_enabled():
+            self._z, self._f = self.point.clone(), f
+            pair: Any = uncompiled(lambda: torch.func.vjp(f, self._z))
+            self._fz, self._products = pair
+            return
         with torch.enable_grad():
             self._z = self.point.clone().requires_grad_()
             self._fz = uncompiled(lambda: f(self._z))
-        self._transposed: tuple[Tensor, Tensor] | None = None
 
     @property
     def value(self) -> Tensor:
@@ -135,12 +142,17 @@ class Jacobian(AbstractJacobian):
         return self._fz.detach()
 
     def rmv(self, u: Tensor) -> Tensor:
+        if self._products is not None:
+            found: Tensor = self._products(u)[0]
+            return found
         if not self._fz.requires_grad:  # f does not depend on z
             return torch.zeros_like(u)
         product = pulled_back(self._fz, self._z, u)
         return torch.zeros_like(u) if product is None else product
 
     def mv(self, u: Tensor) -> Tensor:
+        if self._products is not None:
+            return self._mv_by_transforms(u)
         if not self._fz.requires_grad:
             return torch.zeros_like(u)
         if self._transposed is None:
@@ -154,3 +166,14 @@ class Jacobian(AbstractJacobian):
         w, image = self._transposed
         (product,) = torch.autograd.grad(image, w, u, retain_graph=True, allow_unused=True)
         return torch.zeros_like(u) if product is None else product
+
+    def _mv_by_transforms(self, u: Tensor) -> Tensor:
+        if self._transposed is None:
+
+            def transposed(w: Tensor) -> Tensor:
+                product: Tensor = torch.func.vjp(self._f, self._z)[1](w)[0]
+                return product
+
+            self._transposed = uncompiled(lambda: torch.func.vjp(transposed, torch.zeros_like(self._fz))[1])
+        found: Tensor = self._transposed(u)[0]
+        return found
