@@ -40,7 +40,8 @@ def constrain(module: M, weight: Spectral | NormBall) -> M:
 
     Args:
         module: Any module; it is changed in place.
-        weight: `Spectral(bound)` with a bound below 1, or `NormBall(bound)` with any.
+        weight: `Spectral(bound)` with a bound below 1, or `NormBall(bound)` with any, which keeps
+            it up to the rounding of the weights.
 
     Returns:
         The module.
