@@ -15,7 +15,7 @@ def take_nodes(args: Any, rows: Tensor, batch: int) -> Any:
     """The arguments for some nodes, which are numbered anew.
 
     Integer tensors of shape (2, edges) are edges if all their entries are numbers of nodes. Other
-    tensors belong to nodes or edges by their first dimension, and to nodes if both are as many. In a
+    tensors belong to nodes or edges by their first dimension, to nodes if both are as many. In a
     dict or a named tuple a name that begins with `edge` or `shared` decides instead. Data of edges
     belong to the edges before them, if there are several of this number.
 
