@@ -262,6 +262,23 @@ def test_a_family_with_its_own_sensitivity() -> None:
     assert "overrides forward" in radius(network(FamilyForward), X, y, dynamics="descent").note
 
 
+@pytest.mark.parametrize("module", [None, "wellposed.nn", "torch"])
+def test_a_class_made_by_type_is_not_one_of_the_library(module: str | None) -> None:
+    X, y = data()
+    named = {} if module is None else {"__module__": module}
+    for forward in (lambda self, X: wp.GaussianDEQ.forward(self, X) ** 2, functools.partial(lambda X: X[:, 0])):
+        made = type("Made", (wp.GaussianDEQ,), {"forward": forward, **named})
+        assert "overrides forward" in wp.certify(network(made), X, y).note
+        with pytest.raises(InvalidArgument, match="overrides forward"):
+            lipschitz_upper(network(made))
+    cell = type("Made", (wp.nn.DenseCell,), {"forward": lambda self, z, x: 3 * z + 1, **named})
+    assert wp.certify(wp.EquilibriumLayer(cell(4, 6))).verdict is not wp.Verdict.CERTIFIED
+    same = type("Same", (wp.GaussianDEQ,), named)
+    assert wp.certify(network(same), X, y).verdict is wp.certify(network(), X, y).verdict
+    same.forward = lambda self, X: 2 * wp.GaussianDEQ.forward(self, X)
+    assert "overrides forward" in wp.certify(network(same), X, y).note
+
+
 def test_hooks_of_the_library_do_not_count() -> None:
     model, (X, y) = network(), data()
     before = radius(model, X, y, dynamics="descent")

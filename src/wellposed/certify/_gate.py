@@ -24,7 +24,7 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import DenseCell, Monotone, MonotoneClassifier, MonotoneDEQ, ReLU
 from wellposed.nn.families import FAMILIES, AbstractNetwork, is_theory_network, theory_of
 from wellposed.nn.families._network import is_ours
-from wellposed.nn.families.theory import shared_memory
+from wellposed.nn.families.theory import of_library, of_python, shared_memory
 
 #: What a class declares of its own methods: its letters and scales, or the bounds of the radius certificate alone.
 DECLARED = ("theory", "sensitivity")
@@ -248,21 +248,17 @@ def _foreign(hooks: Any) -> bool:
     return any(not is_ours(hook) for hook in (hooks or {}).values())
 
 
-def _of_library(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("wellposed", "torch")
-
-
 def overridden(kind: type, declared: tuple[str, ...] = ()) -> list[str]:
     """Methods of the library that classes outside of it define again, unless a class declares what
     it and its bases compute; to define an abstract one is what it is for."""
-    outside = [base for base in kind.__mro__ if not _of_library(base) and base.__module__ not in ("builtins", "abc")]
-    library = next((base for base in kind.__mro__ if _of_library(base)), None)
+    outside = [base for base in kind.__mro__ if not (of_library(base) or of_python(base))]
+    library = next((base for base in kind.__mro__ if of_library(base)), None)
     if not outside or library in (None, nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict):
         return []  # of the library, unrelated to it, or a container of what its class computes
     if inspect.isabstract(library) and not issubclass(library, nn.Module):
         return []  # an activation that declares its own bounds
     found, allowed = [], {*FREE, "sensitivity"}
-    stored = {name for base in kind.__mro__ if _of_library(base) and base is not nn.Module for name in _stored(base)}
+    stored = {name for base in kind.__mro__ if of_library(base) and base is not nn.Module for name in _stored(base)}
     for i, base in enumerate(outside):
         if any(name in vars(base) for name in declared):
             allowed |= _FAMILY  # of this class and its bases, not of those derived from it

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
+from wellposed.nn.families.theory import of_library
 
 #: What a class may override without changing a map.
 _HARMLESS = frozenset({"extra_repr", "train", "overridden", "_abc_impl", "_needs"})
@@ -76,7 +77,7 @@ def check_operator(cell: Any, like: Tensor) -> None:
     """
     operator = cell.operator
     name = type(operator).__name__
-    own = type(operator).__module__.startswith("wellposed.imaging")
+    own = type(operator).__module__.startswith("wellposed.imaging") and of_library(type(operator))
     assigned = any(hasattr(type(operator), key) for key in set(vars(operator)) - _SET) if own else True
     if len(like) == 0 or (cell._norm is None and not assigned):
         return

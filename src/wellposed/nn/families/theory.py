@@ -3,9 +3,11 @@ certificates and training; and why they may not apply to one object of it."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from wellposed.nn.families._contraction import AbstractContraction
     from wellposed.nn.families._network import AbstractNetwork
+
+#: What Python and `abc` write into every class.
+_NOTES = {*"__module__ __doc__ __qualname__ __dict__ __weakref__ __abstractmethods__ _abc_impl".split()}
 
 
 @dataclass(frozen=True)
@@ -118,3 +123,25 @@ def is_theory_network(model: object) -> TypeGuard[AbstractNetwork]:
 def may_be_ill_posed(model: object) -> TypeGuard[AbstractContraction]:
     """Whether a model is a theory network that is well-posed while |R| < 1, and bounds |R|."""
     return is_theory_network(model) and model.theory.margin is None and hasattr(model, "contraction_upper")
+
+
+def of_library(kind: type) -> bool:
+    """Whether the library or torch wrote a class, or `torch.nn.utils.parametrize` made it of one.
+
+    What `__module__` says need not be true of a class that `type(...)` made.
+    """
+    if _is_named(kind):
+        return kind.__module__.partition(".")[0] in ("wellposed", "torch")
+    members = (getattr(member, "fget", member) for name, member in vars(kind).items() if name not in _NOTES)
+    return all(str(getattr(member, "__module__", "")).partition(".")[0] == "torch" for member in members)
+
+
+def of_python(kind: type) -> bool:
+    """Whether a class is a base without a meaning of its own, as `object` and `abc.ABC` are."""
+    return kind.__module__ in ("builtins", "abc") and _is_named(kind)
+
+
+def _is_named(kind: type) -> bool:
+    """Whether a class is what its module has under its name."""
+    found: Any = sys.modules.get(kind.__module__)
+    return functools.reduce(lambda part, name: getattr(part, name, None), kind.__qualname__.split("."), found) is kind
