@@ -43,6 +43,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "smooth": lambda: wp.GaussianDEQ(4, 8, activation=wp.nn.Softplus(centred=True), dtype=torch.float64),
     "skip": lambda: wp.SkipDEQ(4, 8, gamma=0.1, device="cpu"),
     "implicit_only": lambda: wp.ImplicitOnlyDEQ(4, 8, init="half_normal"),
+    "implicit_only, Gaussian": lambda: wp.ImplicitOnlyDEQ(4, 8, gamma0=0.3),
     "monotone": lambda: wp.MonotoneDEQ(4, 8, margin=0.3),
     "opteq": lambda: wp.OptEq(4, 9, alpha=0.5, activation=wp.nn.LeakyReLU(0.1)),
     "deep_opteq": lambda: wp.DeepOptEq(4, (6, 8)),

@@ -94,6 +94,8 @@ class ImplicitOnlyDEQ(AbstractContraction):
             return torch.randn(m, m, **draw).abs() / math.sqrt(m)
         for _ in range(_DRAWS):
             A = torch.randn(m, m, **draw)
+            if A.is_meta:  # a shape without numbers, as `from_pretrained` asks for
+                return A
             norm = self.gamma * float(torch.linalg.matrix_norm(A.float() if A.dtype.itemsize < 4 else A, ord=2))
             if norm < 1 or self.on_ill_posed != "raise":
                 return A
