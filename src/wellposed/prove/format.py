@@ -185,7 +185,7 @@ def save(proof: Proof, folder: Path) -> Path:
     """Writes both files, each atomically; the JSON last."""
     problem = proof._problem
     if problem is None:
-        raise InvalidArgument("This proof has no data, so it cannot be saved; save the one that `prove` returned.")
+        raise InvalidArgument(f"No step was followed, so there is nothing to save; the proof is undecided: {proof.reason}")
     tensors = {"X": problem.X, "y": problem.y} | {f"start.{name}": value for name, value in problem.start.items()}
     for step, kept in proof._checkpoints.items():
         tensors |= {f"checkpoint.{step}.{name}": value for name, value in kept.items()}

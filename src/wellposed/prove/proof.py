@@ -80,6 +80,11 @@ class Proof:
     _at: Parameters | None = field(default=None, repr=False)
     _checkpoints: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 
+    @property
+    def can_be_saved(self) -> bool:
+        """False if `prove` could follow no step: then there is no more than the `reason`."""
+        return self._problem is not None
+
     def __bool__(self) -> bool:
         raise TypeError("A proof is not a bare yes or no: compare `proof.verdict` with Verdict.CERTIFIED.")
 

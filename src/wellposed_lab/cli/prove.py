@@ -69,7 +69,7 @@ def prove(
         print_wrapped(
             f"This is about plain descent on all {proof.sizes['n']} samples at once, not about {config.optimizer.name}."
         )
-        print_plain(str(folder))
+        print_plain(str(folder) if proof.can_be_saved else "No step was followed, so nothing was saved.")
     if proof.reason.startswith("interrupted"):
         print_message("Interrupted; the steps so far are saved. Continue with the same command and --resume.")
         raise typer.Exit(ExitCode.INTERRUPTED)

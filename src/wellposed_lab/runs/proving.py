@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +59,8 @@ def prove_start(
 
     Args:
         config: Names the data, the network and its seed.
-        folder: Where the proof is saved: at the end, every minute, and after Ctrl-C.
+        folder: Where the proof is saved: at the end, every minute, and after Ctrl-C; nothing is if
+            no step could be followed.
         samples: So many training samples, the `different_samples`; all if not given.
         step_size, max_steps: As in `wellposed.prove`.
         resume: Whether to continue the proof in the folder.
@@ -80,18 +83,15 @@ def prove_start(
         index = different_samples(problem.model, X, samples)
         X, y = X[index], y[index]
     check_outputs(folder, FILES)
-    with on_threads(threads_for(problem.model, X)):
-        proof = prove(
-            problem.model,
-            X,
-            y,
-            step_size=step_size,
-            max_steps=max_steps,
-            callbacks=[_Saver(folder)],
-            resume=folder if resume else None,
-            progress=progress,
-        )
-    proof.save(folder)
+    options: dict[str, Any] = {"step_size": step_size, "max_steps": max_steps, "resume": folder if resume else None}
+    try:
+        with on_threads(threads_for(problem.model, X)):
+            proof = prove(problem.model, X, y, **options, callbacks=[_Saver(folder)], progress=progress)
+        if proof.can_be_saved:
+            proof.save(folder)
+    finally:
+        with suppress(OSError):  # it has files
+            folder.rmdir()
     return proof
 
 

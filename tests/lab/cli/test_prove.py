@@ -56,6 +56,14 @@ def test_a_proof_is_saved_and_verified(proved: tuple[Path, Any]) -> None:
     assert listed["ok"] and all(check["ok"] for check in listed["checks"]) and len(listed["steps"]) >= 3
 
 
+def test_a_network_without_a_proof_gets_its_reason_and_no_folder() -> None:
+    result = call("prove", "c.yaml", "-q", "--set", "model.name=monotone", "--out", "proof")
+    assert result.exit_code == 1 and "undecided" in result.stdout.lower() and "nothing was saved" in result.stdout
+    assert not Path("proof").exists()
+    result = call("prove", "c.yaml", "-q", "--step-size", "1e9", "--out", "proof")
+    assert result.exit_code == 2 and not Path("proof").exists()
+
+
 def test_a_changed_proof_is_rejected(proved: tuple[Path, Any], tmp_path: Path) -> None:
     for name in proving.FILES:
         (tmp_path / name).write_bytes((proved[0] / name).read_bytes())
