@@ -231,3 +231,23 @@ def test_peak_memory_at_a_thousand_samples_and_units() -> None:
     X = torch.randn(1000, 784, dtype=torch.float64)
     model.check_well_posed()
     assert peak_of(lambda: wp.tangent_kernel(model, X)) < 12 * 1000**2 * 8  # twelve matrices of samples and units
+
+
+class Scaled(wp.GaussianDEQ):
+    """A hundred times the network: another kernel than the formulas of its base give."""
+
+    def forward(self, X: Tensor) -> Tensor:
+        return 100 * super().forward(X)
+
+
+def test_an_overridden_forward_has_its_own_kernel_and_loss() -> None:
+    model = Scaled(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact = wp.tangent_kernel(model, inputs, method="generic")
+    torch.testing.assert_close(wp.tangent_kernel(model, inputs), exact, rtol=0, atol=1e-12 * float(exact.abs().max()))
+    with pytest.raises(InvalidArgument, match="Scaled has no tangent_features for its own forward"):
+        wp.tangent_kernel(model, inputs, method="closed")
+    y = torch.ones(5, dtype=torch.float64)
+    true = float((model(inputs).detach() - y).square().sum() / 2)
+    history = wp.descend(model, inputs, y, step_size=1e-9, steps=1)
+    assert abs(history.loss[0] - true) <= 1e-12 * true

@@ -17,6 +17,7 @@ from wellposed.implicit import ImplicitGradient
 from wellposed.kernel._method import trained_parameters
 from wellposed.nn import AbstractNetwork, EquilibriumLayer
 from wellposed.nn.families import is_theory_network
+from wellposed.nn.families.theory import formulas_hold
 from wellposed.nn.layer import Linearised
 from wellposed.solve import Solution
 from wellposed.status import Status
@@ -167,7 +168,7 @@ def objective_of(model: Any, X: Any, y: Any, *, warm_start: bool, extrapolate: b
     if not trained_parameters(model):
         raise InvalidArgument(f"{type(model).__name__} has no parameter with requires_grad=True, so there is nothing to train.")
     _check_data(X, y)
-    if is_theory_network(model) and isinstance(model.layer.gradient, ImplicitGradient):
+    if is_theory_network(model) and isinstance(model.layer.gradient, ImplicitGradient) and formulas_hold(model):
         if y.dtype not in (torch.float32, torch.float64):
             raise InvalidType(f"y must be float32 or float64, as the parameters; got {y.dtype}.")
         return ClosedForm(model, X, y, warm_start=warm_start, extrapolate=extrapolate)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._kernel_memory import KernelMemory
 from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices
+from wellposed.nn.families.theory import formulas_hold
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 BLOCK_SIZE = 512
@@ -240,7 +241,7 @@ def _norm(A: Tensor) -> float:
 
 
 def has_closed_form(model: nn.Module) -> bool:
-    return callable(getattr(model, "tangent_features", None))
+    return callable(getattr(model, "tangent_features", None)) and formulas_hold(model)
 
 
 def rows_at_once(model: nn.Module, dtype: torch.dtype) -> int:

@@ -149,7 +149,8 @@ def choose_method(
     closed = has_closed_form(model)
     if method == "closed" and not closed:
         raise InvalidArgument(
-            f"{function}: {type(model).__name__} has no tangent_features, so no closed form. Use method='generic'."
+            f"{function}: {type(model).__name__} has no tangent_features for its own forward, so no closed form. Use "
+            "method='generic'."
         )
     if method == "generic" or not closed:
         return GenericMethod(model, X, X2, memory=memory, block_size=block_size, dtype=dtype)

@@ -125,6 +125,14 @@ def may_be_ill_posed(model: object) -> TypeGuard[AbstractContraction]:
     return is_theory_network(model) and model.theory.margin is None and hasattr(model, "contraction_upper")
 
 
+def formulas_hold(model: object) -> bool:
+    """Whether the formulas of a network are about its own `forward`, not one that a class derived
+    from it, or the object, has in its place."""
+    owner: Any = next((kind for kind in type(model).__mro__ if "forward" in vars(kind)), object)
+    stated = any(name in vars(owner) for name in ("theory", "_tangent", "tangent_features"))
+    return "forward" not in vars(model) and (stated or of_library(owner))
+
+
 def of_library(kind: type) -> bool:
     """Whether the library or torch wrote a class, or `torch.nn.utils.parametrize` made it of one.
 
