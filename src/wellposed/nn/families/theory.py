@@ -145,7 +145,7 @@ def of_library(kind: type) -> bool:
 
 
 def of_python(kind: type) -> bool:
-    """Whether a class is a base without a meaning of its own, as `object` and `abc.ABC` are."""
+    """Whether a class is a base without methods that compute, as `object` and `abc.ABC`."""
     return kind.__module__ in ("builtins", "abc") and _is_named(kind)
 
 
