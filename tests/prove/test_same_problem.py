@@ -224,3 +224,12 @@ def test_a_parameter_of_a_class_that_overrides_nothing_is_proved() -> None:
     model, (X, y) = network(), data()
     model.U = Labelled(model.U.detach())
     assert wp.prove(model, X, y, max_steps=1).num_steps == 1
+
+
+@pytest.mark.parametrize("name", ["apply_", "slope"])
+def test_a_method_that_was_replaced_on_the_activation_is_not_proved(name: str) -> None:
+    model = wp.GaussianDEQ(3, 12, activation=wp.nn.Tanh(), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    method = getattr(model.activation, name)
+    object.__setattr__(model.activation, name, lambda v: 0.9 * method(v))
+    with pytest.raises(wp.errors.InvalidArgument, match=f"{name} was replaced on the activation Tanh"):
+        wp.prove(model, torch.eye(3, dtype=torch.float64)[:2], torch.ones(2, dtype=torch.float64))

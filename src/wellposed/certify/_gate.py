@@ -211,6 +211,8 @@ def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:
         if activation is not None and not isinstance(activation, nn.Module):
             for name in overridden(type(activation)):
                 yield f"the activation {type(activation).__name__} overrides {name}"
+            for name in _replaced(activation):
+                yield f"{name} was replaced on the activation {type(activation).__name__}"
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         replaced = [method for method in vars(tensor) if hasattr(type(tensor), method)]
         for method in (*overridden(type(tensor)), *replaced):
@@ -236,10 +238,12 @@ def _misplaced(model: nn.Module) -> Iterator[str]:
             yield f"its weight is a {type(model.cell.weight).__name__}"
 
 
-def _replaced(module: nn.Module) -> list[str]:
+def _replaced(module: Any) -> list[str]:
     """Names of methods that the instance has its own versions of."""
     return [
-        name for name in vars(module) if name in DECLARED or (name not in FREE and callable(getattr(type(module), name, None)))
+        name
+        for name in getattr(module, "__dict__", ())
+        if name in DECLARED or (name not in FREE and callable(getattr(type(module), name, None)))
     ]
 
 
