@@ -374,3 +374,14 @@ def test_the_first_point_is_the_start_to_the_last_digit(folders: dict[str, Path]
     low[0] += 1e-7 * abs(low).max()
     found = wp.verify(changed.write(tmp_path, sealed=True), steps=1, seed=0)
     assert [check.name for check in found.checks if not check.ok] == ["start"]
+
+
+@pytest.mark.parametrize("what", ["step_size", "tensor"])
+def test_a_damaged_proof_is_not_loaded_to_be_continued(what: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    stored = Stored(folders["tanh"])
+    if what == "step_size":
+        stored.document["step_size"] *= 0.9
+    else:
+        stored.tensors[f"checkpoint.{stored.document['num_steps']}.w"][0] += 0.05
+    with pytest.raises(wp.errors.RunError, match="was changed|is not the one"):
+        wp.Proof.load(stored.write(tmp_path / "damaged", sealed=False))

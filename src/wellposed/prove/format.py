@@ -28,7 +28,7 @@ theta: |d|^2 = |dR|_F^2/k^2 + |dU|_F^2/l^2 + |dw|^2 + |dv|^2 over the trained pa
 **proof.json**
 
     format            "wellposed-proof"
-    version           2
+    version           3
     program           version of the library that wrote it
     verdict           "proved" or "undecided"
     reason            a sentence; empty if proved
@@ -223,7 +223,7 @@ def save(proof: Proof, folder: Path) -> Path:
 
 
 def load(folder: Path) -> Proof:
-    """A proof as it was stored; nothing in it is checked beyond its form."""
+    """A proof as it was stored; nothing in it is checked beyond its form and its checksums."""
     from wellposed.prove.proof import Proof
 
     record = read_object(folder / JSON, limit=_MOST_JSON, error=RunError)
@@ -233,8 +233,12 @@ def load(folder: Path) -> Proof:
     if record.get("format") != NAME or record.get("version") != VERSION:
         raise RunError(f"{folder / JSON} is not a proof of version {VERSION}: format {record.get('format')!r}.")
     library = _safetensors()
+    if record.get("seal") != seal(record):
+        raise RunError(f"{folder / JSON} was changed after it was written: its seal does not fit; prove it again.")
     try:
         tensors: dict[str, Tensor] = library.load(content)
+        if record["hashes"] != {name: sha256(value) for name, value in tensors.items()}:
+            raise ValueError("a tensor is not the one that proof.json names")
         problem, at, checkpoints = _parsed(record, tensors)
         return Proof(
             verdict=Verdict.CERTIFIED if record["verdict"] == "proved" else Verdict.UNDECIDED,

@@ -114,7 +114,7 @@ class Proof:
     def load(cls, folder: str | os.PathLike[str]) -> Proof:
         """A stored proof, to look at or to continue (`prove(..., resume=proof)`).
 
-        It is read, not checked: `wp.verify(folder)` does that.
+        It is read, and nothing but its checksums is checked: `wp.verify(folder)` does the rest.
         """
         from wellposed.prove.format import load
 
