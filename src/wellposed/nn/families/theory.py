@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from wellposed.nn.families._contraction import AbstractContraction
     from wellposed.nn.families._network import AbstractNetwork
 
-#: What Python and `abc` write into every class.
-_NOTES = {*"__module__ __doc__ __qualname__ __dict__ __weakref__ __abstractmethods__ _abc_impl".split()}
+#: What Python, `abc` and `copy` write into a class.
+_NOTES = {*"__module__ __doc__ __qualname__ __dict__ __weakref__ __abstractmethods__ _abc_impl __slotnames__".split()}
 
 
 @dataclass(frozen=True)
