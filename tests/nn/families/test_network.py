@@ -515,7 +515,8 @@ def test_a_parameter_changed_between_forward_and_backward_is_noticed_or_harmless
 def test_an_inexact_gradient_has_no_linearisation(gradient):
     with pytest.raises(wp.errors.InvalidType, match="needs ImplicitGradient"):
         wp.GaussianDEQ(3, 5, gradient=gradient).linearise(torch.ones(2, 3))
-    assert wp.GaussianDEQ(3, 5, gradient=gradient, on_failure="ignore")(torch.ones(2, 3)).requires_grad
+    small = {"weight_variance": 0.005, "generator": torch.Generator().manual_seed(0)}  # at width 5 others may be ill-posed
+    assert wp.GaussianDEQ(3, 5, gradient=gradient, on_failure="ignore", **small)(torch.ones(2, 3)).requires_grad
 
 
 # --- torch.compile ----------------------------------------------------------------------------------------------------
