@@ -253,3 +253,35 @@ def test_answers_are_those_of_the_steps_at_which_samples_ended(late: str) -> Non
             assert torch.equal(z[i], solution.value[i])
             torch.testing.assert_close(z[i], torch.full((5,), float(1 / (1 - rates[i])), dtype=F64), rtol=1e-5, atol=0)
         assert torch.equal(solution.residual[:3], ((cell(z, x) - z).norm(dim=1) / cell(z, x).norm(dim=1)).detach()[:3])
+
+
+@pytest.mark.parametrize("late", ["as predicted", "later than predicted"])
+def test_samples_that_end_a_stride_apart_are_judged_together(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are done first stand still: each has the answer and the steps that it has alone."""
+    judged: list[int] = []
+    judge = loop._Stage._judge
+    monkeypatch.setattr(
+        loop._Stage, "_judge", lambda self, count, *numbers: judged.append(count) or judge(self, count, *numbers)
+    )
+    rates = torch.tensor([0.05, 0.04, 0.10, 0.12], dtype=F64).unsqueeze(1)
+    scale = nn.Parameter(torch.ones((), dtype=F64))
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        value = scale * x[:, :1] * z + x[:, 1:]
+        if late == "as predicted":
+            return value
+        # the slowest sample contracts less near its equilibrium
+        near = (value - 1 / (1 - x[:, :1])).abs() < 1e-6
+        return torch.where(near & (x[:, :1] > 0.11), value + 0.5 * (z - value), value)
+
+    layer = wp.EquilibriumLayer(cell, rtol=1e-9, state_shape=(5,), on_failure="raise")
+    x = torch.cat((rates, torch.ones(4, 5, dtype=F64)), dim=1)
+    layer(x)  # counts the cost
+    judged.clear()
+    z, steps = layer(x).detach(), layer.last_solution.num_steps
+    assert len(steps.unique()) > 1 and (not judged if late == "as predicted" else judged)
+    for i in range(4):
+        alone = layer(x[i : i + 1]).detach()
+        assert torch.equal(alone[0], z[i])
+        # the evaluation at which others are due confirms it again, and so does the last one
+        assert 0 <= int(steps[i] - layer.last_solution.num_steps) <= (1 if late == "as predicted" else 2)

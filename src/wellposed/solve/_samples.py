@@ -1,7 +1,7 @@
 """The samples of one run: the active ones, when each is measured, and all results.
 
-Numbers per sample are numpy arrays on the host: after the one transfer of a measurement nothing
-waits for the device, and an operation on a few numbers takes a tenth of the time of torch.
+Numbers per sample are numpy arrays on the host: after a transfer nothing waits for the device, and
+an operation on a few numbers takes a tenth of the time of torch.
 """
 
 from __future__ import annotations
@@ -207,9 +207,8 @@ class Outcome:
 class ResidualSchedule:
     """The steps at which the samples of one stage are measured.
 
-    Plain steps are not measured where that could decide nothing: each sample is measured at the
-    step that its own residuals predict, so its answer does not depend on its neighbours. Slow
-    samples are measured at `JUDGED_AT` too.
+    Each sample is measured at the step that its own residuals predict, so its answer does not
+    depend on its neighbours. Slow samples are measured at `JUDGED_AT` too.
 
     Args:
         rows: How many samples.
@@ -229,18 +228,18 @@ class ResidualSchedule:
 
     def due(self, count: int) -> Array | None:
         """(rows,) bool: the samples judged after `count` steps; None for all."""
-        if not self._first:
-            return None
-        due = self._due <= count
-        due = due | self.slow if count in self._at else due
-        return None if due.all() else due
+        due = (self._due <= count) | (self.slow if count in self._at else False)
+        return None if not self._first or due.all() else due
 
     def expects_all(self, count: int, idle: Array | None) -> bool:
         """Whether all samples that are not (rows,) `idle` are predicted to be done at `count`."""
-        if self._before is None or count <= self._first:
-            return False
         due = self._due <= count
-        return bool((due if idle is None else due | idle).all())
+        return self._before is not None and count > self._first and bool((due if idle is None else due | idle).all())
+
+    def one_more(self, count: int, done: Array) -> int:
+        """The stride, if all samples that are not (rows,) `done` are due after one; else 0."""
+        later = ((self._due > count + self._stride) | self.slow) & ~done
+        return 0 if self._stride == 1 or later.any() else self._stride
 
     def judges(self, count: int) -> bool:
         """Whether a switching rule judges a sample now."""

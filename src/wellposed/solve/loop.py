@@ -1,9 +1,9 @@
 """The loop: runs a solver until every sample has its status. Start reading here.
 
-A sample leaves the loop, with its own status and its own count of evaluations, when its residual
-meets the tolerance, is not finite, has grown too much, or its budget is used up; the remaining rows
-are compacted. Residuals are measured where one could decide something (`ResidualSchedule`): a
-measurement is one pass over the state and one transfer to the host, for which alone it waits.
+A sample leaves the loop, with its own status and count of evaluations, when its residual meets the
+tolerance, is not finite or has grown too much, or its budget is used up; the rest is compacted.
+Residuals are measured where one could decide something (`ResidualSchedule`): one pass over the
+state and one transfer to the host, for which alone the loop waits.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ def iterate(
     """Solves z = f(z) for every row.
 
     Args:
-        f, solver: The map, and the method. tolerance: When a sample is done.
-        z: (batch, features) the start; never written to.
-        max_steps: Evaluations of f that each sample may take part in, at least 1.
+        f, z, solver: The map, the (batch, features) start, which is not written to, and the method.
+        tolerance, max_steps: When a sample is done, and how often it is evaluated at most (>= 1).
         first: f(z), if it is known already; it still counts as an evaluation.
         record, keep_image: Whether to keep the residuals of every step, and f at the value.
         graph: Whether to record the evaluation of the whole batch that is likely to be the last.
@@ -82,6 +81,7 @@ class _Stage:
         self.f, self.samples, self.solver, self.rule = f, samples, solver, rule
         self.tolerance, self.max_steps, self.outcome, self.record = tolerance, max_steps, outcome, record
         self.idle: Array | None = None  # (rows,) left already, not yet compacted away
+        self.held: tuple[Array, Tensor] | None = None  # (rows,) done and judged at the next measurement, and their points
         self.ended, self.waited = False, 0  # and steps taken with idle rows in the batch
         self.passed_on: list[ActiveSamples] = []
         self.state: Any = None
@@ -101,8 +101,7 @@ class _Stage:
         try:
             self._loop(differences)
         except RowsCoupled as found:
-            # from the points of the samples that have not left, the batch is solved as one sample
-            value = self.outcome.allocated().value.clone()
+            value = self.outcome.allocated().value.clone()  # with the points of samples that have not left: the start as one
             for part in (self.samples, *self.passed_on):
                 value[to_device(part.index, part.z.device)] = part.z
             found.evaluations, found.value = min(self.samples.most(self.idle) + found.within + 1, self.max_steps), value
@@ -125,7 +124,7 @@ class _Stage:
             ahead = 1 if self.record else self.schedule.next_due(count + 1, self.idle) - count
             ahead = min(ahead, self.max_steps - samples.most(self.idle))
             count += ahead if self.plain or solver.skips else 1
-            more: int | Tensor = ahead
+            more: int | Array | Tensor = ahead if self.held is None else ahead - (ahead - 1) * self.held[0]
             if self.plain:
                 point = None  # would keep the memory of its tensors
                 self._plain_steps(count - ahead, ahead)
@@ -136,11 +135,12 @@ class _Stage:
                     check_step(solver, step, point, counted=isinstance(self.f, CountedMap))
                 samples.z, samples.fz, more = step.z, step.fz, step.evaluations
                 self.workspace.release(point.z, samples.tensors())
+            self.held = None
             self.waited += 0 if self.idle is None else ahead
             if isinstance(self.f, CountedMap):
                 samples.evaluations = to_host(self.f.after_step())
             else:
-                samples.evaluations = samples.evaluations + (more if isinstance(more, int) else to_host(more))
+                samples.evaluations = samples.evaluations + (to_host(more) if isinstance(more, Tensor) else more)
 
     def _starts_at_zero(self) -> bool:
         """Measures a start of one zero for all entries, where g is f(z), if no sample is done."""
@@ -148,8 +148,7 @@ class _Stage:
         asked = self.rule is not None and not self.rule.uses_trail
         if not self.plain or self.record or asked or any(samples.z.stride()) or bool(samples.z[0, :1].any()):
             return False
-        r = to_host(torch.linalg.vector_norm(samples.fz, dim=1))
-        target = self.tolerance.target(r)
+        target = self.tolerance.target(r := to_host(torch.linalg.vector_norm(samples.fz, dim=1)))
         if not (r.min() > smallest_norm(samples.fz.dtype) and r.max() < np.inf and (r > target).all() and self.max_steps > 1):
             return False
         samples.keep_first(r, r)
@@ -159,7 +158,7 @@ class _Stage:
 
     def _look(self, count: int, differences: Tensor) -> Point | None:
         """Measures all samples, and judges those that are due; the point for the next step."""
-        samples, rule, plain, point = self.samples, self.rule, self.plain, None
+        samples, rule, plain, atol, point = self.samples, self.rule, self.plain, self.tolerance.atol, None
         g = torch.sub(samples.fz, samples.z, out=differences[: samples.z.shape[0]])
         r, s, ordinary = measure(g, samples.fz)
         target = self.tolerance.target(s)
@@ -175,17 +174,28 @@ class _Stage:
         switch = rule.decide(count, point) if asked and rule is not None and point is not None else None
         switch = None if switch is None or not switch.any() else np.asarray(switch)
         calm = ordinary and switch is None
-        if calm and self.idle is None and due is None and self._all_done(r, s, target):
-            self.ended = True
+        if calm and self.idle is None and due is None and (r <= target).all() and not samples.ran_away(r, s, atol).any():
+            self._finish(np.ones(r.shape[0], dtype=bool), r, s, np.zeros(r.shape[0], dtype=np.int64))
+            self.ended = True  # all at once, as most stages end
             return None
         self.schedule.update(count, r, target, due)
         above = r > target if self.idle is None else (r > target) | self.idle
         if calm and left and self.waited < LONG and above.all() and r.max() < GROWTH_LIMIT * samples.best_r.min():
-            self._continue(r, s, due)  # the usual case: no sample has come to an end
+            judged = True if due is None else due  # the usual case: no sample has come to an end
+            samples.worst_r = np.where(judged, np.maximum(samples.worst_r, r), samples.worst_r)
+            self._keep_best(r, s, (r < samples.best_r) & judged & (True if self.idle is None else ~self.idle), self.idle)
+            return point
+        if calm and due is not None and not samples.ran_away(r, s, atol).any() and self._holds(count, due & (r <= target)):
             return point
         kept = self._judge(count, r, s, target, due, switch)
         self.ended = kept is not None and kept.shape[0] == 0
         return point if kept is None or self.ended else self._compact(kept, point)
+
+    def _holds(self, count: int, done: Array) -> bool:
+        """Whether samples that are done stand still and are judged with all others, a stride later."""
+        stride = 0 if self.last is None or self.record or self.idle is not None else self.schedule.one_more(count, done)
+        self.held = (done, self.samples.z) if 0 < stride < self.max_steps - self.samples.most(None) else None
+        return self.held is not None
 
     def _plain_steps(self, count: int, steps: int) -> None:
         """Takes plain steps without a measurement; keeps the points before a judgement."""
@@ -195,28 +205,14 @@ class _Stage:
             keep = rule is not None and rule.keeps(taken)
             old, point = samples.z, samples.fz
             if taken == count + steps and self.last is not None:
-                point, fz = self.last(point, self.idle, self.outcome.value, self.schedule.expects_all(taken, self.idle))
+                done, answers = (self.idle, self.outcome.value) if self.held is None else self.held
+                point, fz = self.last(point, done, answers, self.schedule.expects_all(taken, self.idle))
             else:  # what is kept cannot be written over
                 fz = f(point, out=workspace.spare(rows) if reuses and not keep else None)
             samples.z, samples.fz = point, fz
             samples.trail = (*samples.trail[1 - TRAIL :], old) if keep else ()
             if reuses and not keep:
                 workspace.release(old, samples.tensors())
-
-    def _continue(self, r: Array, s: Array, due: Array | None) -> None:
-        """Keeps what is known of samples none of which has come to an end."""
-        samples = self.samples
-        worst, better = np.maximum(samples.worst_r, r), r < samples.best_r
-        samples.worst_r = worst if due is None else np.where(due, worst, samples.worst_r)
-        better = better if self.idle is None else better & ~self.idle
-        self._keep_best(r, s, better if due is None else better & due, self.idle)
-
-    def _all_done(self, r: Array, s: Array, target: Array) -> bool:
-        """Ends the stage if every sample has converged, as most stages end."""
-        if not (r <= target).all() or self.samples.ran_away(r, s, self.tolerance.atol).any():
-            return False
-        self._finish(np.ones(r.shape[0], dtype=bool), r, s, np.zeros(r.shape[0], dtype=np.int64))
-        return True
 
     @np.errstate(all="ignore")
     def _judge(self, count: int, r: Array, s: Array, target: Array, due: Array | None, switch: Array | None) -> Array | None:
@@ -281,8 +277,7 @@ class _Stage:
             out.value, out.lent = samples.z, True  # `LastStep` has put the earlier answers there: nothing to gather yet
             return
         out.value, out.lent = out.value.clone() if out.lent else out.value, False
-        chosen = np.flatnonzero(leave)
-        samples.gather(out.value, chosen, done, samples.z, samples.best_z)
+        samples.gather(out.value, chosen := np.flatnonzero(leave), done, samples.z, samples.best_z)
         if out.image is not None and samples.best_f is not None:
             samples.gather(out.image, chosen, done, samples.fz, samples.best_f)
 
