@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import relative_cost
-from wellposed._tree import Array, host_dtype, to_device, to_host
+from wellposed._tree import Array, to_device, to_host
 from wellposed.errors import InvalidType
 from wellposed.solve._samples import FEW_STEPS, JUDGED_AT
 from wellposed.solve.anderson import Anderson
@@ -154,8 +154,8 @@ class _LeavePlain(AbstractSwitchingRule):
         if not followed:
             leave: Array = (~(q < 1) | (remaining > budget)) & due
             return leave
-        older = point.trail[-1] - point.trail[-2]
-        before_last = r / last / to_host(torch.linalg.vector_norm(older, dim=1))
+        gram = _gram(point, old, due)
+        before_last = r / last / np.sqrt(gram.sum(axis=(1, 2)))  # |older|, since older = d2 + d1 + g
         q = np.maximum(q, (before_last * last) ** 0.5)  # of the last two steps: residuals fall more slowly than at first
         remaining = _steps_to_target(r, target, q)
         leave = (~(q < 1) | (remaining > budget)) & due
@@ -163,7 +163,7 @@ class _LeavePlain(AbstractSwitchingRule):
         if (slow & ~leave).any():
             later = np.minimum(np.maximum(q, last + np.maximum(last - before_last, 0.0)), 0.5 + 0.5 * q)
             self._before = *self._before[:2], np.where(slow & ~leave, later, predicted)
-            cut = _cut((older, old, point.g), due)
+            cut = _cut(gram)
             accelerated = 1.0 + _steps_to_target(np.maximum(cut * r, target), target, q * cut ** (1 / 3))
             leave |= slow & (self._price * accelerated + WARM_UP < _steps_to_target(r, target, later))
         return leave & ~(_steps_to_zero(point) <= budget) if leave.any() else leave
@@ -235,25 +235,34 @@ def _steps_to_target(r: Array, target: Array, q: Array) -> Array:
     return steps
 
 
-def _cut(steps: tuple[Tensor, ...], due: Array) -> Array:
-    """(batch,) the least norm of an affine combination of the last three g, over |g|, where due.
+def _gram(point: Point, old: Tensor, due: Array) -> Array:
+    """(batch, 3, 3) products of d2 = older - old, d1 = old - g and g, the last steps.
 
-    Writes over the first two.
+    By one batched product of differences: the steps themselves may be almost equal. If few rows are
+    due only theirs are computed, and the others are 1.
     """
-    if not due.all():
-        rows = to_device(np.flatnonzero(due), steps[0].device)
-        steps = tuple(g.index_select(0, rows) for g in steps)
-    older, old, g = steps
-    d2, d1 = older.sub_(old), old.sub_(g)  # in this order, and in place: fresh memory costs page faults
-    square, a, c = (to_host(torch.linalg.vector_norm(x, dim=1)).astype(np.float64) ** 2 for x in (g, d1, d2))
-    b, p, q = (to_host((x * y).sum(dim=1)).astype(np.float64) for x, y in ((d1, d2), (d1, g), (d2, g)))
+    newer, older, g, few = point.trail[-1], point.trail[-2], point.g, 4 * due.sum() < due.shape[0]
+    if few:
+        rows = to_device(np.flatnonzero(due), g.device)
+        newer, older, old, g = (x.index_select(0, rows) for x in (newer, older, old, g))
+    steps = torch.stack((torch.sub(newer, older).sub_(old), old - g, g), dim=1)
+    products = to_host(torch.bmm(steps, steps.mT)).astype(np.float64)
+    if not few:
+        return products
+    gram = np.ones((due.shape[0], 3, 3))
+    gram[due] = products
+    return gram
+
+
+def _cut(gram: Array) -> Array:
+    """(batch,) the least norm of an affine combination of the last three g, over |g|."""
+    c, a, square = gram[:, 0, 0], np.maximum(gram[:, 1, 1], np.finfo(np.float64).tiny), gram[:, 2, 2]
+    b, q, p = gram[:, 0, 1], gram[:, 0, 2], gram[:, 1, 2]
     # project g off d1, then off what d2 adds to d1
-    a = np.maximum(a, np.finfo(np.float64).tiny)
     c_rest, q_rest = c - b * b / a, q - b * p / a
     usable = c_rest > 1e-6 * c
     gain = p * p / a + np.where(usable, q_rest * q_rest / np.where(usable, c_rest, 1.0), 0.0)
-    cut = np.ones(due.shape[0], dtype=host_dtype(g.dtype))
-    cut[due] = np.sqrt(np.maximum(square - gain, 0.0) / square)
+    cut: Array = np.sqrt(np.maximum(square - gain, 0.0) / square)
     return cut
 
 
