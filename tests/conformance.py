@@ -10,19 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import wellposed as wp
 from problems import Problem
 from wellposed.solve import AbstractSolver, TunedStep
-from wellposed.testing._checks import (
-    CountingFunction,
-    CountingMap,
-    check_close,
-    check_honest,
-    check_right,
-    rtol_of,
-    solve,
-)
+from wellposed.testing._checks import CountingMap, check_close, check_honest, check_right, rtol_of, solve
 
 SOLVERS: list[AbstractSolver] = [
     wp.Picard(),
@@ -88,6 +81,30 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"
 
 def must_converge(p: Problem, solver: AbstractSolver) -> bool:
     return p.solvers is None or type(solver).__name__ in p.solvers
+
+
+class CountingFunction:
+    """f(z, sample, *args) that records which samples each call had, and at which points.
+
+    Attributes:
+        visited: For each sample the points at which it was evaluated.
+        rows: For each call the number of its samples.
+    """
+
+    def __init__(self, p: Problem) -> None:
+        self._p = p
+        self.visited: list[list[Tensor]] = [[] for _ in range(p.batch)]
+        self.rows: list[int] = []
+
+    def __call__(self, z: Tensor, sample: Tensor, *args: Tensor) -> Any:
+        self.rows.append(len(sample))
+        for i, row in zip(sample.tolist(), z, strict=True):
+            self.visited[i].append(row.clone())
+        return self._p.f(z, *args)
+
+    def evaluations(self) -> list[int]:
+        """For each sample; the last evaluation is that of the whole batch at the value."""
+        return [len(points) for points in self.visited]
 
 
 __all__ = [

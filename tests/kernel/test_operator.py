@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import wellposed as wp
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.kernel import TangentKernel
-from wellposed.kernel import operator as operator_module
+from wellposed.kernel import TangentKernel, _gram_blocks
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 
 NETWORKS = [wp.GaussianDEQ, wp.SkipDEQ, wp.ImplicitOnlyDEQ, wp.MonotoneDEQ]
@@ -51,7 +50,7 @@ def test_many_samples_take_no_square_memory(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*args: object) -> Tensor:
         raise AssertionError("blocks of the kernel were formed")
 
-    monkeypatch.setattr(operator_module, "_product_by_blocks", refuse)
+    monkeypatch.setattr(_gram_blocks, "_product_by_blocks", refuse)
     model, X, v = network(wp.MonotoneDEQ), draw(200, 3), draw(200)
     assert relative(TangentKernel(model, X) @ v, wp.tangent_kernel(model, X) @ v) < 1e-11
 

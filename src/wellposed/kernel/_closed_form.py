@@ -1,8 +1,6 @@
 """The closed form: blocks of the kernel as sums of Hadamard products of Gram blocks.
 
-Every Gram block is computed once and shared by all terms, into memory that the next block uses
-again; the products are accumulated in place. Beyond the features, (n, k) each, and the kernel, only
-blocks of `block_size` squared are held.
+Beyond the features, (n, k) each, and the kernel, only blocks of `block_size` squared are held.
 """
 
 from __future__ import annotations
@@ -15,86 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.kernel._gram_blocks import GramBlocks, Terms, gram_product
 from wellposed.kernel._kernel_memory import KernelMemory
-from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices
+from wellposed.kernel._method import BLOCK_SIZE, Block, Done, KernelLayout, KernelMethod, slices
 from wellposed.nn.families.theory import formulas_hold
 from wellposed.nn.tangent import GramProduct, TangentFeatures
 
-BLOCK_SIZE = 512
 #: Buffers of the size of the widest feature that solving a batch of rows takes; measured on the networks of `wellposed.nn`.
 SOLVER_BUFFERS = 16
 #: Bytes of the widest feature of the rows that are solved at once: the solver holds several times as much.
 FEATURE_BYTES = 2 * 1024**2
 #: Fewer rows would not keep the processor busy.
 LEAST_ROWS = 64
-
-Terms = Mapping[str, tuple[GramProduct, ...]]
-
-
-class GramBlocks:
-    """Blocks of sum_t coefficient_t prod_k L_k R_k^T (entrywise), part by part.
-
-    Args:
-        left, right: name -> (n, k) and (n2, k), features of the first and of the second batch.
-        terms: parameter -> its Gram products.
-        block_size: Largest number of rows and of columns of a block.
-        symmetric: `left` and `right` are the same.
-    """
-
-    def __init__(
-        self, left: Mapping[str, Tensor], right: Mapping[str, Tensor], terms: Terms, *, block_size: int, symmetric: bool
-    ) -> None:
-        self.left, self.right, self.terms, self.symmetric = left, right, terms, symmetric
-        some = next(iter(left.values()))
-        self._like = some
-        self._capacity = min(block_size, some.shape[0]) * min(block_size, next(iter(right.values())).shape[0])
-        self._buffers: dict[object, Tensor] = {}
-
-    def block(self, rows: slice, columns: slice, *, by_parameter: bool) -> dict[str, Tensor]:
-        """(1, rows, columns) of every part; valid until the next call."""
-        shape = (rows.stop - rows.start, columns.stop - columns.start)
-        grams: dict[tuple[str, str], Tensor] = {}
-        parts: dict[str, Tensor] = {}
-        for parameter, terms in self.terms.items():
-            name = parameter if by_parameter else TOTAL
-            if name not in parts:
-                parts[name] = self._buffer(("part", name), shape).zero_()
-            for term in terms:
-                factors = [self._gram(pair, rows, columns, grams) for pair in term.factors]
-                self._accumulate(parts[name], factors, term.coefficient)
-        return {name: part.unsqueeze(0) for name, part in parts.items()}
-
-    def _gram(self, pair: tuple[str, str], rows: slice, columns: slice, grams: dict[tuple[str, str], Tensor]) -> Tensor:
-        if pair not in grams:
-            left, right = pair
-            if self.symmetric and rows == columns and (right, left) in grams:
-                grams[pair] = grams[right, left].mT
-            else:
-                L, R = self.left[left][rows], self.right[right][columns]
-                out = self._buffer(pair, (L.shape[0], R.shape[0]))
-                grams[pair] = torch.mm(L, R.mT, out=out)
-        return grams[pair]
-
-    def _accumulate(self, part: Tensor, factors: list[Tensor], coefficient: float) -> None:
-        if len(factors) == 1:
-            part.add_(factors[0], alpha=coefficient)
-            return
-        product = factors[0]
-        for factor in factors[1:-1]:
-            product = torch.mul(product, factor, out=self._buffer("product", (part.shape[0], part.shape[1])))
-        part.addcmul_(product, factors[-1], value=coefficient)
-
-    def _buffer(self, key: object, shape: tuple[int, int]) -> Tensor:
-        if key not in self._buffers:
-            self._buffers[key] = self._like.new_empty(self._capacity)
-        return self._buffers[key][: shape[0] * shape[1]].view(shape)
-
-    @staticmethod
-    def buffers(terms: Terms, *, by_parameter: bool) -> int:
-        """How many buffers blocks of these terms take."""
-        pairs = {pair for products in terms.values() for term in products for pair in term.factors}
-        longest = max(len(term.factors) for products in terms.values() for term in products)
-        return len(pairs) + (len(terms) if by_parameter else 1) + (longest > 2)
 
 
 class ClosedFormMethod(KernelMethod):
@@ -109,6 +39,8 @@ class ClosedFormMethod(KernelMethod):
         block_size: Rows and columns of a block.
         dtype: Of the Gram products and of the kernel; that of the features if not given.
     """
+
+    continues = True
 
     def __init__(
         self,
@@ -131,9 +63,9 @@ class ClosedFormMethod(KernelMethod):
             raise InvalidArgument("tangent_kernel: no parameter of the model requires a gradient, so there is no kernel.")
         used = {name for terms in self.terms.values() for term in terms for pair in term.factors for name in pair}
         self._used = {name: feature for name, feature in self._first.features.items() if name in used}
-        products = [term for terms in self.terms.values() for term in terms]
-        self.parameters, self.factors = tuple(self.terms), tuple(term.factors for term in products)
-        coefficients = (float(term.coefficient) for term in products)
+        self._products = [term for terms in self.terms.values() for term in terms]
+        self.parameters, self.factors = tuple(self.terms), tuple(term.factors for term in self._products)
+        coefficients = (float(term.coefficient) for term in self._products)
         self.norms = (*(_norm(feature) for feature in self._used.values()), *coefficients)
         sample = next(iter(self._used.values()))
         self.dtype, self.device = dtype or sample.dtype, sample.device
@@ -181,6 +113,28 @@ class ClosedFormMethod(KernelMethod):
         pairs = itertools.product(slices(self.size, self.block_size), slices(self.size2, self.block_size))
         return [(rows, columns) for rows, columns in pairs if not self.symmetric or columns.start <= rows.start]
 
+    def product(self, v: Tensor, *, transposed: bool) -> Tensor:
+        left, right = self.sides
+        terms = self._products
+        if transposed:
+            # K_ji: the right features of the second batch come first.
+            left, right = right, left
+            terms = [GramProduct(tuple((b, a) for a, b in term.factors), term.coefficient) for term in terms]
+        return gram_product(left, right, terms, v, block_size=self.block_size, symmetric=self.symmetric)
+
+    def diagonal(self) -> Tensor:
+        left, right = self.sides
+        total = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        for term in self._products:
+            product = torch.full_like(total, term.coefficient)
+            for a, b in term.factors:
+                product *= torch.linalg.vecdot(left[a], right[b])
+            total += product
+        return total
+
+    def gram_terms(self) -> tuple[dict[str, Tensor], list[GramProduct]]:
+        return self.sides[0], self._products
+
     def rounding_upper(self, trace: float) -> float:
         """sum_t |c_t| gamma ||a_t|| ||b_t||, where a_t(i) = prod_k ||L_k(i)|| and b_t(j) = prod_k
         ||R_k(j)||.
@@ -193,10 +147,9 @@ class ClosedFormMethod(KernelMethod):
         left, right = self.sides
         unit = torch.finfo(self.dtype).eps / 2
         tiny = 2.0 * torch.finfo(self.dtype).smallest_normal * math.sqrt(self.size * self.size2)
-        terms = [term for products in self.terms.values() for term in products]
         total = 0.0
-        for term in terms:
-            depth = sum(left[name].shape[1] for name, _ in term.factors) + len(term.factors) + len(terms) + 2
+        for term in self._products:
+            depth = sum(left[name].shape[1] for name, _ in term.factors) + len(term.factors) + len(self._products) + 2
             norms = [
                 math.prod(torch.linalg.vector_norm(side[pair[position]].double(), dim=1) for pair in term.factors)
                 for position, side in enumerate((left, right))

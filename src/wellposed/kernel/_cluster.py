@@ -24,7 +24,8 @@ from torch import nn
 from wellposed._io import replacing
 from wellposed._progress import ProgressDisplay
 from wellposed.errors import InvalidArgument, InvalidType, RunError, required
-from wellposed.kernel._closed_form import ClosedFormMethod, GramBlocks, Terms, features_of
+from wellposed.kernel._closed_form import ClosedFormMethod, features_of
+from wellposed.kernel._gram_blocks import GramBlocks, Terms
 from wellposed.kernel._method import KernelLayout, KernelMethod
 from wellposed.kernel._storage import AbstractStorage
 from wellposed.kernel._zarr import ZarrStorage, open_part, write_chunks

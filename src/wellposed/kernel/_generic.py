@@ -18,6 +18,7 @@ from wellposed._memory import available_memory
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.kernel._kernel_memory import KernelMemory
 from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices, trained_parameters
+from wellposed.nn.tangent import GramProduct
 
 #: Bytes of Jacobian rows held at once, unless something else is asked for.
 DEFAULT_BUDGET = 2 * 1024**3
@@ -125,6 +126,21 @@ class GenericMethod(KernelMethod):
                     else:
                         place.copy_(grad.reshape(-1))
         return out[: X.shape[0]]
+
+    def product(self, v: Tensor, *, transposed: bool) -> Tensor:
+        X, X2 = (self.X2, self.X) if transposed else (self.X, self.X2)
+        parameters = list(self.trained.values())
+        products = []
+        for column in v.mT:
+            direction = transposed_jacobian_product(self.model, X2, parameters, column)
+            products.append(jacobian_product(self.model, X, parameters, direction).to(v.dtype))
+        return torch.stack(products, dim=1)
+
+    def diagonal(self) -> Tensor:
+        return torch.cat([self.jacobian(self.X[i : i + 1]).square().sum(2).flatten() for i in range(self.size)])
+
+    def gram_terms(self) -> tuple[dict[str, Tensor], list[GramProduct]]:
+        return {"J": self.jacobian(self.X).squeeze(1)}, [GramProduct((("J", "J"),))]
 
     def rounding_upper(self, trace: float) -> float:
         """gamma_p/(1 - gamma_p) tr(K): an entry is off by at most gamma_p ||J_i|| ||J_j||, in all

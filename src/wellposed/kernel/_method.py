@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.kernel._kernel_memory import KernelMemory
+from wellposed.nn.tangent import GramProduct
 
 #: The key of the whole kernel among its parts; no parameter has an empty name.
 TOTAL = ""
+#: Rows and columns of a block, unless something else is asked for.
+BLOCK_SIZE = 512
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class KernelMethod(ABC):
         advice: What to do if the memory does not suffice.
         norms: Of what was computed to know the sizes, and coefficients: another model has others.
         factors: What its products are made of, by name.
+        block_size: Rows and columns of a block of a store.
+        continues: Whether blocks that are done can be skipped.
     """
 
     model: nn.Module
@@ -73,6 +78,8 @@ class KernelMethod(ABC):
     advice: str
     norms: tuple[float, ...] = ()
     factors: tuple[tuple[tuple[str, str], ...], ...] = ()
+    block_size: int = BLOCK_SIZE
+    continues: bool = False
 
     def shape(self, layout: KernelLayout) -> tuple[int, int, int]:
         """(s, N, M) of one part of the kernel."""
@@ -96,6 +103,19 @@ class KernelMethod(ABC):
     def blocks(self, layout: KernelLayout, done: Done | None = None) -> Iterator[Block]:
         """Blocks that cover the kernel, or its lower triangle if `symmetric`; a block is valid
         until the next one. What is done already comes without parts, where a method can skip it."""
+
+    @abstractmethod
+    def product(self, v: Tensor, *, transposed: bool) -> Tensor:
+        """K v, or K^T v, for v (N, q), without the matrix."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """(N,) of the kernel of a batch with itself."""
+
+    @abstractmethod
+    def gram_terms(self) -> tuple[dict[str, Tensor], list[GramProduct]]:
+        """name -> (n, k) features of the first batch, and the kernel as Gram products of them; for
+        one output."""
 
     @abstractmethod
     def rounding_upper(self, trace: float) -> float:

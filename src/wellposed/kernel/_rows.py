@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument
-from wellposed.kernel._closed_form import BLOCK_SIZE, ClosedFormMethod, GramBlocks, is_view_of
-from wellposed.kernel._generic import GenericMethod
-from wellposed.kernel._method import TOTAL
+from wellposed.kernel._closed_form import is_view_of
+from wellposed.kernel._gram_blocks import GramBlocks, gram_product
+from wellposed.kernel._method import BLOCK_SIZE, TOTAL
 from wellposed.kernel.deq_limit import deq_ntk
 from wellposed.kernel.empirical import choose_method
-from wellposed.kernel.operator import closed_product
 from wellposed.nn.tangent import GramProduct
 
 
@@ -49,7 +48,7 @@ class FeatureKernel(RowKernel):
 
     def product(self, A: Tensor, B: Tensor, v: Tensor) -> Tensor | None:
         options: Any = {"block_size": BLOCK_SIZE, "symmetric": is_view_of(A, B) and A.shape == B.shape}
-        return closed_product(self._parts(A), self._parts(B), self.terms, v, **options)
+        return gram_product(self._parts(A), self._parts(B), self.terms, v, **options)
 
 
 class WideFunction(RowKernel):
@@ -70,11 +69,5 @@ def network_rows(network: nn.Module, X: Tensor, function: str) -> tuple[Tensor, 
         raise InvalidArgument(
             f"{function}: the network must have one output, got {chosen.outputs}. Make a kernel for each output."
         )
-    if isinstance(chosen, ClosedFormMethod):
-        parts = chosen.sides[0]
-        terms = [term for products in chosen.terms.values() for term in products]
-    else:
-        assert isinstance(chosen, GenericMethod)
-        parts = {"J": chosen.jacobian(X.detach()).squeeze(1)}
-        terms = [GramProduct((("J", "J"),))]
+    parts, terms = chosen.gram_terms()
     return torch.cat(list(parts.values()), dim=1), FeatureKernel(terms, {name: part.shape[1] for name, part in parts.items()})

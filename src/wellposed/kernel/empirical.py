@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from wellposed._progress import announced, progress_display
 from wellposed.errors import InvalidArgument
-from wellposed.kernel._closed_form import BLOCK_SIZE, ClosedFormMethod, has_closed_form
+from wellposed.kernel._closed_form import ClosedFormMethod, has_closed_form
 from wellposed.kernel._cluster import check_cluster, compute_on_cluster
 from wellposed.kernel._generic import GenericMethod
 from wellposed.kernel._kernel_memory import KernelMemory
-from wellposed.kernel._method import TOTAL, KernelLayout, KernelMethod, check_batches, check_model, check_option
+from wellposed.kernel._method import BLOCK_SIZE, TOTAL, KernelLayout, KernelMethod, check_batches, check_model, check_option
 from wellposed.kernel._storage import AbstractStorage, FileStorage, MemoryStorage, check_target, file_of_parameter
 from wellposed.kernel._zarr import ZarrStorage, fingerprint
 
@@ -161,7 +161,6 @@ def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, k
     names = chosen.parameters if layout.by_parameter else (TOTAL,)
     shape = chosen.shape(layout)
     public = shape if layout.per_output else shape[1:]
-    block_size = chosen.block_size if isinstance(chosen, ClosedFormMethod) else BLOCK_SIZE
     storages: dict[str, AbstractStorage] = {}
     with contextlib.ExitStack() as stack, torch.no_grad():
         for name in names:
@@ -169,9 +168,8 @@ def _compute(chosen: KernelMethod, layout: KernelLayout, path: Path | None, *, k
             if target is None:
                 storage: AbstractStorage = MemoryStorage(shape, public, chosen.dtype, chosen.device)
             elif target.suffix == ".zarr":
-                options: Any = {"block_size": block_size, "key": f"{name} {key}", "norms": chosen.norms}
-                options["continues"] = isinstance(chosen, ClosedFormMethod)
-                storage = ZarrStorage(target, shape, public, chosen.dtype, **options)
+                options: Any = {"block_size": chosen.block_size, "continues": chosen.continues, "norms": chosen.norms}
+                storage = ZarrStorage(target, shape, public, chosen.dtype, key=f"{name} {key}", **options)
             else:
                 storage = FileStorage(target, shape, public, chosen.dtype)
             storages[name] = stack.enter_context(storage)

@@ -77,11 +77,6 @@ def spectral_norm_upper(W: Tensor) -> float:
     return ldexp_up(min(trivial, _up(max(s) * (1.0 + defect) + error)), exponent)
 
 
-def _gamma(k: int) -> float:
-    """The relative error of a sum of k products in any order, rounded up."""
-    return _SLACK * k * _UNIT / (1.0 - k * _UNIT)
-
-
 def least_singular_value_lower(Z: Tensor) -> float:
     r"""Lower bound on the least of the `min(n, m)` singular values of `Z`, by (2), or 0.
 

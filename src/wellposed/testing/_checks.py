@@ -157,27 +157,3 @@ class _CountingJacobian(AbstractJacobian):
     def rmv(self, u: Tensor) -> Tensor:
         self._count()
         return self._inner.rmv(u)
-
-
-class CountingFunction:
-    """f(z, sample, *args) that records which samples each call had, and at which points.
-
-    Attributes:
-        visited: For each sample the points at which it was evaluated.
-        rows: For each call the number of its samples.
-    """
-
-    def __init__(self, p: Problem) -> None:
-        self._p = p
-        self.visited: list[list[Tensor]] = [[] for _ in range(p.batch)]
-        self.rows: list[int] = []
-
-    def __call__(self, z: Tensor, sample: Tensor, *args: Tensor) -> Any:
-        self.rows.append(len(sample))
-        for i, row in zip(sample.tolist(), z, strict=True):
-            self.visited[i].append(row.clone())
-        return self._p.f(z, *args)
-
-    def evaluations(self) -> list[int]:
-        """For each sample; the last evaluation is that of the whole batch at the value."""
-        return [len(points) for points in self.visited]

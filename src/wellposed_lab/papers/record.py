@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from wellposed._reading import read_object
 from wellposed.errors import InvalidArgument, RunError
 from wellposed_lab.papers.claims import ClaimCheck, ClaimOutcome
 from wellposed_lab.papers.experiment import Result, Task
+from wellposed_lab.runs.records import finite
 
 __all__ = ["Record", "TaskCache", "measured_by_others", "program", "write"]
 
@@ -77,7 +77,7 @@ class Record:
 
     def to_json(self) -> str:
         """`to_dict` as text; JSON has no NaN and no infinities, so they become null."""
-        return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
+        return json.dumps(finite(self.to_dict()), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Record:
@@ -96,14 +96,6 @@ class Record:
             lines.append(f"  {'':<15}   decided by: {check.claim.decided_by}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join([*lines, *(f"  departure: {departure}" for departure in self.departures)])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def measured_by_others(results: Sequence[Result]) -> list[str]:

@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from wellposed.errors import how_to_install
+from wellposed_lab.runs.records import finite
 
 __all__ = ["Figure", "Part", "Section", "can_draw", "number", "page", "table", "thinned"]
 
@@ -135,15 +136,6 @@ def templates() -> jinja2.Environment:
     environment.filters["shown"] = number
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment
-
-
-def finite(value: Any) -> Any:
-    """With null in place of NaN and infinities, which JSON lacks."""
-    if isinstance(value, dict):
-        return {str(key): finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @functools.cache

@@ -192,7 +192,8 @@ def learning_rate(options: OptimizerSection, step: int, batches: int, epochs: in
 
     These are the rates of torch's `StepLR`, `CosineAnnealingLR` and `LinearLR`, written as
     functions of the step, because torch computes each rate from the one before: a run that is
-    extended, or resumed from an older checkpoint, would then not repeat its numbers bit for bit.
+    resumed would then not repeat its numbers bit for bit, and a cosine that has come to 0 stays
+    there however long the run is made.
 
     Args:
         options: With the name of the schedule.

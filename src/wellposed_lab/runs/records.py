@@ -22,6 +22,7 @@ __all__ = [
     "Recorded",
     "certificate_files",
     "each",
+    "finite",
     "halving",
     "hidden_ratio",
     "last_recorded",
@@ -43,6 +44,15 @@ RECORD = 1 << 22
 _WORDS = ("certified_by",)
 #: Hidden steps below this fraction of the read-out's count as none: then training of the read-out is proved.
 NEGLIGIBLE = 1e-3
+
+
+def finite(value: Any) -> Any:
+    """With null in place of NaN and infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from wellposed._io import append_line, is_temporary, refuse_special_files, sweep
 from wellposed.certify import Certificate
 from wellposed.errors import InvalidArgument, MissingPackage, RunError, how_to_install
 from wellposed_lab.runs.processes import environment
-from wellposed_lab.runs.records import certificate_files, read_metrics, read_sessions, read_times
+from wellposed_lab.runs.records import certificate_files, finite, read_metrics, read_sessions, read_times
 from wellposed_lab.runs.run_files import LineFile, RunLock
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class Run:
     def append(self, row: Mapping[str, Any], seconds: float) -> None:
         """A row of metrics.jsonl, on the disk when this returns. NaN and infinities become null."""
         self.check()
-        self._metrics.add(json.dumps({key: _finite(value) for key, value in row.items()}))
+        self._metrics.add(json.dumps(finite(dict(row))))
         self._times.add(json.dumps({"epoch": row["epoch"], "seconds": round(seconds, 6)}))
 
     def check(self) -> None:
@@ -183,7 +182,7 @@ class Run:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """summary.json, and metrics.parquet made from metrics.jsonl (if pyarrow is installed)."""
-        write_whole(self.folder / "summary.json", json.dumps(_finite(dict(summary)), indent=2).encode())
+        write_whole(self.folder / "summary.json", json.dumps(finite(dict(summary)), indent=2).encode())
         try:
             write_whole(self.folder / "metrics.parquet", _parquet(read_metrics(self.folder)))
         except (InvalidArgument, MissingPackage) as error:
@@ -216,12 +215,6 @@ def read_config(folder: Path) -> RunConfig:
     if not os.path.lexists(folder / "config.yaml"):
         raise InvalidArgument(_why_no_run(folder))
     return read(folder / "config.yaml", within=folder)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _why_no_run(folder: Path) -> str:

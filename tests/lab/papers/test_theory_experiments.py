@@ -8,11 +8,11 @@ import torch
 
 from wellposed.convex import OptEq
 from wellposed.descent import descend
-from wellposed.kernel import population_gram, tangent_kernel
+from wellposed.kernel import population_gram, population_gram_layers, tangent_kernel
 from wellposed.nn import GaussianDEQ, ImplicitOnlyDEQ
 from wellposed_lab.papers.datasets import samples
 from wellposed_lab.papers.gao2023.kernel_machine import _rank_correlation, machine
-from wellposed_lab.papers.ling2022.depth import _factor, _first, fresh_randomness, population_grams
+from wellposed_lab.papers.ling2022.depth import _factor, _first, fresh_randomness
 from wellposed_lab.papers.ling2022.figure1 import WEIGHT_VARIANCE
 from wellposed_lab.papers.xie2021.theorems import _least_rise
 
@@ -21,7 +21,7 @@ F64 = torch.float64
 
 def test_the_levels_tend_to_the_population_gram() -> None:
     X = samples("sphere", 6, 1, paper="ling2022", seed=0, dtype=F64).X
-    K = population_grams(X, 60)
+    K = population_gram_layers(X, WEIGHT_VARIANCE, 60)[1:]
     inner = X @ X.t() / 6
     first = (torch.sqrt(1 - inner.clamp(-1, 1) ** 2) + (torch.pi - torch.arccos(inner.clamp(-1, 1))) * inner) / torch.pi
     assert torch.allclose(K[0], first, atol=1e-7)  # the root of 1 - c^2 at c = 1

@@ -16,7 +16,7 @@ from torch import Tensor
 from wellposed.certify import generalization_bound
 from wellposed.data import Dataset
 from wellposed.descent import State
-from wellposed.kernel import tangent_kernel
+from wellposed.kernel import KernelMachine, tangent_kernel
 from wellposed.nn import ImplicitOnlyDEQ
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, slope, spread
 from wellposed_lab.papers.datasets import samples, two_classes
@@ -170,15 +170,11 @@ class _Looks:
 
 @torch.no_grad()
 def machine(model: ImplicitOnlyDEQ, data: Dataset, y: Tensor, H: Tensor, size: float, looks: Sequence[int]) -> list[Tensor]:
-    """f^_k(x) = f_0(x) + k_0(x, X) sum_(j < k) eta (I - eta H)^j (y - u_0) for test samples, at
-    some steps k."""
+    """Its predictions f^_k(x) for test samples, after some numbers k of steps."""
     assert data.X_test is not None
     cross, start = tangent_kernel(model, data.X_test, data.X), model(data.X_test)
-    values, vectors = torch.linalg.eigh(H)
-    r = vectors.t() @ (y - model(data.X))
-    # sum_j eta (1 - eta l)^j = (1 - (1 - eta l)^k)/l, which tends to eta k for l -> 0
-    sums = [torch.where(values > 0, (1 - (1 - size * values) ** k) / values, torch.full_like(values, size * k)) for k in looks]
-    return [start + cross @ (vectors @ (part * r)) for part in sums]
+    kernel_machine = KernelMachine(H, y, model(data.X), rtol=0.0, on_failure="ignore")
+    return list(kernel_machine.predict_descent(looks, size, cross, f0=start))
 
 
 def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:

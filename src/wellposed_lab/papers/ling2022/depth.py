@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.kernel import population_gram_layers
 from wellposed.nn import GaussianDEQ
 from wellposed_lab.papers.claims import Claim, ClaimFinding, decide, not_tested, slope, spread
 from wellposed_lab.papers.datasets import samples
 from wellposed_lab.papers.experiment import AbstractExperiment, ExperimentConfig, Result, Task, values_of
 from wellposed_lab.papers.ling2022.figure1 import WEIGHT_VARIANCE
 
-__all__ = ["Depth", "DepthConfig", "fresh_randomness", "population_grams"]
+__all__ = ["Depth", "DepthConfig", "fresh_randomness"]
 
 #: 2 sqrt(2) sigma_w, the factor a layer of Theorems 4 and 5.
 FACTOR = 2 * math.sqrt(2 * WEIGHT_VARIANCE)
@@ -92,7 +93,7 @@ class Depth(AbstractExperiment):
                 tied.append(torch.relu(tied[-1] @ W.t() + C))
                 untied.append(torch.relu(untied[-1] @ fresh.t() + C))
             G = Z @ Z.t()
-            K = population_grams(X, depth)
+            K = population_gram_layers(X, WEIGHT_VARIANCE, depth)[1:]
             error, square = fresh_randomness(model, X, [z[:2] for z in tied[:4]])
         return {
             "to_limit": [float(torch.linalg.norm(G - z @ z.t())) / m for z in tied],
@@ -150,20 +151,6 @@ class Depth(AbstractExperiment):
                 "curves": by_width,
             },
         ]
-
-
-def population_grams(X: Tensor, depth: int) -> list[Tensor]:
-    """(n, n) K^(1), ..., K^(depth) of [ling2022, Definition 1]; rows of X have norm sqrt(d)."""
-    inner = X @ X.t() / X.shape[1]
-    K, found = torch.zeros_like(inner), []
-    for _ in range(depth):
-        L = WEIGHT_VARIANCE * K + inner
-        scale = L.diagonal().sqrt()
-        scales = scale.unsqueeze(0) * scale.unsqueeze(1)
-        c = (L / scales).clamp(-1, 1)
-        K = scales * ((1 - c.square()).clamp(min=0).sqrt() + (math.pi - torch.arccos(c)) * c) / math.pi
-        found.append(K)
-    return found
 
 
 def fresh_randomness(model: GaussianDEQ, X: Tensor, layers: Sequence[Tensor]) -> tuple[float, float]:
