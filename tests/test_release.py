@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import wellposed
+import wellposed_lab
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -41,6 +43,24 @@ def test_the_oldest_python_is_the_one_that_is_tested() -> None:
     assert f"| Python | {', '.join(tested)} |" in (ROOT / "docs" / "install.md").read_text()
 
 
+def test_the_scheduled_run_has_every_python_of_the_page() -> None:
+    """Those that were tested and those that were not; the other workflows run on the one that was."""
+    page = (ROOT / "docs" / "install.md").read_text()
+    row = re.search(r"^\| Python \| (.*) \| (.*) \|$", page, flags=re.MULTILINE)
+    assert row is not None
+    workflows = {path.stem: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    scheduled = re.search(r"^ +python: \[(.*)\]$", workflows.pop("matrix"), flags=re.MULTILINE)
+    assert scheduled is not None and scheduled[1].replace('"', "") == f"{row[1]}, {row[2]}"
+    used = {version for text in workflows.values() for version in re.findall(r'python-version: "([^"]*)"', text)}
+    assert used == set(row[1].split(", "))
+
+
+def test_the_system_that_is_claimed_is_the_tested_one() -> None:
+    systems = [name for name in PROJECT["classifiers"] if name.startswith("Operating System")]
+    assert systems == ["Operating System :: POSIX :: Linux"]
+    assert "| system | Linux, x86-64 |" in (ROOT / "docs" / "install.md").read_text()
+
+
 def test_the_tested_torch_is_the_pinned_one() -> None:
     pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     assert pinned is not None
@@ -56,5 +76,6 @@ def test_the_files_that_people_look_for_are_there(name: str) -> None:
     assert (ROOT / name).stat().st_size > 200
 
 
-def test_the_typing_marker_is_part_of_the_package() -> None:
-    assert (Path(wellposed.__file__).parent / "py.typed").is_file()
+@pytest.mark.parametrize("package", [wellposed, wellposed_lab])
+def test_the_typing_marker_is_part_of_both_packages(package: ModuleType) -> None:
+    assert (Path(str(package.__file__)).parent / "py.typed").is_file()

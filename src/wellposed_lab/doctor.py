@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 
 import wellposed as wp
-from wellposed.data.files import FILES, path_of
+from wellposed.data._load import NAMES
+from wellposed.data.available import files_of, is_available
 from wellposed.errors import how_to_install
 
 Level = Literal["good", "note", "wrong"]
@@ -187,13 +188,22 @@ def _version(package: str) -> str | None:
 
 
 def _data() -> Iterator[Finding]:
+    """Every data set of `wellposed data list`: built in, or whether its files are there."""
+    built_in = [name for name in NAMES if not files_of(name)]
+    lacking = [name for name in built_in if not is_available(name)]
+    found = ", ".join(name for name in built_in if name not in lacking)
+    advice = f"For {', '.join(lacking)}: {how_to_install('data')}." if lacking else ""
+    yield Finding("built-in data", "note" if lacking else "good", found, advice)
+    from_files = [name for name in NAMES if files_of(name)]
+    there = [name for name in from_files if is_available(name)]
+    others = ", ".join(name for name in from_files if name not in there)
     folder = os.environ.get("WELLPOSED_DATA")
     if not folder:
-        advice = "Built-in data work without it. For the others set it to a folder with mnist.npz and the like."
+        advice = f"For {others} set it to a folder with mnist.npz and the like; the others need no files."
         yield Finding("data", "note", "WELLPOSED_DATA is not set", advice)
-        return
-    there = [name for name in FILES if (path := path_of(name)) is not None and path.is_file()]
-    if there:
-        yield Finding("data", "good", f"{', '.join(there)} in WELLPOSED_DATA", "`wellposed data check` reads the files.")
+    elif there:
+        found = f"{', '.join(there)} in WELLPOSED_DATA{f'; not {others}' if others else ''}"
+        yield Finding("data", "good", found, "`wellposed data check` reads the files.")
     else:
-        yield Finding("data", "note", f"WELLPOSED_DATA={folder} has none of {', '.join(FILES)}", "Put <name>.npz files there.")
+        advice = "`wellposed data list` names the files that belong there."
+        yield Finding("data", "note", f"WELLPOSED_DATA={folder} has none of {others}", advice)

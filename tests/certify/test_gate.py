@@ -169,6 +169,12 @@ def other_cell() -> Any:
     return model
 
 
+def no_layer() -> Any:
+    model = network()
+    model.layer = nn.Identity()
+    return model
+
+
 def weight_norm() -> Any:
     with pytest.warns(FutureWarning):
         return nn.utils.weight_norm(network(), "W")
@@ -179,7 +185,7 @@ OTHERS = [ForwardSkip, ForwardMonotone]
 MAKERS: list[Callable[[], Any]] = [
     *(functools.partial(network, kind) for kind in (*CLASSES, *OTHERS)),
     *(forward_hook, pre_hook, layer_hook, backward_hook, parameter_hook, accumulated_hook),
-    *(replaced, replaced_in_layer, other_cell, weight_norm),
+    *(replaced, replaced_in_layer, other_cell, no_layer, weight_norm),
 ]
 
 
@@ -206,6 +212,16 @@ def test_what_was_changed_is_not_certified(make: Callable[[], Any]) -> None:
     with pytest.raises(WellposedError, match="library's own class"):
         wp.descend(model, X, y, step_size="certified", steps=2)
     assert wp.suggest(model, X, y) == []
+
+
+def test_a_network_without_its_layer_is_one_sentence() -> None:
+    model, (X, y) = no_layer(), data()
+    assert "its layer is a module Identity without a cell" in wp.certify(model, X, y).note
+    with pytest.raises(InvalidArgument, match="prove: .* its layer is a module Identity without a cell"):
+        wp.prove(model, X, y)
+    for use in (model, model.solve, model.tangent_features, lambda X: wp.descend(model, X, y, step_size=0.1, steps=1)):
+        with pytest.raises(WellposedError, match=r"GaussianDEQ.layer must be an EquilibriumLayer, .* got Identity\."):
+            use(X)
 
 
 @pytest.fixture

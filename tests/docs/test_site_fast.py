@@ -7,6 +7,7 @@ import http.server
 import json
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,21 +59,43 @@ def test_the_index_of_the_search_has_every_page(site: Path) -> None:
         )
 
 
+def _search(chromium: browser.Browser, page: str, word: str, place: str) -> None:
+    """Types a word into the search of a page as a reader does, and waits until it finds a place."""
+    chromium.visit(page)
+    chromium.value("document.querySelector('label[for=__search]').click()")
+    chromium.value("document.querySelector('.md-search__input').focus()")
+    chromium.ask("Input.insertText", text=word)
+    links: list[str] = []
+    end = time.monotonic() + browser.SECONDS
+    while not any(place in link for link in links):
+        assert time.monotonic() < end, f"the search for {word!r} found {links} and not {place}"
+        time.sleep(0.2)
+        links = chromium.value("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
+    assert not chromium.problems()
+
+
 def test_the_search_works_from_a_static_server(address: str, tmp_path: Path) -> None:
     program = browser.find()
     if program is None:
         pytest.skip("there is no Chromium to search with")
     with browser.running(program, tmp_path) as chromium:
         for word, place in SEARCHED.items():
-            chromium.visit(f"{address}/index.html?q={word.replace(' ', '+')}")
-            links: list[str] = []
-            end = time.monotonic() + browser.SECONDS
-            while not any(place in link for link in links):
-                assert time.monotonic() < end, f"the search for {word!r} found {links} and not {place}"
-                time.sleep(0.2)
-                links = chromium.value("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
+            _search(chromium, f"{address}/index.html", word, place)
             assert all(url.startswith((address, "data:", "blob:")) for url in chromium.requests())
-            assert not chromium.problems()
+
+
+def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
+    """Of a page in a folder too: what the search finds is a file that exists, and nothing is loaded from elsewhere."""
+    program = browser.find()
+    if program is None:
+        pytest.skip("there is no Chromium to search with")
+    with browser.running(program, tmp_path) as chromium:
+        for page in (site / "index.html", site / "reference" / "nn.html"):
+            for word, place in SEARCHED.items():
+                _search(chromium, page.as_uri(), word, place)
+                found = chromium.value("[...document.querySelectorAll('.md-search-result__link')].map(link => link.pathname)")
+                assert found and all(Path(urllib.parse.unquote(path)).is_file() for path in found)
+                assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in chromium.requests())
 
 
 def test_every_formula_is_typeset(site: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 import wellposed as wp
+from wellposed.data._load import NAMES
+from wellposed.data.available import files_of
 from wellposed_lab import doctor
 from wellposed_lab.cli.commands import app
 
@@ -88,11 +91,36 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyP
 
 def test_data_are_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("WELLPOSED_DATA", raising=False)
-    assert found(doctor._data).found == "WELLPOSED_DATA is not set"
+    built_in, files = doctor._data()
+    assert built_in.level == "good" and files.found == "WELLPOSED_DATA is not set"
+    assert {*_words(built_in.found), *_words(files.advice)} >= set(NAMES)
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
-    assert found(doctor._data).level == "note"
+    assert [finding.level for finding in doctor._data()] == ["good", "note"]
     (tmp_path / "mnist.npz").write_bytes(b"")
-    assert found(doctor._data).found == "mnist in WELLPOSED_DATA"
+    (tmp_path / "wikitext2").mkdir()
+    (tmp_path / "wikitext2" / "valid.txt").write_text("a part of two")
+    _, files = doctor._data()
+    assert files.level == "good" and files.found.startswith("mnist in WELLPOSED_DATA; not deblurring, fashion_mnist")
+    (tmp_path / "wikitext2" / "test.txt").write_text("the other part")
+    _, files = doctor._data()
+    assert files.found.startswith("mnist, wikitext2 in WELLPOSED_DATA; not")
+    listed = json.loads(CliRunner().invoke(app, ["data", "list", "--json"]).stdout)
+    there = [row["name"] for row in listed if row["available"]]
+    assert set(there) == {*_words(built_in.found), "mnist", "wikitext2"}
+    for name in NAMES:
+        for file in files_of(name):
+            (tmp_path / file).write_bytes(b"")
+    assert "not" not in _words(list(doctor._data())[1].found)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+def test_digits_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    built_in, _ = doctor._data()
+    assert built_in.level == "note" and "digits" not in built_in.found and "For digits: pip install" in built_in.advice
 
 
 @pytest.mark.slow

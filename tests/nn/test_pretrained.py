@@ -169,6 +169,34 @@ def test_a_folder_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         wp.GaussianDEQ.from_pretrained("owner/name")
 
 
+@pytest.mark.parametrize("name", ["/no/such/folder", "./models/mine", "~/models/mine", "a/b/c", "models/", "owner/ name"])
+def test_a_missing_folder_is_not_looked_for_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*_: object, **__: object) -> str:
+        raise AssertionError("the hub was asked")
+
+    hub = types.ModuleType("huggingface_hub")
+    hub.snapshot_download = snapshot_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(wp.CheckpointRefused, match=r"There is no folder .*; give the one that save_pretrained wrote\."):
+        wp.GaussianDEQ.from_pretrained(name)
+
+
+def test_what_the_hub_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RepositoryNotFoundError(OSError):
+        pass
+
+    def snapshot_download(*_: object, **__: object) -> str:
+        raise RepositoryNotFoundError("401 Client Error.\n\nRepository Not Found for url: ...\nPlease make sure")
+
+    hub = types.ModuleType("huggingface_hub")
+    hub.snapshot_download = snapshot_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    says = r"There is no folder 'models/mine', and nothing of that name came .* \(RepositoryNotFoundError\)\. Check the path"
+    with pytest.raises(wp.CheckpointRefused, match=says) as caught:
+        wp.GaussianDEQ.from_pretrained("models/mine")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_name_on_the_hub_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in: the hub itself cannot be reached by a test."""
     model = NETWORKS["gaussian"]()

@@ -1,7 +1,9 @@
-"""The hypotheses of a certificate as a table: plain, and in LaTeX."""
+"""A certificate in words: its hypotheses as a table, plain and in LaTeX, and what moves."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from wellposed._latex import RELATIONS, number, table, text
@@ -10,6 +12,25 @@ if TYPE_CHECKING:
     from wellposed.certify.certificate import Certificate, Hypothesis
 
 _WORDS = {True: "holds", False: "fails", None: "undecided"}
+#: Hidden steps below this fraction of the read-out's count as none: then training of the read-out is proved.
+NEGLIGIBLE = 1e-3
+
+
+def hidden_ratio(certificate: Certificate) -> float:
+    """The smallest licensed step, or speed of a flow, over the largest: hidden over read-out."""
+    speeds = certificate.rates if certificate.dynamics == "flow" else certificate.step_size
+    known = [value for value in speeds.values() if 0 < value < math.inf] if isinstance(speeds, Mapping) else []
+    return min(known) / max(known) if known else 1.0
+
+
+def moves(certificate: Certificate) -> str:
+    """Which parameters move along what is licensed: all, or almost only the read-out."""
+    ratio, what = hidden_ratio(certificate), "speeds" if certificate.dynamics == "flow" else "steps"
+    if ratio == 1:
+        return f"all parameters with equal {what}"
+    if ratio < NEGLIGIBLE:
+        return f"read-out only (hidden {what} are {ratio:.2g} times as large)"
+    return f"all parameters, hidden {what} {ratio:.2g} of the read-out's"
 
 
 def plain_table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:

@@ -226,8 +226,10 @@ def _changes(model: nn.Module, declared: tuple[str, ...]) -> Iterator[str]:
 def _misplaced(model: nn.Module) -> Iterator[str]:
     """Parts in whose place something else was put."""
     if isinstance(model, AbstractNetwork):  # by type: others have cells of their own
-        network = getattr(model.layer.cell, "_network", None)
-        if network is None or network[0] is not model:
+        network = getattr(getattr(model.layer, "cell", None), "_network", None)
+        if not hasattr(model.layer, "cell"):
+            yield f"its layer is a module {type(model.layer).__name__} without a cell"
+        elif network is None or network[0] is not model:
             yield "its layer solves for another cell"
     if isinstance(model, MonotoneDEQ) and not isinstance(model.parametrization, Monotone):  # by type: no other has one
         yield f"its parametrization is a {type(model.parametrization).__name__}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from wellposed._reading import parse_json
-from wellposed.certify._certificate_table import certificate_latex, plain_table
+from wellposed.certify._certificate_table import certificate_latex, hidden_ratio, moves, plain_table
 from wellposed.errors import InvalidArgument
 
 OUT_OF_RANGE = "The numbers leave the range of float64"
@@ -215,6 +215,8 @@ class Certificate:
                 lines.append(f"{label}: " + ", ".join(f"{key} {value:.3g}" for key, value in table.items()))
             elif table is not None:
                 lines.append(f"{label}: {table:.3g}")
+        if self.certified and hidden_ratio(self) != 1:
+            lines.append(f"trained: {moves(self)}")
         if self.rate is not None:
             lines.append(f"rate: {self.rate:.10g}")
         if self.measured:

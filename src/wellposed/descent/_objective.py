@@ -168,10 +168,12 @@ def objective_of(model: Any, X: Any, y: Any, *, warm_start: bool, extrapolate: b
     if not trained_parameters(model):
         raise InvalidArgument(f"{type(model).__name__} has no parameter with requires_grad=True, so there is nothing to train.")
     _check_data(X, y)
-    if is_theory_network(model) and isinstance(model.layer.gradient, ImplicitGradient) and formulas_hold(model):
-        if y.dtype not in (torch.float32, torch.float64):
-            raise InvalidType(f"y must be float32 or float64, as the parameters; got {y.dtype}.")
-        return ClosedForm(model, X, y, warm_start=warm_start, extrapolate=extrapolate)
+    if is_theory_network(model):
+        exact = isinstance(getattr(model.layer, "gradient", None), ImplicitGradient)
+        if exact and formulas_hold(model):
+            if y.dtype not in (torch.float32, torch.float64):
+                raise InvalidType(f"y must be float32 or float64, as the parameters; got {y.dtype}.")
+            return ClosedForm(model, X, y, warm_start=warm_start, extrapolate=extrapolate)
     return Autograd(model, X, y)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from wellposed.nn.layer import EquilibriumLayer
 Network = TypeVar("Network", bound="Pretrained")
 #: Arguments that say where and how a network is drawn, not what it is.
 _DRAWN = ("generator", "device")
+#: A name on the hub, with its owner or without.
+_NAME_ON_HUB = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 #: Depth and number of entries of an argument in a configuration.
 _DEPTH, _ENTRIES = 4, 1000
 
@@ -215,6 +218,15 @@ _ACTIVATIONS: dict[str, Any] = {
 
 def _downloaded(name: str) -> Path:
     """The folder of a network of the hub."""
-    why = f"There is no folder {name!r:.200}, and a name on the Hugging Face hub needs huggingface_hub"
+    missing = f"There is no folder {name!r:.200}"
+    if re.fullmatch(_NAME_ON_HUB, name) is None:
+        raise CheckpointRefused(f"{missing}; give the one that save_pretrained wrote.")
+    why = f"{missing}, and a name on the Hugging Face hub needs huggingface_hub"
     hub = required("huggingface_hub", why, extra="hub")
-    return Path(hub.snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
+    except Exception as error:  # no network, no such name, no access, a full disk: many kinds
+        raise CheckpointRefused(
+            f"{missing}, and nothing of that name came from the Hugging Face hub ({type(error).__name__}). "
+            "Check the path, or the name and the network."
+        ) from error

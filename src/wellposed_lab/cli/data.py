@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -13,10 +12,10 @@ from rich.table import Table
 
 from wellposed.data import Dataset, load
 from wellposed.data._load import NAMES
-from wellposed.data.files import FILES, path_of
-from wellposed.data.puzzles import PUZZLES
+from wellposed.data.available import files_of, is_available, missing_files
+from wellposed.data.files import FILES
 from wellposed.data.restoration import IMAGES
-from wellposed.data.text import TEXTS, paths_of
+from wellposed.data.text import TEXTS
 from wellposed.errors import InvalidArgument, WellposedError, did_you_mean
 from wellposed_lab.cli._app import ExitCode, app, guarded, message_console, print_plain, print_table
 
@@ -94,9 +93,9 @@ def check(
     for name in names or []:
         if name not in known:
             raise InvalidArgument(f"{name!r} has no file; with files are {', '.join(known)}.{did_you_mean(name, known)}")
-    chosen = list(names) if names else [name for name in known if all(path.is_file() for path in _files(name))]
+    chosen = list(names) if names else [name for name in known if is_available(name)]
     if not chosen:
-        raise InvalidArgument(f"{folder} holds none of {', '.join(f'{name}.npz' for name in FILES)}; put some there.")
+        raise InvalidArgument(f"{folder} holds none of {', '.join(file for name in known for file in files_of(name))}.")
     rows = []
     with message_console().status("checking") as status:
         for name in chosen:
@@ -111,14 +110,9 @@ def check(
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _files(name: str) -> list[Path]:
-    """The files of a data set in $WELLPOSED_DATA, which is set."""
-    return [path for path in (paths_of(name) or () if name in TEXTS else (path_of(name),)) if path is not None]
-
-
 def _checked(name: str) -> dict[str, Any]:
-    if missing := [path for path in _files(name) if not path.is_file()]:
-        return {"good": False, "says": f"{missing[0]} does not exist"}
+    if missing := missing_files(name):
+        return {"good": False, "says": f"{missing[0]} does not exist in {os.environ['WELLPOSED_DATA']}"}
     try:
         data = load(name)
     except WellposedError as error:
@@ -127,31 +121,23 @@ def _checked(name: str) -> dict[str, Any]:
 
 
 def _origin(name: str) -> dict[str, Any]:
-    built_in = dict.fromkeys(("sphere", "moons", *PUZZLES, "deblurring_leaves"), "any number") | {"digits": "1797 of 8x8"}
-    if name in built_in:
+    available = is_available(name)
+    if not files_of(name):
         drawn = name != "digits"
-        available = drawn or importlib.util.find_spec("sklearn") is not None
-        return {"samples": built_in[name], "available": available, "from": "drawn" if drawn else "scikit-learn"}
-    if name in TEXTS:
-        paths = _files(name)
-        available = bool(paths) and all(path.is_file() for path in paths)
-        there = (
-            str(paths[0].parent)
-            if available
-            else f"{' and '.join(f'{name}/{file}' for file in TEXTS[name])} in $WELLPOSED_DATA"
-        )
-        return {"samples": "windows of tokens", "available": available, "from": there}
+        samples = "any number" if drawn else "1797 of 8x8"
+        return {"samples": samples, "available": available, "from": "drawn" if drawn else "scikit-learn"}
     if name == "deblurring":
-        needed = [path_of(file) for file in IMAGES]
-        available = all(path is not None and path.is_file() for path in needed)
         return {"samples": "64x64 and 160x160", "available": available, "from": f"{' and '.join(IMAGES)}, with blur and noise"}
+    needed, folder = files_of(name), Path(os.environ.get("WELLPOSED_DATA", ""))
+    if name in TEXTS:
+        there = str(folder / name) if available else f"{' and '.join(needed)} in $WELLPOSED_DATA"
+        return {"samples": "windows of tokens", "available": available, "from": there}
     shape, classes, remote = FILES[name]
-    path = path_of(name)
     samples = f"{'x'.join(map(str, shape))}, {f'{classes} classes' if classes else 'no labels'}"
-    if path is not None and path.is_file():
-        return {"samples": samples, "available": True, "from": str(path)}
+    if available:
+        return {"samples": samples, "available": True, "from": str(folder / needed[0])}
     fetched = f", or OpenML ({remote})" if remote else ""
-    return {"samples": samples, "available": False, "from": f"{name}.npz in $WELLPOSED_DATA{fetched}"}
+    return {"samples": samples, "available": False, "from": f"{needed[0]} in $WELLPOSED_DATA{fetched}"}
 
 
 def _facts(data: Dataset) -> dict[str, Any]:

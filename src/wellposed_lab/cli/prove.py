@@ -79,7 +79,7 @@ def prove(
 
 def _source(source: Path, changes: list[str], folder: Path | None, resume: bool) -> tuple[RunConfig, Path]:
     """The configuration, and the folder of the proof."""
-    if not source.is_file():
+    if not source.is_file() and (source.is_dir() or source.suffix not in (".yaml", ".yml")):
         if changes:
             raise InvalidArgument("--set changes a configuration; a run stays what it was. Give its config.yaml instead.")
         return read_config(source), folder or source / FOLDER

@@ -15,6 +15,7 @@ from typing import Any
 
 from wellposed._reading import files_in, read_bytes, read_object
 from wellposed.certify import Certificate, Verdict
+from wellposed.certify._certificate_table import hidden_ratio, moves
 from wellposed.certify._recorded import as_recorded
 from wellposed.errors import InvalidArgument, RunError
 
@@ -42,8 +43,6 @@ ROWS = 1 << 26
 RECORD = 1 << 22
 #: Columns of metrics.jsonl that are text; all others are numbers.
 _WORDS = ("certified_by",)
-#: Hidden steps below this fraction of the read-out's count as none: then training of the read-out is proved.
-NEGLIGIBLE = 1e-3
 
 
 def finite(value: Any) -> Any:
@@ -198,23 +197,6 @@ def each(certificate: Certificate) -> Iterator[Certificate]:
     yield certificate
     for other in certificate.others:
         yield from each(other)
-
-
-def hidden_ratio(certificate: Certificate) -> float:
-    """The smallest licensed step, or speed of a flow, over the largest: hidden over read-out."""
-    speeds = certificate.rates if certificate.dynamics == "flow" else certificate.step_size
-    known = [value for value in speeds.values() if 0 < value < math.inf] if isinstance(speeds, Mapping) else []
-    return min(known) / max(known) if known else 1.0
-
-
-def moves(certificate: Certificate) -> str:
-    """Which parameters move along what is licensed: all, or almost only the read-out."""
-    ratio, what = hidden_ratio(certificate), "speeds" if certificate.dynamics == "flow" else "steps"
-    if ratio == 1:
-        return f"all parameters with equal {what}"
-    if ratio < NEGLIGIBLE:
-        return f"read-out only (hidden {what} are {ratio:.2g} times as large)"
-    return f"all parameters, hidden {what} {ratio:.2g} of the read-out's"
 
 
 def halving(certificate: Certificate) -> str:

@@ -28,7 +28,7 @@ from wellposed.data.own import own_path
 from wellposed.errors import InvalidArgument, RunError, RunLocked, WellposedError
 from wellposed_lab.runs.config import by_keys, parse_yaml, resolve
 from wellposed_lab.runs.config_sections import RunConfig
-from wellposed_lab.runs.parallel import unordered
+from wellposed_lab.runs.parallel import check_workers, unordered
 from wellposed_lab.runs.records import RECORD
 from wellposed_lab.runs.setup import resolve_auto
 from wellposed_lab.runs.sweep_ended import check_same, ended
@@ -140,6 +140,7 @@ def run_sweep(
         The summary of every run in the order of `Sweep.runs`, or {"error": why it has none}.
     """
     runs = sweep.runs()
+    check_workers(jobs, dask)
     _begin(sweep, folder)
     with _alone(folder):
         folders = [(folder / "runs" / run.name).absolute() for run in runs]

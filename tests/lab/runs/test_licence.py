@@ -12,8 +12,9 @@ import pytest
 
 from report_problems import certificate, parse_file, write_by_hand
 from wellposed.certify import Certificate, Verdict
+from wellposed.certify._certificate_table import NEGLIGIBLE
 from wellposed_lab import report
-from wellposed_lab.runs.records import NEGLIGIBLE, halving, hidden_ratio, licence, moves, plain_flow
+from wellposed_lab.runs.records import halving, hidden_ratio, licence, moves, plain_flow
 
 
 def made(rate: float | None, dynamics: str = "descent", *others: Certificate, **licensed: Any) -> Certificate:
@@ -30,6 +31,13 @@ def test_the_read_out_alone() -> None:
     )
     for ratio, words in ((NEGLIGIBLE * 0.99, "read-out only"), (NEGLIGIBLE, "all parameters, hidden steps 0.001 of")):
         assert moves(made(0.5, step_size={"W": ratio, "a": 1.0})).startswith(words)
+
+
+def test_print_says_what_is_trained() -> None:
+    slow = made(0.99, step_size={"W": 1e-12, "U": 1e-12, "a": 1e-2})
+    assert f"\ntrained: {moves(slow)}\n" in str(slow) and "read-out only" in str(slow)
+    assert "\ntrained: all parameters, hidden speeds 0.25" in str(made(2.0, "flow", rates={"W": 0.25, "a": 1.0}))
+    assert "trained:" not in str(made(0.5, step_size=0.1)) + str(replace(slow, verdict=Verdict.UNDECIDED))
 
 
 def test_all_parameters() -> None:

@@ -297,13 +297,25 @@ def test_a_killed_process_is_a_sentence() -> None:
         list(unordered(_dies, [1, 2], jobs=2))
 
 
+def test_a_sweep_without_workers_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="jobs must be an integer of at least 1"):
+        run_sweep(small(), tmp_path / "sweep", jobs=0)
+    pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    with pytest.raises(InvalidArgument, match="No Dask scheduler answers at 'nonsense://1'"):
+        run_sweep(small(), tmp_path / "sweep", dask="nonsense://1")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
-def test_a_scheduler_without_workers_is_a_sentence() -> None:
+def test_a_scheduler_without_workers_is_a_sentence(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
     options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": 50}
     with distributed.LocalCluster(n_workers=0, **options) as cluster:
         with pytest.raises(InvalidArgument, match="has no workers. Start some with: dask worker tcp://"):
             list(unordered(abs, [1, 2], dask=cluster.scheduler_address))
+        with pytest.raises(InvalidArgument, match="has no workers"):
+            run_sweep(small(), tmp_path / "sweep", dask=cluster.scheduler_address)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

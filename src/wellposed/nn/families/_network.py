@@ -244,6 +244,9 @@ class AbstractNetwork(Pretrained, abc.ABC):
 
     @eager
     def _apply_policy(self) -> None:
+        if not hasattr(self.layer, "linearise"):
+            name = type(self).__name__
+            raise InvalidType(f"{name}.layer must be an EquilibriumLayer, as {name} made it; got {type(self.layer).__name__}.")
         # the check needs concrete values, which torch.func transforms hide
         if self.on_ill_posed != "ignore" and not transforms_active():
             self.check_well_posed()
