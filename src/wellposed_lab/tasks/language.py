@@ -26,7 +26,8 @@ from wellposed.implicit import ImplicitGradient
 from wellposed.nn import TransformerCell, TransformerDEQ, jacobian_penalty
 from wellposed.solve import Auto, Picard
 from wellposed_lab.tasks.explicit_transformer import ExplicitTransformer
-from wellposed_lab.tasks.language_rows import rows
+from wellposed_lab.tasks.generation import generation
+from wellposed_lab.tasks.language_rows import generation_rows, rows
 from wellposed_lab.tasks.ngrams import Bigram, KneserNey
 
 __all__ = [
@@ -217,7 +218,7 @@ def run(name: str, kind: str, seed: int, settings: Settings, weights: Path | Non
         measured = window_losses(model, test, settings)
         losses = measured.pop("losses")
         if isinstance(model, TransformerDEQ):
-            found |= measured
+            found |= measured | {"generate": generation(model, test, settings.length // 2)}
     # windows are nearly independent, tokens within one are not
     return found | {
         "loss": float(losses.mean()),
@@ -287,6 +288,7 @@ def save(record: dict[str, Any], path: Path) -> None:
     record["settings"] = {name: asdict(settings) for name, settings in ALL.items()}
     for name in ALL:
         record[name] = rows([run for run in record["runs"] if run["tokens"] == name])
+    record["generate"] = [row for name in ALL for row in generation_rows(name, record["runs"])]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Tables of the record of `wellposed_lab.tasks.language`."""
+"""Tables of the record of `wellposed_lab.tasks.language`: of models, and of ways to generate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["rows"]
+__all__ = ["generation_rows", "rows"]
 
 TITLES = {
     "bigram": "bigram",
@@ -43,6 +43,26 @@ def rows(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
                 "perplexity": f"{math.exp(loss):.2f} ± {math.exp(loss) * both:.2f}",
                 "CPU s": f"{sum(run['cpu_seconds'] for run in mine) / len(mine):.3g}",
                 "converged": f"{min(run['converged'] for run in mine):.2%}" if kind == "equilibrium" else "-",
+            }
+        )
+    return made
+
+
+def generation_rows(name: str, runs: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Means over the runs with these tokens: the equilibrium of the prefix kept, or not."""
+    mine = [run["generate"] for run in runs if run["tokens"] == name and "generate" in run]
+    made = []
+    for key, title in (("kept", "kept"), ("anew", "solved anew (`reuse=False`)")) if mine else ():
+        means = {what: sum(found[key][what] for found in mine) / len(mine) for what in mine[0][key]}
+        made.append(
+            {
+                "tokens": name,
+                "equilibrium of the prefix": title,
+                "seeds": str(len(mine)),
+                "evaluations": f"{means['evaluations']:.1f}",
+                "positions": f"{means['positions']:.0f}",
+                "CPU ms": f"{means['cpu_ms']:.1f}",
+                "equal": f"{sum(found['equal'] for found in mine)} of {sum(found['tokens'] for found in mine)}",
             }
         )
     return made

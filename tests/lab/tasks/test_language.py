@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from wellposed_lab.tasks import language
+from wellposed_lab.tasks.generation import PROMPTS, generation
 from wellposed_lab.tasks.language import (
     Settings,
     equilibrium_network,
@@ -21,7 +22,7 @@ from wellposed_lab.tasks.language import (
     train,
     window_losses,
 )
-from wellposed_lab.tasks.language_rows import rows
+from wellposed_lab.tasks.language_rows import generation_rows, rows
 
 TINY = Settings(length=8, batch=4, steps=4, width=8, heads=2, test_tokens=160, warmup=2)
 
@@ -55,6 +56,7 @@ def test_all_models_are_in_the_record(text: None, tmp_path: Path, monkeypatch: p
     record = json.loads(path.read_text())
     assert [run["model"] for run in record["runs"]] == list(language.KINDS)
     assert len(record["characters"]) == 5 and record["characters"][2]["converged"] == "100.00%"
+    assert [row["equal"] for row in record["generate"]] == [f"{4 * PROMPTS} of {4 * PROMPTS}"] * 2
     # a deterministic text: counting it is better than any untrained network
     assert record["runs"][0]["loss"] < 0.5 < record["runs"][2]["loss"]
     assert record["runs"][0]["windows"] == record["runs"][2]["windows"] == 20
@@ -107,6 +109,30 @@ def test_times_that_never_agree_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(language, "run", lambda *given: {"cpu_seconds": 1.0})
     with pytest.raises(RuntimeError, match=f"No training of {language.REPEATS} took 8 s to 5%"):
         run_in_equal_time("words", 0, TINY, 8.0, 4)
+
+
+def test_generation_counts_positions() -> None:
+    """Of a network that needs two evaluations of every solve: all positions twice, or the new one."""
+    settings = replace(TINY, length=16)
+    model = equilibrium_network(11, settings, 0)
+    model.layer.rtol, model.layer.max_steps = 1e-12, 2
+    found = generation(model, torch.arange(400) % 11, 8)
+    assert found["tokens"] == 8 * PROMPTS
+    assert found["kept"]["evaluations"] == found["anew"]["evaluations"] == 2
+    assert found["kept"]["positions"] == 2 * (8 + 7) / 8
+    assert found["anew"]["positions"] == 2 * sum(range(8, 16)) / 8
+    assert "solve" not in vars(model.layer)
+
+
+def test_rows_of_generation_are_means() -> None:
+    one = {"kept": {"evaluations": 8.0, "positions": 14.0, "cpu_ms": 1.0}, "tokens": 10, "equal": 10}
+    one["anew"] = {"evaluations": 14.0, "positions": 500.0, "cpu_ms": 4.0}
+    other = {**one, "kept": {"evaluations": 9.0, "positions": 16.0, "cpu_ms": 2.0}, "equal": 9}
+    runs: list[dict[str, Any]] = [{"generate": one}, {"model": "explicit"}, {"generate": other}]
+    kept, anew = generation_rows("words", [{"tokens": "words", **run} for run in runs])
+    assert (kept["evaluations"], kept["positions"], kept["CPU ms"], kept["equal"]) == ("8.5", "15", "1.5", "19 of 20")
+    assert (anew["evaluations"], anew["positions"], anew["seeds"]) == ("14.0", "500", "2")
+    assert generation_rows("characters", [{"tokens": "words", "generate": one}]) == []
 
 
 def test_standard_errors() -> None:
