@@ -27,7 +27,7 @@ from wellposed._stored import CONFIG
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
-from puzzles import MAKE, SETTINGS, exact, train  # noqa: E402
+from puzzles import MAKE, NUMBER, STEPS, exact, train  # noqa: E402
 
 import tables  # noqa: E402
 
@@ -46,7 +46,7 @@ def puzzles(name: str, level: int, seed: int) -> tuple[Tensor, Tensor]:
     if name == "sudoku":
         data = wp.data.load(name, n=1, n_test=200, seed=1000 + level, givens=(level,))
     elif level == 9:
-        data = wp.data.load(name, n=int(SETTINGS[name]["n"]), n_test=200, seed=seed)
+        data = wp.data.load(name, n=NUMBER[name], n_test=200, seed=seed)
     else:
         data = wp.data.load(name, n=1, n_test=200 if level < 14 else 100, seed=1000 + level, size=level)
     return data.X_test, data.y_test
@@ -91,18 +91,16 @@ def measured(model: wp.tasks.PuzzleSolver, X: Tensor, y: Tensor, marks: list[int
 
 
 def run(name: str, seed: int, carry: bool, weights: Path | None) -> dict[str, Any]:
-    settings = SETTINGS[name]
     folder = None if weights is None else weights / f"{name}-{seed}-{'carried' if carry else 'fixed'}"
     if folder is not None and (folder / CONFIG).exists():
         model: Any = wp.tasks.load(name, folder)
         seconds = model.card["seconds"]
     else:
-        data = wp.data.load(name, n=int(settings["n"]), n_test=1, seed=seed)
+        data = wp.data.load(name, n=NUMBER[name], n_test=1, seed=seed)
         model = MAKE[name](generator=torch.Generator().manual_seed(seed))
-        options = {"steps": int(settings["steps"]), "batch": int(settings["batch"]), "rate": settings["rate"]}
-        seconds = round(train(model, *data, **options, seed=seed, carry=carry), 1)
+        seconds = round(train(name, model, *data, steps=STEPS[name], seed=seed, carry=carry), 1)
         if folder is not None:
-            card = {"data": data.steps[0], "license": "MIT", "steps": options["steps"], "seconds": seconds}
+            card = {"data": data.steps[0], "license": "MIT", "steps": STEPS[name], "seconds": seconds}
             wp.tasks.save(model, name, folder, card=card)
     model.eval()
     result: dict[str, Any] = {"puzzle": name, "seed": seed, "carry": carry, "seconds": seconds, "levels": {}}

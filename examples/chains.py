@@ -40,7 +40,6 @@ def train(model: nn.Module, data: wp.data.Dataset, *, steps: int, rate: float = 
 @torch.no_grad()
 def right(model: nn.Module, data: wp.data.Dataset) -> torch.Tensor:
     """(n_test, length) whether each node of the test chains has the right class."""
-    assert data.X_test is not None
     return model(data.X_test).argmax(1) == data.y_test
 
 
@@ -58,7 +57,6 @@ def main() -> None:
     seconds = time.process_time() - begin
     nodes = right(model, data)
     solution = model.layer.last_solution
-    assert solution is not None
     print(f"{options.steps} steps in {seconds:.1f} s of processor time, loss {losses[-1]:.4f}")
     print(f"accuracy of all test nodes {nodes.float().mean():.4f}, of the last nodes {nodes[:, -1].float().mean():.4f}")
     print(f"all equilibria found: {bool(solution.converged.all())}, largest residual {float(solution.residual.max()):.1e}")

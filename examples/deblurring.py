@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,16 +42,6 @@ def some(images: Tensor, generator: torch.Generator) -> Tensor:
     return x
 
 
-def step(restore: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, x: Tensor, generator: torch.Generator) -> float:
-    """One step with new noise; the mean squared error."""
-    y = blur(x) + NOISE * torch.randn(x.shape, generator=generator)
-    loss = (restore(y) - x).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
 def train(model: wp.imaging.Reconstructor, images: Tensor, *, before: int, steps: int, seed: int = 0) -> None:
     """Adam: first the free network alone, whose image p is a restored one; then the equilibrium."""
     cell, generator = model.layer.cell, torch.Generator().manual_seed(seed)
@@ -62,7 +51,12 @@ def train(model: wp.imaging.Reconstructor, images: Tensor, *, before: int, steps
         optimizer = torch.optim.Adam(model.parameters())
         for i in range(number):
             optimizer.param_groups[0]["lr"] = rate(i / number, highest)
-            step(restore, optimizer, some(images, generator), generator)
+            x = some(images, generator)
+            y = blur(x) + NOISE * torch.randn(x.shape, generator=generator)  # new noise every time
+            loss = (restore(y) - x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     model.layer.rtol = accurate
 
 
@@ -80,14 +74,13 @@ def main() -> None:
     print(f"{options.steps} steps in {time.process_time() - begin:.1f} s of processor time")
     with torch.no_grad():
         before, after = (float(psnr(x, data.y_test).mean()) for x in (data.X_test, model.eval()(data.X_test)))
-    factor = model.layer.cell.contraction
     distance = float(model.error_bound(data.X_test).max()) / math.sqrt(data.X_test[0].numel())
-    print(f"test images: blurred {before:.2f} dB, restored {after:.2f} dB; the cell contracts by {factor:.4f}, so every image")
-    print(f"is within {distance:.1e} of its equilibrium (root mean square of the pixels)")
+    print(f"test images: blurred {before:.2f} dB, restored {after:.2f} dB")
+    print(f"contraction {model.layer.cell.contraction:.4f}: within {distance:.1e} of the equilibria (root mean square)")
     if options.save:
-        free = options.data == "deblurring_leaves"
-        card = {"data": options.data, "license": "MIT" if free else "of natural64: non-commercial research"}
-        card |= {"steps": options.steps, "blurred_psnr": before, "test_psnr": after}
+        terms = {"deblurring_leaves": "MIT", "deblurring": "of natural64: non-commercial research"}
+        card = {"data": options.data, "license": terms[options.data], "steps": options.steps}
+        card |= {"blurred_psnr": before, "test_psnr": after}
         print(wp.tasks.save(model, "deblurring", options.save, card=card))
 
 

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.tasks import PuzzleSolver
 
-SETTINGS = {
-    "sudoku": {"n": 2000, "steps": 200, "batch": 64, "rate": 3e-3},
-    "mazes": {"n": 4000, "steps": 2000, "batch": 32, "rate": 2e-3},
-}
 MAKE = {"sudoku": PuzzleSolver.sudoku, "mazes": PuzzleSolver.mazes}
+#: Puzzles to train on, steps, puzzles of a step, rate of learning.
+NUMBER, STEPS = {"sudoku": 2000, "mazes": 4000}, {"sudoku": 200, "mazes": 2000}
+BATCH, RATE = {"sudoku": 64, "mazes": 32}, {"sudoku": 3e-3, "mazes": 2e-3}
 
 
 def exact(logits: Tensor, y: Tensor) -> Tensor:
@@ -32,15 +31,13 @@ def exact(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(1) == y).flatten(1).all(1)
 
 
-def train(
-    model: PuzzleSolver, X: Tensor, y: Tensor, *, steps: int, batch: int, rate: float, seed: int = 0, carry: bool = True
-) -> float:
+def train(name: str, model: PuzzleSolver, X: Tensor, y: Tensor, *, steps: int, seed: int = 0, carry: bool = True) -> float:
     """AdamW with a warm-up and a cosine; returns the seconds of processor time.
 
     Without `carry` every step has new puzzles and starts at zero: a network of fixed depth.
     """
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, weight_decay=0.01)
+    generator, batch = torch.Generator().manual_seed(seed), BATCH[name]
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=RATE[name], weight_decay=0.01)
     factor = lambda k: min(1.0, (k + 1) / 50) * (0.5 + 0.5 * math.cos(math.pi * k / steps))  # noqa: E731
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     rows = torch.randint(len(X), (batch,), generator=generator)
@@ -55,7 +52,6 @@ def train(
         optimizer.step()
         schedule.step()
         solution = model.layer.last_solution
-        assert solution is not None
         right = exact(logits, y[rows])
         done = (solution.converged & right) | (torch.rand(batch, generator=generator) < (0.2 if carry else 1.0))
         rows = torch.where(done, torch.randint(len(X), (batch,), generator=generator), rows)
@@ -67,26 +63,24 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("puzzle", choices=list(SETTINGS))
+    parser.add_argument("puzzle", choices=list(MAKE))
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", metavar="FOLDER", help="where to write the weights")
     options = parser.parse_args()
-    settings = SETTINGS[options.puzzle]
-    steps = options.steps or int(settings["steps"])
-    data = wp.data.load(options.puzzle, n=int(settings["n"]), n_test=200, seed=options.seed)
-    model = MAKE[options.puzzle](generator=torch.Generator().manual_seed(options.seed))
-    seconds = train(model, *data, steps=steps, batch=int(settings["batch"]), rate=settings["rate"], seed=options.seed)
+    name, steps = options.puzzle, options.steps or STEPS[options.puzzle]
+    data = wp.data.load(name, n=NUMBER[name], n_test=200, seed=options.seed)
+    model = MAKE[name](generator=torch.Generator().manual_seed(options.seed))
+    seconds = train(name, model, *data, steps=steps, seed=options.seed)
     with torch.no_grad():
         right = exact(model.eval()(data.X_test), data.y_test).float().mean()
     solution = model.layer.last_solution
-    assert solution is not None
     print(f"{steps} steps in {seconds:.0f} s of processor time; {right:.1%} of {len(data.X_test)} test puzzles are right")
-    evaluations = solution.num_steps.float().mean()
-    print(f"{solution.converged.float().mean():.1%} converged, in {evaluations:.1f} evaluations on average")
+    converged, evaluations = solution.converged.float().mean(), solution.num_steps.float().mean()
+    print(f"{converged:.1%} converged, in {evaluations:.1f} evaluations on average")
     if options.save:
         card = {"data": data.steps[0], "license": "MIT", "steps": steps, "test_exact": float(right)}
-        print(wp.tasks.save(model, options.puzzle, options.save, card=card))
+        print(wp.tasks.save(model, name, options.save, card=card))
 
 
 if __name__ == "__main__":

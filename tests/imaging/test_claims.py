@@ -157,6 +157,30 @@ def test_a_subclass_with_its_own_operator_is_not_solved_with_the_normal_of_its_b
     assert expansion(cell) <= cell.contraction < 1
 
 
+class FaintWithProx(Faint):
+    def prox_l2(self, z: Tensor, y: Tensor, gamma: Any) -> Tensor:
+        # gamma |B x / 10 - y|^2 = gamma / 100 |B x - 10 y|^2; Blur calls our A_adjoint, B^T / 10
+        return super().prox_l2(z, 100 * y, gamma / 100)
+
+
+class NamedBlur(Blur):
+    def extra_repr(self) -> str:
+        return "named"
+
+
+def test_a_subclass_with_its_own_operator_is_not_solved_with_the_prox_of_its_base() -> None:
+    with pytest.raises(InvalidArgument, match="DEQADMM uses prox_l2 of Blur, but Faint has another A. Define prox_l2 for it"):
+        DEQADMM(Faint(KERNEL), denoiser())
+    x, y = torch.rand(2, 2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for own, pattern in ((FaintWithProx(KERNEL), Blur(0.1 * KERNEL)), (NamedBlur(KERNEL), Blur(KERNEL))):
+        found, expected = (DEQADMM(operator, denoiser())(x, y) for operator in (own, pattern))
+        torch.testing.assert_close(found, expected, rtol=0, atol=64 * torch.finfo(x.dtype).eps)
+    cell = DEQADMM(Blur(KERNEL), denoiser())
+    cell.operator.A = lambda x: 2 * x
+    with pytest.raises(InvalidArgument, match="but Blur has another A"):
+        cell(x, y)
+
+
 @pytest.mark.parametrize(
     ("make", "factor"),
     [

@@ -86,5 +86,9 @@ def test_an_object_with_features_and_edges_is_a_graph() -> None:
     graph = types.SimpleNamespace(x=data.X.flatten(0, 1), edge_index=edges, batch=groups)
     assert torch.equal(model(graph), model(graph.x, edges, groups))
     assert model.layer.last_solution is not None and len(model.layer.last_solution.status) == 2
-    graph.batch = None
+    graph.batch = graph.edge_attr = None
     assert torch.equal(model(graph), model(graph.x, edges))
+    for name in ("edge_weight", "edge_attr"):
+        weighted = types.SimpleNamespace(x=graph.x, edge_index=edges, **{name: torch.ones(edges.shape[1])})
+        with pytest.raises(wp.InvalidArgument, match=f"edges without weights or features, and this graph has {name}"):
+            model(weighted)

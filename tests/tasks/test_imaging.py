@@ -27,6 +27,18 @@ def test_every_image_is_within_the_proved_distance_of_its_equilibrium() -> None:
     assert float(distance.min()) > 1e-6 and bool((distance <= bound + residual / (1 - factor)).all())
 
 
+def test_images_of_another_scale_are_refused() -> None:
+    model = wp.tasks.deblurrer(4, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(256, (2, 3, 8, 8), generator=torch.Generator().manual_seed(1)).float()
+    with pytest.raises(wp.InvalidArgument, match=r"images in \[0, 1\], with some noise; .* reaches \d+.* Divide the data"):
+        model(images)
+    noisy = images / 255 + 0.5 * torch.randn(images.shape, generator=torch.Generator().manual_seed(2))
+    assert model(noisy).shape == images.shape
+    model.largest = None  # as asked for
+    assert model(images).shape == images.shape
+    assert wp.tasks.load("deblurring").largest == 10.0
+
+
 def test_deblurring_is_learned_in_seconds() -> None:
     data = wp.data.load("deblurring_leaves", n=16, n_test=8, size=24)
     model = wp.tasks.deblurrer(8, generator=torch.Generator().manual_seed(0), on_failure="ignore")

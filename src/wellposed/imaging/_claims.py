@@ -66,6 +66,20 @@ def check_hooks(owner: str, network: Any) -> None:
     )
 
 
+def check_prox(owner: str, operator: Any) -> None:
+    """Refuses a `prox_l2` that belongs to another A: that of a base, where a subclass or the object
+    replaced A."""
+    order, names = type(operator).__mro__, ("A", "A_adjoint", "forward")
+    place = next((i for i, part in enumerate(order) if "prox_l2" in vars(part)), 0)
+    below = {name for part in order[:place] for name in vars(part)} | set(getattr(operator, "__dict__", {}))
+    changed = [name for name in names if name in below]
+    if changed and "prox_l2" not in below:
+        raise InvalidArgument(
+            f"{owner} uses prox_l2 of {order[place].__name__}, but {type(operator).__name__} has another {changed[0]}. Define "
+            "prox_l2 for it, or use DEQGrad or DEQProx, which need none."
+        )
+
+
 def check_operator(cell: Any, like: Tensor) -> None:
     """Refuses an operator whose adjoint is not one, or whose stated bounds are exceeded by random
     images. It proves nothing, and is skipped for operators of this package as they were made, if

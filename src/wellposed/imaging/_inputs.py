@@ -57,6 +57,16 @@ def check_image(cell: nn.Module, network: Any, image: Tensor) -> None:
         )
 
 
+def check_range(owner: str, image: Tensor, largest: float | None) -> None:
+    """Images in [0, 255] are not those in [0, 1] that a network was made for."""
+    seen = float(image.detach().abs().max()) if largest is not None and image.numel() else 0.0
+    if largest is not None and seen > largest:
+        raise InvalidArgument(
+            f"{owner} expects images in [0, 1], with some noise; |A^T y| reaches {seen:.4g}. Divide the data, e.g. by 255 if "
+            f"their images are in [0, 255], or raise its `largest`, {largest:g}."
+        )
+
+
 def check_binary(owner: str, mask: Any) -> None:
     """A mask says what is measured: other numbers than 0 and 1 would be rounded to 1."""
     if not isinstance(mask, Tensor):

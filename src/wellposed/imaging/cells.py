@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_interval
+from wellposed.imaging._claims import check_prox
 from wellposed.imaging._reconstruction import ReconstructionCell, number_of
 
 
@@ -120,6 +121,7 @@ class DEQADMM(ReconstructionCell):
 
     def __init__(self, operator: Any, network: nn.Module, *, penalty: float = 10.0, norm: float | None = None) -> None:
         super().__init__(operator, network, norm=norm)
+        check_prox("DEQADMM", operator)
         check_interval("DEQADMM", "penalty", penalty, low=0.0, closed="neither")
         self.log_penalty = nn.Parameter(torch.tensor(math.log(penalty)))
 
@@ -128,6 +130,7 @@ class DEQADMM(ReconstructionCell):
 
     def _function(self, x: Tensor) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
         penalty = self.log_penalty.exp()
+        check_prox(type(self).__name__, self.operator)  # as it is now
         network, maps = self._bound_network(x)
 
         def f(z: Tensor, y: Tensor, *maps: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.imaging._claims import check_operator
+from wellposed.imaging._inputs import check_range
 from wellposed.imaging._reconstruction import ReconstructionCell
 from wellposed.nn.cell import AbstractCell
 from wellposed.nn.layer import EquilibriumLayer
@@ -43,6 +44,8 @@ class Reconstructor(nn.Module):
 
     Attributes:
         layer: The `EquilibriumLayer`; `layer.last_solution` has the status of every image.
+        largest: The most that |A^T y| of a pixel may be; None, the default, for any number. That of
+            `tasks.deblurrer` is 10: it refuses images in [0, 255].
 
     Examples:
         >>> import torch, wellposed as wp
@@ -58,12 +61,15 @@ class Reconstructor(nn.Module):
         if not isinstance(cell, ReconstructionCell):
             raise InvalidType(f"Reconstructor expects DEQGrad, DEQProx or DEQADMM; got {type(cell).__name__}.")
         self.layer = EquilibriumLayer(cell, **options)
+        self.largest: float | None = None
 
     def forward(self, y: Tensor) -> Tensor:
         """Data -> (batch, channels, height, width)."""
         cell = self.layer.cell
         assert isinstance(cell, ReconstructionCell)
-        return cell.image(self.layer(y, z0=cell.initial(y).detach()), y)
+        start = cell.initial(y).detach()
+        check_range(type(self).__name__, start, self.largest)
+        return cell.image(self.layer(y, z0=start), y)
 
     @torch.no_grad()
     def error_bound(self, y: Tensor) -> Tensor:

@@ -68,11 +68,18 @@ class NodeClassifier(Pretrained):
 
         Args:
             x: (nodes, d) features. Without edges (n, length, d): chains, with an edge from every
-                node to the next. Or a `Data` or `Batch` object of PyTorch Geometric alone.
+                node to the next. Or a `Data` or `Batch` object of PyTorch Geometric alone, without
+                `edge_weight` and `edge_attr`.
             edge_index: (2, edges) sources and targets.
             groups: (nodes,) the graph of each node, `batch` of PyTorch Geometric.
         """
         if edge_index is None and groups is None and hasattr(x, "edge_index"):
+            weighted = [name for name in ("edge_weight", "edge_attr") if getattr(x, name, None) is not None]
+            if weighted:
+                raise InvalidArgument(
+                    f"NodeClassifier takes edges without weights or features, and this graph has {weighted[0]}. To do without "
+                    "it, call model(data.x, data.edge_index, data.batch)."
+                )
             x, edge_index, groups = x.x, x.edge_index, getattr(x, "batch", None)
         if not isinstance(x, Tensor):
             raise InvalidType(

@@ -31,6 +31,9 @@ def deblurrer(
     are, as long as they are finite float32 or float64 numbers and the weight w of the denoiser does
     not vanish: see `DEQGrad`. `error_bound(y)` says how far from it the images are at most.
 
+    Images are in [0, 1]; data of other scales, where a pixel is above 10, are refused (`largest` of
+    the `Reconstructor`).
+
     Args:
         width: Channels of the network that adapts the denoiser to the data.
         sigma, size: Standard deviation of the blur in pixels, and the side of its kernel.
@@ -42,4 +45,6 @@ def deblurrer(
     denoiser = AdaptiveDenoiser(channels, 8, hidden=width, scale=2, bound=bound, generator=generator)
     cell = DEQGrad(Blur(gaussian_kernel(sigma, size)), denoiser, weight=4.0)
     gradient = ImplicitGradient(rtol=3e-2)  # loose, but not so loose that training ends at another image
-    return Reconstructor(cell, gradient=gradient, rtol=rtol, max_steps=max_steps, on_failure=on_failure)
+    model = Reconstructor(cell, gradient=gradient, rtol=rtol, max_steps=max_steps, on_failure=on_failure)
+    model.largest = 10.0
+    return model

@@ -3,8 +3,9 @@
     WELLPOSED_DATA=data python -m wellposed_lab.tasks.language benchmarks/results/language.json
 
 Trains every model with three seeds on the first part of the text, but for its last tenth, and
-measures it on the second part. The record is written after every run; runs in it are not repeated,
-so an interrupted command continues.
+measures it on the second part. The networks of a seed are trained one after the other; the last one
+is the explicit transformer in the CPU time of the equilibrium. The record is written after every
+run; runs in it are not repeated, so an interrupted command continues.
 """
 
 from __future__ import annotations
@@ -25,13 +26,26 @@ from wellposed.implicit import ImplicitGradient
 from wellposed.nn import TransformerCell, TransformerDEQ, jacobian_penalty
 from wellposed.solve import Auto, Picard
 from wellposed_lab.tasks.explicit_transformer import ExplicitTransformer
+from wellposed_lab.tasks.generation import generation
+from wellposed_lab.tasks.language_rows import generation_rows, rows
 from wellposed_lab.tasks.ngrams import Bigram, KneserNey
 
-__all__ = ["Settings", "equilibrium_network", "explicit_network", "run", "stream", "train", "window_losses"]
+__all__ = [
+    "Settings",
+    "equilibrium_network",
+    "explicit_network",
+    "run",
+    "run_in_equal_time",
+    "stream",
+    "train",
+    "window_losses",
+]
 
 
 #: Held-out tokens of the curves of training.
 HELD_OUT = 21_745
+#: CPU times are equal if they differ by at most this part; training is repeated so many times until they are.
+EQUAL, REPEATS = 0.05, 5
 
 
 @dataclass(frozen=True)
@@ -113,14 +127,15 @@ def _equilibrium(model: nn.Module) -> TransformerDEQ | None:
 def train(
     model: nn.Module, tokens: Tensor, held_out: Tensor, settings: Settings, seed: int, *, every: int = 300
 ) -> list[dict[str, float]]:
-    """AdamW in place; the loss of training and of held-out tokens every so many steps."""
+    """AdamW in place; losses in training and on held-out tokens, every so many steps and last."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(seed)
     deq = _equilibrium(model)
-    history, recent, began = [], 0.0, time.process_time()
+    history: list[dict[str, float]] = []
+    recent, began = [], time.process_time()
     for step in range(settings.steps):
         rate = min(1.0, (step + 1) / settings.warmup) * (1 + math.cos(math.pi * step / settings.steps)) / 2
         for group in optimizer.param_groups:
@@ -131,7 +146,7 @@ def train(
         if deq is not None:
             deq.layer.solver, deq.layer.rtol, deq.layer.max_steps = Picard(), 1e-2, settings.solver_steps
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-        recent += loss.item()
+        recent.append(loss.item())
         if deq is not None and step % settings.penalty_every == 0 and settings.penalty:
             # keeps the Jacobian small, so that equilibria are still found while the weights grow
             assert deq.layer.last_solution is not None
@@ -142,13 +157,13 @@ def train(
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
-        if (step + 1) % every == 0:
+        if (step + 1) % every == 0 or step + 1 == settings.steps:
             seconds = time.process_time() - began
             found = window_losses(model, held_out[:HELD_OUT], settings)
-            row = {"step": step + 1, "train": recent / every, "held_out": float(found["losses"].mean()), "cpu_seconds": seconds}
-            history.append({key: round(value, 4) for key, value in row.items()})
+            row = {"step": step + 1, "train": sum(recent) / len(recent), "held_out": float(found["losses"].mean())}
+            history.append({key: round(value, 4) for key, value in (row | {"cpu_seconds": seconds}).items()})
             print(row, f"converged {found['converged']:.3f}, {found['evaluations']:.1f} evaluations", flush=True)
-            recent, began = 0.0, time.process_time() - seconds
+            recent, began = [], time.process_time() - seconds
     return history
 
 
@@ -202,8 +217,8 @@ def run(name: str, kind: str, seed: int, settings: Settings, weights: Path | Non
             torch.save(model.state_dict(), weights / f"{name}-{kind}-{seed}.pt")
         measured = window_losses(model, test, settings)
         losses = measured.pop("losses")
-        if kind == "equilibrium":
-            found |= measured
+        if isinstance(model, TransformerDEQ):
+            found |= measured | {"generate": generation(model, test, settings.length // 2)}
     # windows are nearly independent, tokens within one are not
     return found | {
         "loss": float(losses.mean()),
@@ -212,8 +227,34 @@ def run(name: str, kind: str, seed: int, settings: Settings, weights: Path | Non
     }
 
 
+def run_in_equal_time(
+    name: str, seed: int, settings: Settings, seconds: float, steps: int, weights: Path | None = None
+) -> dict[str, Any]:
+    """The explicit transformer in the CPU time of another network, which took `seconds`.
+
+    Its steps must be known before training, because the cosine ends with them, and the time of a
+    step changes with the load of the machine. So it is trained again with a corrected number of
+    steps until the times differ by at most `EQUAL`. The losses decide nothing.
+
+    Args:
+        name, seed, settings, weights: As in `run`.
+        seconds: To take.
+        steps: To begin with.
+    """
+    tried: list[dict[str, float]] = []
+    for _ in range(REPEATS):
+        found = run(name, "explicit_equal_time", seed, replace(settings, steps=steps), weights)
+        ratio = found["cpu_seconds"] / seconds
+        tried.append({"steps": steps, "ratio_of_cpu_seconds": round(ratio, 4)})
+        print(f"{steps} steps took {ratio:.3f} of the time", flush=True)
+        if abs(ratio - 1) <= EQUAL:
+            return found | {"tried": tried}
+        steps = max(1, round(steps / ratio))
+    raise RuntimeError(f"No training of {REPEATS} took {seconds:.0f} s to {EQUAL:.0%}: {tried}. Try again with less load.")
+
+
 ALL = {"words": Settings(words=1000), "characters": Settings()}
-KINDS = ("bigram", "trigram", "explicit", "equilibrium", "explicit_equal_time")
+KINDS = ("bigram", "trigram", "equilibrium", "explicit", "explicit_equal_time")  # the last needs the times before it
 
 
 def main() -> None:
@@ -225,8 +266,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     record = json.loads(options.record.read_text()) if options.record.exists() else {"runs": []}
-    wanted = [(name, kind, seed) for seed in range(options.seeds) for kind in KINDS for name in ALL]
-    wanted.sort(key=lambda run: run[1] == "explicit_equal_time")  # last: their steps follow from the times of the others
+    wanted = [(name, kind, seed) for seed in range(options.seeds) for name in ALL for kind in KINDS]
     for name, kind, seed in [] if options.table else wanted:
         known = {(run["tokens"], run["model"], run["seed"]): run for run in record["runs"]}
         if (name, kind, seed) in known or (seed and kind in ("bigram", "trigram")):
@@ -234,9 +274,11 @@ def main() -> None:
         print(name, kind, seed, flush=True)
         settings = ALL[name]
         if kind == "explicit_equal_time":
-            seconds = [known[name, other, seed]["cpu_seconds"] for other in ("equilibrium", "explicit")]
-            settings = replace(settings, steps=round(settings.steps * seconds[0] / seconds[1]))
-        record["runs"].append(run(name, kind, seed, settings, options.weights))
+            seconds, fewer = (known[name, other, seed]["cpu_seconds"] for other in ("equilibrium", "explicit"))
+            steps = round(settings.steps * seconds / fewer)
+            record["runs"].append(run_in_equal_time(name, seed, settings, seconds, steps, options.weights))
+        else:
+            record["runs"].append(run(name, kind, seed, settings, options.weights))
         save(record, options.record)
     save(record, options.record)
 
@@ -246,47 +288,9 @@ def save(record: dict[str, Any], path: Path) -> None:
     record["settings"] = {name: asdict(settings) for name, settings in ALL.items()}
     for name in ALL:
         record[name] = rows([run for run in record["runs"] if run["tokens"] == name])
+    record["generate"] = [row for name in ALL for row in generation_rows(name, record["runs"])]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
-
-
-TITLES = {
-    "bigram": "bigram",
-    "trigram": "trigram, Kneser-Ney",
-    "equilibrium": "`TransformerDEQ`",
-    "explicit": "explicit transformer, equal steps",
-    "explicit_equal_time": "explicit transformer, more steps",
-}
-
-
-def rows(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """One row a model: means and standard errors over seeds, or over windows for counting.
-
-    The steps are a mean too: those of "explicit_equal_time" follow from times, which differ.
-    """
-    made = []
-    for kind, title in TITLES.items():
-        mine = [run for run in runs if run["model"] == kind]
-        if not mine:
-            continue
-        losses = torch.tensor([run["loss"] for run in mine], dtype=torch.float64)
-        loss, sampling = float(losses.mean()), sum(run["loss_se"] for run in mine) / len(mine)
-        seeds = float(losses.std() / math.sqrt(len(mine))) if len(mine) > 1 else 0.0
-        both = math.hypot(seeds, sampling)
-        made.append(
-            {
-                "model": title,
-                "seeds": str(len(mine)) if "steps" in mine[0] else "-",
-                "parameters": f"{mine[0]['parameters']:,}" if "parameters" in mine[0] else "-",
-                "steps": f"{sum(run['steps'] for run in mine) / len(mine):.0f}" if "steps" in mine[0] else "-",
-                "nats": f"{loss:.4f}" + (f" ± {seeds:.4f}" if len(mine) > 1 else ""),
-                "over windows": f"{sampling:.4f}",
-                "perplexity": f"{math.exp(loss):.2f} ± {math.exp(loss) * both:.2f}",
-                "CPU s": f"{sum(run['cpu_seconds'] for run in mine) / len(mine):.3g}",
-                "converged": f"{min(run['converged'] for run in mine):.2%}" if kind == "equilibrium" else "-",
-            }
-        )
-    return made
 
 
 if __name__ == "__main__":
