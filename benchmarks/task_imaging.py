@@ -80,25 +80,27 @@ def make(kind: str, seed: int) -> nn.Module:
     return Unrolled(model.layer.cell, DEPTH) if "unrolled" in kind else model
 
 
-def is_alone(model: nn.Module, done: float) -> bool:
+def is_alone(model: nn.Module, done: float, before: float = BEFORE) -> bool:
     """Whether, after a part of the time, a network still learns outside an equilibrium.
 
     Only one that computes an image of the data does. A DnCNN that has learned to denoise is worse at the start of an
     equilibrium than a new one, which is near the identity: in trials its iterations diverged.
     """
     cell: Any = model.cell if isinstance(model, Unrolled) else model.layer.cell
-    return done < BEFORE and hasattr(cell.network, "condition")
+    return done < before and hasattr(cell.network, "condition")
 
 
-def advance(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, generator: torch.Generator, done: float) -> float:
-    """One step of training, after a part of the time."""
+def advance(
+    model: nn.Module, optimizer: Any, x: Tensor, generator: torch.Generator, done: float, before: float = BEFORE
+) -> float:
+    """One step of training, after a part of the time, of which the part `before` is for the network alone."""
     cell: Any = model.cell if isinstance(model, Unrolled) else model.layer.cell
     y = blur(x) + NOISE * torch.randn(x.shape, generator=generator)
-    if is_alone(model, done):
-        optimizer.param_groups[0]["lr"] = rate(done / BEFORE, 5e-3)
+    if is_alone(model, done, before):
+        optimizer.param_groups[0]["lr"] = rate(done / before, 5e-3)
         output = cell.network.condition(OPERATOR, y)[1]
     elif hasattr(cell.network, "condition"):
-        optimizer.param_groups[0]["lr"] = rate((done - BEFORE) / (1 - BEFORE), 3e-3)
+        optimizer.param_groups[0]["lr"] = rate((done - before) / (1 - before), 3e-3)
         output = model(y)
     else:
         optimizer.param_groups[0]["lr"] = rate(done, 2e-3)
