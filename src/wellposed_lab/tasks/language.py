@@ -217,8 +217,8 @@ def run(name: str, kind: str, seed: int, settings: Settings, weights: Path | Non
             torch.save(model.state_dict(), weights / f"{name}-{kind}-{seed}.pt")
         measured = window_losses(model, test, settings)
         losses = measured.pop("losses")
-        if isinstance(model, TransformerDEQ):
-            found |= measured | {"generate": generation(model, test, settings.length // 2)}
+        if (network := _equilibrium(model)) is not None:
+            found |= measured | {"generate": generation(network, test, settings.length // 2)}
     # windows are nearly independent, tokens within one are not
     return found | {
         "loss": float(losses.mean()),
