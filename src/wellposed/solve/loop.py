@@ -192,7 +192,7 @@ class _Stage:
         return point if kept is None or self.ended else self._compact(kept, point)
 
     def _holds(self, count: int, done: Array) -> bool:
-        """Whether samples that are done stand still, to be judged with all others a stride later."""
+        """Whether samples that are done stand still, and are judged with the others later."""
         stride = 0 if self.last is None or self.record or self.idle is not None else self.schedule.one_more(count, done)
         self.held = (done, self.samples.z) if 0 < stride < self.max_steps - self.samples.most(None) else None
         return self.held is not None
