@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+KINDS = ("bigram", "trigram", "explicit", "equilibrium", "explicit_equal_time")
 
 
 def of_graphs(record: dict[str, Any]) -> list[str]:
@@ -100,9 +101,46 @@ def of_reasoning(record: dict[str, Any]) -> list[str]:
     ]
 
 
+def of_language(record: dict[str, Any]) -> list[str]:
+    def mean(key: str, tokens: str, kind: str) -> float:
+        return statistics.mean(run[key] for run in record["runs"] if (run["tokens"], run["model"]) == (tokens, kind))
+
+    said, both = [], ("words", "characters")
+    losses = {tokens: {kind: mean("loss", tokens, kind) for kind in KINDS} for tokens in both}
+    gaps = {kind: [losses[tokens]["equilibrium"] - losses[tokens][kind] for tokens in both] for kind in KINDS}
+    said.append(f"by {gaps['explicit'][0]:.3f} nats on words and by {gaps['explicit'][1]:.3f} on characters")
+    said.append(f"than the bigram by {-gaps['bigram'][0]:.3f} and {-gaps['bigram'][1]:.3f} nats")
+    said.append(f"than the trigram by {-gaps['trigram'][0]:.3f} and {-gaps['trigram'][1]:.3f}")
+    for place, tokens in enumerate(both):
+        mine, other = (
+            {run["seed"]: run["loss"] for run in record["runs"] if (run["tokens"], run["model"]) == (tokens, kind)}
+            for kind in ("explicit_equal_time", "equilibrium")
+        )
+        gap = statistics.mean(other[seed] - mine[seed] for seed in mine)
+        times = mean("steps", tokens, "explicit_equal_time") / 1500
+        said.append(f"by {gap:.3f} {'nats ' if place == 0 else ''}on {tokens}, with {times:.1f} times as many")
+    found = [run for run in record["runs"] if run["model"] == "equilibrium"]
+    lost = sum(round((1 - run["converged"]) * run["windows"]) for run in found)
+    said.append(
+        f"All but {lost} of {sum(run['windows'] for run in found):,}" if lost else "All equilibria on the 30,696 test windows"
+    )
+    said.append(f"in {mean('evaluations', 'words', 'equilibrium'):.1f} evaluations on average on words")
+    said.append(f"and in {mean('evaluations', 'characters', 'equilibrium'):.1f} on characters")
+    ratios = [
+        mine["cpu_seconds"] / other["cpu_seconds"]
+        for mine in record["runs"]
+        for other in found
+        if mine["model"] == "explicit_equal_time" and (mine["tokens"], mine["seed"]) == (other["tokens"], other["seed"])
+    ]
+    assert ratios and all(abs(ratio - 1) <= 0.05 for ratio in ratios)
+    said.append(f"the ratios of the {len(ratios)} pairs are {min(ratios):.2f} to {max(ratios):.2f}")
+    return said
+
+
 SAID: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
     "graphs": ("graphs", of_graphs),
     "imaging": ("imaging", of_imaging),
+    "language": ("language", of_language),
     "reasoning": ("reasoning", of_reasoning),
     "task_limits": ("imaging", of_limits),
 }

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from wellposed_lab.tasks.language_rows import generation_rows, rows
+
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,6 +48,13 @@ def test_the_rows_of_reasoning_follow_from_its_runs(reasoning: Any) -> None:
     assert made and all(found[key] == value for key, value in made.items())
     halted = [row["fixed_exact"].split()[0] for row in made["mazes_accuracy"]]
     assert halted == ["52.7", "17.8", "4.3", "0.7"]
+
+
+def test_the_rows_of_language_follow_from_its_runs() -> None:
+    found = json.loads((RESULTS / "language.json").read_text())
+    for name in ("words", "characters"):
+        assert found[name] == rows([run for run in found["runs"] if run["tokens"] == name])
+    assert found["generate"] == [row for name in ("words", "characters") for row in generation_rows(name, found["runs"])]
 
 
 def test_weights_of_an_earlier_call_are_opened(reasoning: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
