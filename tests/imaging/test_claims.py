@@ -181,6 +181,56 @@ def test_a_subclass_with_its_own_operator_is_not_solved_with_the_prox_of_its_bas
         cell(x, y)
 
 
+class OwnBase(nn.Module):
+    """A base of other code, whose `prox_l2` is that of the A of its subclass."""
+
+    norm = 1.0
+
+    def A(self, x: Tensor) -> Tensor:
+        return x
+
+    A_adjoint = A
+
+    def prox_l2(self, z: Tensor, y: Tensor, gamma: Any) -> Tensor:
+        one = self.A(torch.ones_like(z))  # A is diagonal
+        return (z + gamma * self.A_adjoint(y)) / (1 + gamma * one * one)
+
+
+class OwnHalf(OwnBase):
+    norm = 0.5
+
+    def A(self, x: Tensor) -> Tensor:
+        return x / 2
+
+    A_adjoint = A
+
+
+def test_a_base_of_other_code_may_compute_its_prox_from_the_operator_of_a_subclass() -> None:
+    x, y = torch.rand(2, 2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    cell = DEQADMM(OwnHalf(), denoiser())
+    torch.testing.assert_close(cell(x, y), DEQADMM(Blur(0.5 * torch.ones(1, 1)), denoiser())(x, y))
+    assert cell.contraction < 1
+
+
+class WrongProx(Blur):
+    def prox_l2(self, z: Tensor, y: Tensor, gamma: Any) -> Tensor:
+        return 5 * z
+
+
+class StatedProx(WrongProx):
+    reflection = 9.0
+
+
+def test_no_factor_is_claimed_of_a_prox_that_replaces_that_of_the_package() -> None:
+    assert math.isinf(DEQADMM(WrongProx(KERNEL), denoiser(), norm=1.0).contraction)
+    stated = DEQADMM(StatedProx(KERNEL), denoiser(), norm=1.0)
+    assert stated.reflection == 9.0 and expansion(stated) <= stated.contraction
+    patched = DEQADMM(Blur(KERNEL), denoiser(), norm=1.0)
+    assert patched.contraction < 1
+    patched.operator.prox_l2 = lambda z, y, gamma: 5 * z
+    assert math.isinf(patched.contraction)
+
+
 @pytest.mark.parametrize(
     ("make", "factor"),
     [
@@ -278,6 +328,13 @@ def assigned(key: str, value: Any) -> Inpainting:
     return operator
 
 
+def with_prox(prox: Any) -> Inpainting:
+    """Whose owner also states its reflection: else nothing is claimed."""
+    operator = assigned("prox_l2", prox)
+    operator.reflection = 1.0
+    return operator
+
+
 class WithNormal(Foreign):
     norm = 1.0
 
@@ -291,7 +348,7 @@ class WithNormal(Foreign):
         (lambda: DEQProx(Blur(KERNEL), denoiser(), norm=0.1), r"The norm of Blur, 0.1, is too small: \|A x\| is 0\.9"),
         (lambda: DEQProx(assigned("norm", 0.1), denoiser()), r"The norm of Inpainting, 0.1, is too small: \|A x\| is 1"),
         (lambda: DEQProx(assigned("least", 0.9), denoiser()), r"'least' of Inpainting, 0.9, is too large: \|A x\|\^2 is 0"),
-        (lambda: DEQADMM(assigned("prox_l2", lambda z, y, g: 3 * z), denoiser(), norm=1.0), "prox_l2 of Inpainting is not"),
+        (lambda: DEQADMM(with_prox(lambda z, y, g: 3 * z), denoiser(), norm=1.0), "prox_l2 of Inpainting is not"),
         (lambda: DEQGrad(WithNormal(), denoiser(), norm=1.0), r"normal of WithNormal is not x -> A_adjoint\(A\(x\)\)"),
     ],
     ids=["given norm", "assigned norm", "assigned least", "assigned prox", "normal"],

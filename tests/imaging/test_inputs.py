@@ -222,3 +222,11 @@ def test_one_image_that_is_not_finite_does_not_harm_the_others() -> None:
     with pytest.warns(wp.errors.WellposedWarning, match="NOT_FINITE|not finite"):
         together = model(y)
     assert torch.equal(together[[0, 2]], alone) and bool(together[1].isnan().all())
+
+
+def test_the_range_of_images_is_not_asked_for_under_transforms() -> None:
+    model = wp.tasks.deblurrer(4)
+    y = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    mapped = torch.func.vmap(lambda v: model(v.unsqueeze(0))[0])(y)
+    model.largest = None  # no range is asked for
+    assert torch.equal(mapped, torch.func.vmap(lambda v: model(v.unsqueeze(0))[0])(y))

@@ -67,17 +67,29 @@ def check_hooks(owner: str, network: Any) -> None:
 
 
 def check_prox(owner: str, operator: Any) -> None:
-    """Refuses a `prox_l2` that belongs to another A: that of a base, where a subclass or the object
-    replaced A."""
+    """Refuses a `prox_l2` of this package, which is that of one A, where a subclass or the object
+    replaced A. A base of other code may compute it from the A of its subclass."""
     order, names = type(operator).__mro__, ("A", "A_adjoint", "forward")
     place = next((i for i, part in enumerate(order) if "prox_l2" in vars(part)), 0)
     below = {name for part in order[:place] for name in vars(part)} | set(getattr(operator, "__dict__", {}))
     changed = [name for name in names if name in below]
-    if changed and "prox_l2" not in below:
+    if changed and "prox_l2" not in below and of_library(order[place]):
         raise InvalidArgument(
             f"{owner} uses prox_l2 of {order[place].__name__}, but {type(operator).__name__} has another {changed[0]}. Define "
             "prox_l2 for it, or use DEQGrad or DEQProx, which need none."
         )
+
+
+def reflects(operator: Any) -> bool:
+    """Whether `reflection` is about the `prox_l2` that runs: not that of one which was replaced."""
+    order, own = type(operator).__mro__, getattr(operator, "__dict__", {})
+    places = [i for i, part in enumerate(order) if "prox_l2" in vars(part) and not _is_abstract(vars(part)["prox_l2"])]
+    replaced = "prox_l2" in own or (len(places) > 1 and not of_library(order[places[0]]))
+    return not replaced or "reflection" in own or any("reflection" in vars(part) for part in order[: places[0] + 1])
+
+
+def _is_abstract(method: Any) -> bool:
+    return bool(getattr(method, "__isabstractmethod__", False))
 
 
 def check_operator(cell: Any, like: Tensor) -> None:

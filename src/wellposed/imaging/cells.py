@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_interval
-from wellposed.imaging._claims import check_prox
+from wellposed.imaging._claims import check_prox, reflects
 from wellposed.imaging._reconstruction import ReconstructionCell, number_of
 
 
@@ -142,7 +142,8 @@ class DEQADMM(ReconstructionCell):
         raise NotImplementedError  # its step needs the data, not A^T y
 
     def _factor(self) -> float:
-        return (1 + self._lipschitz * self.reflection) / 2
+        reflection = self.reflection if reflects(self.operator) else math.inf
+        return (1 + self._lipschitz * reflection) / 2
 
     @property
     def reflection(self) -> float:
