@@ -99,10 +99,12 @@ class _Level:
 def _discounts(counts: Tensor) -> Tensor:
     """(4,) D at the counts 0, 1, 2 and 3 or more: 0 and the estimates of [chen1999]."""
     n = [float((counts == i).sum()) for i in range(1, 5)]
-    y = n[0] / (n[0] + 2 * n[1]) if n[0] and n[1] else 0.5
-    found = [i - (i + 1) * y * n[i] / n[i - 1] for i in (1, 2, 3)] if all(n) else []
-    # too few kinds to estimate three: one for all. With a discount of 0 a new token would have the probability 0.
-    return torch.tensor([0.0, *(found if min(found, default=0.0) > 0 else 3 * [y])], dtype=torch.float64)
+    if not all(n):  # too few kinds to estimate three: one for all, or a half
+        y = n[0] / (n[0] + 2 * n[1]) if n[0] and n[1] else 0.5
+        return torch.tensor([0.0, y, y, y], dtype=torch.float64)
+    y = n[0] / (n[0] + 2 * n[1])
+    found = [0.0] + [min(max(i - (i + 1) * y * n[i] / n[i - 1], 0.0), float(i)) for i in (1, 2, 3)]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _find(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
