@@ -19,13 +19,12 @@ from wellposed._tree import Array, host_dtype, relative, to_device, to_host
 JUDGED_AT = frozenset(5 * 2**k for k in range(20))
 #: The part of the predicted steps before the next measurement; the factor of the first step errs most.
 PART, FIRST_PART = 0.95, 0.5
-#: What is added to the predicted steps for each step of a stride beyond one: residuals fall more slowly than at first.
-MARGIN = 0.2
+FAR = 1e3  #: From this many times its target on a sample is first measured where it is judged: few steps hardly suffice.
+MARGIN = 0.2  #: Steps added to a prediction for each step of a stride beyond one: residuals fall more slowly than at first.
 #: The next measurement is at most this many steps ahead, or a quarter of the steps taken: factors change.
 FURTHEST = 16
 GRID = 5  #: A measurement that is far ahead is made at a multiple of this: the samples of a batch share it.
-#: A sample that is predicted to need more steps beyond the next of `JUDGED_AT` is slow: it is measured there too.
-FEW_STEPS = 10.0
+FEW_STEPS = 10.0  #: A sample predicted to need more steps beyond the next of `JUDGED_AT` is slow: it is measured there too.
 RUNAWAY_LIMIT = 10.0  #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
 NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")  #: What an outcome holds per sample, besides values.
 
@@ -212,14 +211,15 @@ class ResidualSchedule:
 
     Args:
         rows: How many samples.
-        first: The step of the first measurement after the start; 0 if all are due at every step.
+        first, far: The step of the first measurement, and that of samples `FAR` from their target; 0 if all are due always.
         few: In the place of `FEW_STEPS`; below 0 every sample is slow.
         stride: If above 1, samples are measured at `at` and at multiples of it only.
-        at: In the place of `JUDGED_AT`.
+        at: Where slow samples are measured.
     """
 
-    def __init__(self, rows: int, *, first: int, few: float, stride: int = 1, at: frozenset[int] = JUDGED_AT) -> None:
-        self._first, self._few, self._stride, self._at = GRID if stride > 1 else first, few, stride, at
+    def __init__(self, rows: int, *, first: int, far: int, few: float, stride: int, at: frozenset[int]) -> None:
+        self._first, self._far = (GRID, GRID) if stride > 1 else (first, far)
+        self._few, self._stride, self._at = few, stride, at
         self._due = np.zeros(rows, dtype=np.int64)
         self.slow = np.ones(rows, dtype=bool)  # (rows,) the samples that a switching rule may judge
         # (rows,) step, or target if all are due at every step, and residual of the last measurement
@@ -233,8 +233,8 @@ class ResidualSchedule:
 
     def expects_all(self, count: int, idle: Array | None) -> bool:
         """Whether all samples that are not (rows,) `idle` are predicted to be done at `count`."""
-        due = self._due <= count
-        return self._before is not None and count > self._first and bool((due if idle is None else due | idle).all())
+        due = self._due <= count if self._before is None else (self._due <= count) & (self._before[0] > 0)
+        return self._before is not None and bool((due if idle is None else due | idle).all())
 
     def one_more(self, count: int, done: Array) -> int:
         """The stride, if all samples that are not (rows,) `done` are due after one; else 0."""
@@ -252,7 +252,8 @@ class ResidualSchedule:
             self._before, self._start = (target, r), self._start if count else r
             return
         if self._before is None:  # no factor is known yet
-            self._before, self._due, self._start = (np.full_like(self._due, count), r), self._due + self._first, r
+            self._due = np.where(r > FAR * target, self._far, self._first)
+            self._before, self._start = (np.full_like(self._due, count), r), r
             return
         then, before = self._before
         # log of what is missing / log of the factor: NaN or negative for a factor of 1 or more

@@ -140,13 +140,13 @@ class _LeavePlain(AbstractSwitchingRule):
         assert point.first is not None
         then, before, predicted = self._before or (np.zeros(r.shape[0]), point.first, np.zeros_like(r))
         due = True if point.due is None else point.due
-        q = (r / before) ** (1.0 / (count - then))
-        followed = len(point.trail) >= 2
-        old = point.z - point.trail[-1] if followed else point.g
-        last = r / to_host(torch.linalg.vector_norm(old, dim=1)) if followed else q
-        # where steps cost little residuals have fallen for long, and may fall more slowly now
-        now = q if self._few == VERY_FEW_STEPS else np.maximum(q, last)
-        remaining, budget = _steps_to_target(r, target, now), to_host(point.budget)
+        missing = np.log(target / r)
+        now = q = (r / before) ** (1.0 / (count - then))
+        followed, old = len(point.trail) >= 2, None
+        if followed and self._few != VERY_FEW_STEPS:  # many cheap steps were taken, and residuals may fall more slowly now
+            old = point.z - point.trail[-1]
+            now = np.maximum(q, r / to_host(torch.linalg.vector_norm(old, dim=1)))
+        remaining, budget = _steps(missing, now), to_host(point.budget)
         self._before = np.where(due, count, then), np.where(due, r, before), predicted
         due = ~((remaining < np.minimum(ALMOST * self._few, budget)) | ((now <= predicted) & (remaining <= budget))) & due
         if not due.any():
@@ -155,17 +155,19 @@ class _LeavePlain(AbstractSwitchingRule):
             leave: Array = (~(q < 1) | (remaining > budget)) & due
             return leave
         gram = _gram(point, old, due)
-        before_last = r / last / np.sqrt(gram.sum(axis=(1, 2)))  # |older|, since older = d2 + d1 + g
-        q = np.maximum(q, (before_last * last) ** 0.5)  # of the last two steps: residuals fall more slowly than at first
-        remaining = _steps_to_target(r, target, q)
-        leave = (~(q < 1) | (remaining > budget)) & due
-        slow = ~(remaining <= (self._few if self._few == VERY_FEW_STEPS else min(ALMOST * self._few, FEW_STEPS))) & due
-        if (slow & ~leave).any():
+        # |older| and |old|, since older = d2 + d1 + g and old = d1 + g
+        oldest, older = np.sqrt(gram.sum(axis=(1, 2))), np.sqrt(gram[:, 1:, 1:].sum(axis=(1, 2)))
+        last, before_last = r / older, older / oldest
+        q = np.maximum(q, np.sqrt(r / oldest))  # of the last two steps: residuals fall more slowly than at first
+        plain = _steps(missing, q)
+        leave = (~(q < 1) | (plain > budget)) & due
+        slow = ~(plain <= (self._few if self._few == VERY_FEW_STEPS else min(ALMOST * self._few, FEW_STEPS))) & due & ~leave
+        if slow.any():
             later = np.minimum(np.maximum(q, last + np.maximum(last - before_last, 0.0)), 0.5 + 0.5 * q)
-            self._before = *self._before[:2], np.where(slow & ~leave, later, predicted)
+            self._before = *self._before[:2], np.where(slow, later, predicted)
             cut = _cut(gram)
-            accelerated = 1.0 + _steps_to_target(np.maximum(cut * r, target), target, q * cut ** (1 / 3))
-            leave |= slow & (self._price * accelerated + WARM_UP < _steps_to_target(r, target, later))
+            accelerated = 1.0 + _steps(np.minimum(missing - np.log(cut), 0.0), q * cut ** (1 / 3))
+            leave |= slow & (self._price * accelerated + WARM_UP < _steps(missing, later))
         return leave & ~(_steps_to_zero(point) <= budget) if leave.any() else leave
 
     def take(self, rows: Tensor) -> None:
@@ -231,20 +233,27 @@ def _taken(numbers: Iterable[Array], rows: Tensor) -> tuple[Any, ...]:
 
 def _steps_to_target(r: Array, target: Array, q: Array) -> Array:
     """(batch,) predicted steps at the factor q per step; infinite if q >= 1."""
-    steps: Array = np.where(q < 1, np.log(target / r) / np.log(q), np.inf)
+    return _steps(np.log(target / r), q)
+
+
+def _steps(missing: Array, q: Array) -> Array:
+    """The same, given the log of the factor by which r must fall."""
+    steps: Array = np.where(q < 1, missing / np.log(q), np.inf)
     return steps
 
 
-def _gram(point: Point, old: Tensor, due: Array) -> Array:
+def _gram(point: Point, old: Tensor | None, due: Array) -> Array:
     """(batch, 3, 3) products of d2 = older - old, d1 = old - g and g, the last steps.
 
     By one batched product of differences: the steps themselves may be almost equal. If few rows are
-    due only theirs are computed, and the others are 1.
+    due only theirs are computed, and the others are 1. `old` is z - trail[-1], if it is known.
     """
-    newer, older, g, few = point.trail[-1], point.trail[-2], point.g, 4 * due.sum() < due.shape[0]
+    few, z, newer, older, g = 4 * due.sum() < due.shape[0], point.z, point.trail[-1], point.trail[-2], point.g
     if few:
         rows = to_device(np.flatnonzero(due), g.device)
-        newer, older, old, g = (x.index_select(0, rows) for x in (newer, older, old, g))
+        z, newer, older, g = (x.index_select(0, rows) for x in (z, newer, older, g))
+    if few or old is None:
+        old = z - newer
     steps = torch.stack((torch.sub(newer, older).sub_(old), old - g, g), dim=1)
     products = to_host(torch.bmm(steps, steps.mT)).astype(np.float64)
     if not few:

@@ -91,9 +91,9 @@ class _Stage:
         self.last = LastStep(f, graph) if confirms else None
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
         first = 1 if self.plain else FIRST if solver.skips else 0
-        stride = rule.stride if self.plain and rule is not None and f.strides else 1
         at = JUDGED_AT if rule is None else rule.judged_at
-        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, few=few, stride=stride, at=at)
+        stride, far = (rule.stride, min(at)) if self.plain and rule is not None and f.strides else (1, first)
+        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at)
 
     def run(self) -> list[ActiveSamples]:
         """Returns the samples for the next stage."""
