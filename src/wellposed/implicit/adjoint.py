@@ -28,6 +28,7 @@ class AbstractPullback(abc.ABC):
     #: See `AbstractMap`.
     idle_part: float = 0.0
     cost: tuple[float, int] | None = None
+    led_away: tuple[int, ...] = ()
 
     @property
     def built_in(self) -> bool:
@@ -67,7 +68,7 @@ class JacobianPullback(AbstractPullback):
     def __init__(self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None) -> None:
         self._f, self._z = f, z
         self._jacobian = f.jacobian(z) if jacobian is None else jacobian
-        self.cost = None if f.cost is None else (2 * f.cost[0], f.cost[1])  # about two operations for each of f
+        self.cost, self.led_away = None if f.cost is None else (2 * f.cost[0], f.cost[1]), f.led_away  # two operations for one
 
     @property
     def built_in(self) -> bool:
@@ -155,6 +156,7 @@ class AdjointMap(AbstractMap):
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs
         self.writes_out, self.idle_part, self.cost = pullback.writes_out, pullback.idle_part, pullback.cost
+        self.led_away = pullback.led_away
 
     @property
     def built_in(self) -> bool:

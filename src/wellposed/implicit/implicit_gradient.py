@@ -84,6 +84,7 @@ class ImplicitGradient(AbstractGradient):
         z_star, f = outcome.value.detach(), as_seen_inside(f) if inside_a_mode() else f
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
+        f.led_away = outcome.led_away  # the adjoint has the Jacobian that they met
         return _attach(self, f, z_star, options, recorded=outcome.recorded)
 
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:

@@ -140,10 +140,8 @@ class Outcome:
     """Results of all samples, filled while samples leave the loop. Numbers are on the host.
 
     Attributes:
-        value: (batch, features).
-        g_norm, f_norm: (batch,) |f(z) - z| and |f(z)| at `value`.
-        steps: (batch,) evaluations.
-        codes: (batch,) of `Status`.
+        value: (batch, features). g_norm, f_norm: (batch,) |f(z) - z| and |f(z)| there.
+        steps, codes: (batch,) evaluations, and values of `Status`.
         rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
         image: (batch, features) f at `value`, if kept.
         history: [(samples, their evaluations, their relative residuals)], if recorded.
@@ -152,6 +150,7 @@ class Outcome:
         at_once: f at `value` if all samples converged at this evaluation of the whole batch.
         recorded: f at `value` with its graph, and a `sequence_number` from before it, if recorded.
         lent: `value` is a point of the run, of which only the rows with a status are answers.
+        led_away: The samples from which plain steps led away.
     """
 
     value: Tensor
@@ -167,6 +166,7 @@ class Outcome:
     at_once: Tensor | None = None
     recorded: tuple[Tensor, int] | None = None
     lent: bool = False
+    led_away: tuple[int, ...] = ()
 
     def allocated(self) -> Outcome:
         """With memory for values that are not known yet, in the place of the start."""

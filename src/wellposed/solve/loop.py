@@ -92,6 +92,8 @@ class _Stage:
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
         first = 1 if self.plain else FIRST if solver.skips else 0
         at = JUDGED_AT if rule is None else rule.judged_at
+        known = self.plain and rule is not None and f.led_away
+        self.known = np.isin(samples.index, f.led_away) if known else None  # (rows,) the next solver takes over at once
         stride, far = (rule.stride, min(at)) if self.plain and rule is not None and f.strides else (1, first)
         self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at)
 
@@ -145,7 +147,7 @@ class _Stage:
     def _starts_at_zero(self) -> bool:
         """Measures a start of one zero for all entries, where g is f(z), if no sample is done."""
         samples = self.samples
-        asked = self.rule is not None and not self.rule.uses_trail
+        asked = self.rule is not None and (not self.rule.uses_trail or self.known is not None)
         if not self.plain or self.record or asked or any(samples.z.stride()) or bool(samples.z[0, :1].any()):
             return False
         target = self.tolerance.target(r := to_host(torch.linalg.vector_norm(samples.fz, dim=1)))
@@ -172,6 +174,7 @@ class _Stage:
         if self.record:
             self.outcome.add_to_history(samples, r, s, self.idle)
         switch = rule.decide(count, point) if asked and rule is not None and point is not None else None
+        switch = self.known if count == 0 and self.known is not None else switch
         switch = None if switch is None or not switch.any() else np.asarray(switch)
         calm = ordinary and switch is None
         if calm and self.idle is None and due is None and (r <= target).all() and not samples.ran_away(r, s, atol).any():
@@ -232,8 +235,10 @@ class _Stage:
         self._keep_best(r, s, better & judged & ~answered, answered if self.idle is None else answered | self.idle)
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
+            away = on & (r >= samples.first_r) & self.plain  # plain steps have led away
+            self.outcome.led_away += tuple(samples.index[away])
             if self.f.is_affine and self.plain and samples.z.shape == (start := self.workspace.foreign)[0].shape:
-                back = to_device(on & (r >= samples.first_r), samples.z.device).unsqueeze(1)  # plain steps have led away
+                back = to_device(away, samples.z.device).unsqueeze(1)
                 samples.z, samples.fz = torch.where(back, start[0], samples.z), torch.where(back, start[1], samples.fz)
             self.passed_on.append(samples if on.all() and not self.workspace.used else samples.take(np.flatnonzero(on)))
             self.last = None  # they have no answer yet

@@ -33,6 +33,7 @@ class AbstractMap(abc.ABC):
     fresh: bool = True  #: Whether no earlier solve has shown that it draws no numbers from generators outside of torch.
     regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.
     cost: tuple[float, int] | None = None  #: Of an evaluation per row (`wellposed._torch.counted`), and its features.
+    led_away: tuple[int, ...] = ()  #: Rows from which plain steps lead away, as an earlier solve with its Jacobian showed.
     idle_part: float = 0.0  #: What `take` costs beyond copies, in evaluations: as large a part of the rows must be idle.
 
     @property
@@ -133,8 +134,7 @@ class FunctionMap(AbstractMap):
     From the error on it is evaluated for the whole batch, in which finished samples stand still.
 
     Args:
-        f: `f(state, *args) -> state`.
-        layout: The layout of the state.
+        f: `f(state, *args) -> state`. layout: That of the state.
         args: Structures of tensors; those whose first dimension is the batch follow their samples.
         low_precision: Whether f may return float16 or bfloat16 for float32, as under autocast.
         costs: Where the counted cost is kept for later solves, by shapes and dtype: it `strides`.
