@@ -65,10 +65,13 @@ class JacobianPullback(AbstractPullback):
 
     idle_part = 0.5  # some rows are recorded anew
 
-    def __init__(self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None) -> None:
+    def __init__(
+        self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None, led_away: tuple[int, ...] = ()
+    ) -> None:
         self._f, self._z = f, z
         self._jacobian = f.jacobian(z) if jacobian is None else jacobian
-        self.cost, self.led_away = None if f.cost is None else (2 * f.cost[0], f.cost[1]), f.led_away  # two operations for one
+        self.cost = None if f.cost is None else (2 * f.cost[0], f.cost[1])  # about two operations for each of f
+        self.led_away = led_away
 
     @property
     def built_in(self) -> bool:

@@ -84,8 +84,7 @@ class ImplicitGradient(AbstractGradient):
         z_star, f = outcome.value.detach(), as_seen_inside(f) if inside_a_mode() else f
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
-        f.led_away = outcome.led_away  # the adjoint has the Jacobian that they met
-        return _attach(self, f, z_star, options, recorded=outcome.recorded)
+        return _attach(self, f, z_star, options, recorded=outcome.recorded, led_away=outcome.led_away)
 
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
         return with_tail(f, solve_transformed(f, start, options), options)
@@ -158,19 +157,21 @@ class ImplicitGradient(AbstractGradient):
         return u if scale is None else u * scale, bool(solution.converged.all())
 
 
+@dataclass(frozen=True, eq=False)
 class _Adjoint:
     """The linear systems at one equilibrium, for a backward pass."""
 
-    def __init__(
-        self, gradient: ImplicitGradient, f: AbstractMap, options: SolveOptions, captured: Sequence[Tensor] = ()
-    ) -> None:
-        self.gradient, self.f, self.options, self.captured = gradient, f, options, captured
+    gradient: ImplicitGradient
+    f: AbstractMap
+    options: SolveOptions
+    captured: Sequence[Tensor] = ()
+    led_away: tuple[int, ...] = ()  # samples from which plain steps of the solve led away
 
     def general(self) -> _Adjoint:
         """The same for the general form (I - J)^T u = v, by `Auto` instead of a splitting."""
         if not isinstance(self.gradient.linear_solver, AbstractSplitting):
             return self
-        return _Adjoint(replace(self.gradient, linear_solver=None), self.f, self.options, self.captured)
+        return replace(self, gradient=replace(self.gradient, linear_solver=None))
 
     def solve(self, z: Tensor, v: Tensor, fz: Tensor) -> Tensor:
         """(I - J)^-T v, differentiable if a graph is being made."""
@@ -187,7 +188,7 @@ class _Adjoint:
             with torch.no_grad():
                 jacobian = self.f.jacobian(z.detach())
                 check_same_map(jacobian.value, fz)
-                pullback = JacobianPullback(self.f, z.detach(), jacobian=jacobian)
+                pullback = JacobianPullback(self.f, z.detach(), jacobian, self.led_away)
                 u_star = self.gradient.solve(pullback, v.detach(), self.options)
             if not torch.is_grad_enabled():
                 return u_star
@@ -201,6 +202,7 @@ def _attach(
     options: SolveOptions,
     captured: Sequence[Tensor] | None = None,
     recorded: tuple[Tensor, int] | None = None,
+    led_away: tuple[int, ...] = (),
 ) -> Tensor:
     """z* with the graph of f, recorded once, and the implicit derivative between the two."""
     known = f.inputs()
@@ -209,7 +211,7 @@ def _attach(
     else:
         fz = f.tracked(z_star)
     f.forget()
-    return _Root.apply(fz, z_star, _Adjoint(gradient, f, options, captured), *known, *captured)
+    return _Root.apply(fz, z_star, _Adjoint(gradient, f, options, captured, led_away), *known, *captured)
 
 
 class _Root(torch.autograd.Function):

@@ -92,8 +92,8 @@ class _Stage:
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
         first = 1 if self.plain else FIRST if solver.skips else 0
         at = JUDGED_AT if rule is None else rule.judged_at
-        known = self.plain and rule is not None and f.led_away
-        self.known = np.isin(samples.index, f.led_away) if known else None  # (rows,) the next solver takes over at once
+        # (rows,) the next solver takes over after one step
+        self.known = np.isin(samples.index, f.led_away) if f.led_away and self.plain and rule is not None else None
         stride, far = (rule.stride, min(at)) if self.plain and rule is not None and f.strides else (1, first)
         self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at)
 
@@ -121,9 +121,9 @@ class _Stage:
                     return
             samples = self.samples
             if count == 0:
-                self.state = solver.init(self.f, point)
-                samples.trail = ()
-            ahead = 1 if self.record else self.schedule.next_due(count + 1, self.idle) - count
+                self.state, samples.trail = solver.init(self.f, point), ()
+            at_once = self.record or (count == 0 and self.known is not None)
+            ahead = 1 if at_once else self.schedule.next_due(count + 1, self.idle) - count
             ahead = min(ahead, self.max_steps - samples.most(self.idle))
             count += ahead if self.plain or solver.skips else 1
             more: int | Array | Tensor = ahead if self.held is None else ahead - (ahead - 1) * self.held[0]
@@ -137,8 +137,7 @@ class _Stage:
                     check_step(solver, step, point, counted=isinstance(self.f, CountedMap))
                 samples.z, samples.fz, more = step.z, step.fz, step.evaluations
                 self.workspace.release(point.z, samples.tensors())
-            self.held = None
-            self.waited += 0 if self.idle is None else ahead
+            self.held, self.waited = None, self.waited + (0 if self.idle is None else ahead)
             if isinstance(self.f, CountedMap):
                 samples.evaluations = to_host(self.f.after_step())
             else:
@@ -147,7 +146,7 @@ class _Stage:
     def _starts_at_zero(self) -> bool:
         """Measures a start of one zero for all entries, where g is f(z), if no sample is done."""
         samples = self.samples
-        asked = self.rule is not None and (not self.rule.uses_trail or self.known is not None)
+        asked = self.rule is not None and not self.rule.uses_trail
         if not self.plain or self.record or asked or any(samples.z.stride()) or bool(samples.z[0, :1].any()):
             return False
         target = self.tolerance.target(r := to_host(torch.linalg.vector_norm(samples.fz, dim=1)))
@@ -174,7 +173,9 @@ class _Stage:
         if self.record:
             self.outcome.add_to_history(samples, r, s, self.idle)
         switch = rule.decide(count, point) if asked and rule is not None and point is not None else None
-        switch = self.known if count == 0 and self.known is not None else switch
+        if count == 1 and self.known is not None:  # unless entries of g vanish, as along a chain: there plain steps end
+            due = None if due is None else due | self.known
+            switch = self.known & (to_host(torch.count_nonzero(g, dim=1)) == g.shape[1])
         switch = None if switch is None or not switch.any() else np.asarray(switch)
         calm = ordinary and switch is None
         if calm and self.idle is None and due is None and (r <= target).all() and not samples.ran_away(r, s, atol).any():
@@ -235,7 +236,7 @@ class _Stage:
         self._keep_best(r, s, better & judged & ~answered, answered if self.idle is None else answered | self.idle)
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
-            away = on & (r >= samples.first_r) & self.plain  # plain steps have led away
+            away = on & self.plain & ((r >= samples.first_r) | (count == 1 and self.known is not None))  # plain steps lead away
             self.outcome.led_away += tuple(samples.index[away])
             if self.f.is_affine and self.plain and samples.z.shape == (start := self.workspace.foreign)[0].shape:
                 back = to_device(away, samples.z.device).unsqueeze(1)
