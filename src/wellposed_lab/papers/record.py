@@ -113,7 +113,7 @@ def program() -> str:
     """The versions of wellposed and torch, and a hash of the source.
 
     Code may change under the number of a release too: in a clone of the repository, or in an
-    installed package that was edited. A result of other code must not be taken for one of this code.
+    installed package that was edited. A result of other code is not taken for one of this code.
     """
     version = importlib.metadata.version("wellposed")
     return f"wellposed {version}, torch {torch.__version__}, source {source_hash(Path(__file__).parents[2])}"
