@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import tomllib
 from pathlib import Path
@@ -27,6 +28,17 @@ RECIPE = ROOT / "packaging" / "conda" / "meta.yaml"
 )
 def test_one_version_everywhere(file: str, pattern: str) -> None:
     assert re.findall(pattern, (ROOT / file).read_text(), flags=re.MULTILINE) == [PROJECT["version"]]
+
+
+def test_the_changelog_begins_with_the_version_and_its_date() -> None:
+    """A development version is unreleased, and has no date."""
+    (first, *_) = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    dates = re.findall(r"^date-released: (.*)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    if ".dev" in PROJECT["version"]:
+        assert (first, dates) == ("[Unreleased]", [])
+    else:
+        (date,) = dates
+        assert first == f"[{PROJECT['version']}] - {datetime.date.fromisoformat(date)}"
 
 
 def test_the_recipe_needs_what_the_package_needs() -> None:

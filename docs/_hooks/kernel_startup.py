@@ -1,4 +1,5 @@
-"""Runs in the kernel before a tutorial: a figure is shown when a cell assigns it, warnings are errors."""
+"""Runs in the kernel before a tutorial: a figure is shown when a cell assigns it, a part of one (`<matplotlib.legend.Legend at
+0x...>`) is not, warnings are errors."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 
 from IPython import get_ipython
 from IPython.display import Image, display
+from matplotlib.artist import Artist
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 
 DPI = 100
@@ -29,5 +32,7 @@ def after(*_: object) -> None:
             display(Image(content.getvalue()))  # type: ignore[no-untyped-call]
 
 
+for part in (Artist, Colorbar):
+    _shell.display_formatter.ipython_display_formatter.for_type(part, lambda part: None)
 _shell.events.register("pre_run_cell", before)
 _shell.events.register("post_run_cell", after)

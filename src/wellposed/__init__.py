@@ -59,7 +59,7 @@ from wellposed.solve import (
 )
 from wellposed.status import Status
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 #: Public too, but imported at the first use: scikit-learn is optional, and conformance tests are for test files.
 _ESTIMATORS = ("EquilibriumClassifier", "EquilibriumRegressor")

@@ -88,3 +88,14 @@ def test_links_out_of_the_site_become_text() -> None:
 def test_loading_from_elsewhere_is_found(text: str, suffix: str, found: int) -> None:
     pytest.importorskip("mkdocs", reason="the hooks of the site need mkdocs, which is optional and not installed")
     assert len(doc_hooks.load("offline").loads_from_elsewhere(text, suffix)) == found
+
+
+def test_options_and_numbers_are_kept_in_one_line_and_nothing_else_changes() -> None:
+    pytest.importorskip("mkdocs", reason="the hooks of the site need mkdocs, which is optional and not installed")
+    unbroken = doc_hooks.load("unbroken").unbroken
+    assert unbroken("<code>a --full x</code>") == '<code>a <span class="unbroken">--full</span> x</code>'
+    assert unbroken("<p>of 1.5e-6,</p>") == '<p>of <span class="unbroken">1.5e-6</span>,</p>'
+    page = f'<pre><code>--full 1e-6</code></pre><a title="1e-6" href="--x">well-posed</a><code>{"long-" * 9}</code>'
+    assert unbroken(page + "<script>1e-6</script>") == page + "<script>1e-6</script>"
+    text = "<table><td><code>--set a=1e-3 &lt;-</code> x &lt; 1e-3 - 2</td></table>\n"
+    assert re.sub('<span class="unbroken">|</span>', "", unbroken(text)) == text != unbroken(text)

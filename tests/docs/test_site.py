@@ -52,6 +52,7 @@ def test_tutorials_are_pages_with_figures_and_their_script(site: Path) -> None:
         page = (site / "tutorials" / f"{script.stem}.html").read_text()
         assert 'src="data:image/png;base64,' in page and "all of it was executed" in page
         assert not re.search(r'href="(?!https?:)[^"]*\.md[#"]', page)
+        assert not re.search(r"&lt;\S+ at 0x|Text\([\d.]+, ", page), "a part of a figure is printed beside it"
         assert (site / "tutorials" / script.name).read_text() == script.read_text()
 
 

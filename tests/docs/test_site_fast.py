@@ -65,6 +65,7 @@ def _search(chromium: browser.Browser, page: str, word: str, place: str) -> None
     chromium.value("document.querySelector('label[for=__search]').click()")
     chromium.value("document.querySelector('.md-search__input').focus()")
     chromium.ask("Input.insertText", text=word)
+    chromium.press("End", 35)  # the search reads what was typed when a key is released
     links: list[str] = []
     end = time.monotonic() + browser.SECONDS
     while not any(place in link for link in links):

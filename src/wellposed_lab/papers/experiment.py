@@ -100,7 +100,7 @@ class Result:
         values: The measurements, plain Python.
         seconds: Of CPU time, wherever it ran.
         cached: Whether it was read from an earlier run.
-        program: The versions, and the source of a development version, that measured it.
+        program: The versions and the source that measured it.
         commit: The one of that source, if it is under version control.
     """
 

@@ -110,14 +110,13 @@ def measured_by_others(results: Sequence[Result]) -> list[str]:
 
 @functools.cache
 def program() -> str:
-    """The versions of wellposed and torch; of a development version also a hash of the source.
+    """The versions of wellposed and torch, and a hash of the source.
 
-    A development version keeps its number while its code changes, and a result of other code must
-    not be taken for a result of this code.
+    Code may change under the number of a release too: in a clone of the repository, or in an
+    installed package that was edited. A result of other code is not taken for one of this code.
     """
     version = importlib.metadata.version("wellposed")
-    name = f"wellposed {version}, torch {torch.__version__}"
-    return name if "dev" not in version else f"{name}, source {source_hash(Path(__file__).parents[2])}"
+    return f"wellposed {version}, torch {torch.__version__}, source {source_hash(Path(__file__).parents[2])}"
 
 
 def source_hash(folder: Path) -> str:

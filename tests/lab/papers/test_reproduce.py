@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import wellposed_lab
 from wellposed.errors import InvalidArgument, RunError, WellposedWarning
 from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome, Record, changes_of, find, reproduce
 from wellposed_lab.papers.claims import slope, spread
 from wellposed_lab.papers.experiment import Result
-from wellposed_lab.papers.record import TaskCache, source_hash
+from wellposed_lab.papers.record import TaskCache, program, source_hash
 
 from .toy_experiment import Toy
 
@@ -79,6 +81,13 @@ def test_the_source_of_both_packages_counts(tmp_path: Path) -> None:
         after = source_hash(tmp_path)
         assert (after != before) is counts, name
         before = after
+
+
+def test_a_release_names_its_source_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files may be edited, and its number stays on the branch until the next one is begun."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1.0")
+    root = Path(str(wellposed_lab.__file__)).parents[1]
+    assert program.__wrapped__() == f"wellposed 0.1.0, torch {torch.__version__}, source {source_hash(root)}"
 
 
 def test_an_interrupted_run_continues(toy: Toy, tmp_path: Path) -> None:
