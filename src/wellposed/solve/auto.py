@@ -60,12 +60,14 @@ class Auto(AbstractSolver):
       kink acceleration can be stuck where plain steps are not;
     - from there to `NewtonKrylov` if plain steps do not contract, or N exceeds the budget. Where f
       is known to be affine, as in a backward pass, a sample that does not contract is passed on to
-      it at once: its Krylov space needs fewer products than acceleration.
+      it at once: its Krylov space needs fewer products than acceleration. If plain steps of the
+      forward solve led away, the backward pass takes only one of them before that.
 
     These predictions decide only about cost; the answer is judged by the residual, as with any
     solver. In an `EquilibriumLayer`, where a plain step of the cell costs less than a measurement,
     samples are measured after 5 steps and then at the multiple of 2 or 5 at which each should be
-    done: they may take some steps more than `Picard`.
+    done; where a step costs more, a sample far from its tolerance is first measured after 3 or 5.
+    They may take some steps more than `Picard`.
 
     Args:
         plain, accelerated, newton: The solvers of the three stages.
