@@ -188,3 +188,13 @@ def test_an_opteq_without_a_proof_of_training_has_one_of_its_equilibrium() -> No
     certificate = wp.certify(model, X, y)
     assert certificate.theorem == "contraction" and certificate.certified
     assert [(other.theorem, other.dynamics) for other in certificate.others] == [("radius", "flow"), ("radius", "descent")]
+
+
+def test_a_certificate_of_equilibria_says_that_targets_were_not_read() -> None:
+    cell = wp.nn.DenseCell(4, 8, weight=wp.nn.Spectral(0.9))
+    own = torch.nn.Sequential(wp.EquilibriumLayer(cell), torch.nn.Linear(8, 1))
+    X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
+    impossible = torch.arange(4.0)  # equal inputs, other targets
+    found = wp.certify(own, X, impossible)
+    assert found.certified and "y was not read" in str(found) and "No theorem about its training" in found.note
+    assert "y was not read" not in str(wp.certify(own)) + str(wp.certify(own, X))

@@ -94,15 +94,23 @@ def _certify(model: nn.Module, X: Any, y: Tensor | None, theorem: str, options: 
     if y is None:
         return _without_targets(model, X, theorem)
     if theorem not in CONVERGENCE and not has_certificate(model) and has_layers(model):
-        return certify_layers(model, X, "auto" if theorem == "well_posed" else theorem)
+        return _without_training(certify_layers(model, X, "auto" if theorem == "well_posed" else theorem), model)
     if theorem == "well_posed" or (theory_of(model) is None and has_one_equilibrium(model)):
-        return well_posed(model, X, "auto" if theorem == "well_posed" else theorem)
+        return _without_training(well_posed(model, X, "auto" if theorem == "well_posed" else theorem), model)
     check_data(model, X, y)
     if function is not None:
         return function(model, X, y, **options)
     if theorem == "auto":
         return _auto(model, X, y)
     return WELL_POSED[theorem](model) if is_theory_network(model) else well_posed(model, X, theorem)
+
+
+def _without_training(certificate: Certificate, model: nn.Module) -> Certificate:
+    """Says that the targets were not read."""
+    note = f"y was not read: this is about equilibria, not about the training of {type(model).__name__}."
+    if theory_of(model) is None:
+        note += " No theorem about its training is known."
+    return replace(certificate, note=f"{note} {certificate.note}".strip())
 
 
 def _without_targets(model: nn.Module, X: Any, theorem: str) -> Certificate:
