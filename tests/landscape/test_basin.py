@@ -55,6 +55,16 @@ def test_points_that_are_not_valid_are_undecided() -> None:
     assert found.area + found.undecided == pytest.approx(whole.area)
 
 
+def test_what_undecided_points_may_connect_is_undecided() -> None:
+    """A valley along a, cut by a strip of points without a value: the far part may belong to the basin."""
+    a, b = grid(41)
+    values = b**2 + 0.001 * a
+    cut = np.where(np.abs(a) < 0.16, np.nan, values)
+    level = 0.04
+    whole, found = basin(made(values), level=level), basin(made(cut), level=level)
+    assert found.area < 0.5 * whole.area < whole.area < found.area + found.undecided
+
+
 def test_borders_and_nothing() -> None:
     a, b = grid(5)
     assert basin(made(a + b), level=0.0).touches_border

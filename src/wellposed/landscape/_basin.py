@@ -22,7 +22,8 @@ class Basin:
     Attributes:
         level: The level.
         area: Of the part of the plane known to belong to it, in units of the coordinates.
-        undecided: Area of the triangles at its border that have a point without a valid value.
+        undecided: Area that it may have beyond that: points without a valid value may belong to it,
+            and so may what they connect to it.
         touches_border: Whether it leaves the picture, so that its true area is larger.
     """
 
@@ -40,8 +41,8 @@ def basin(surface: Surface, *, level: float) -> Basin:
     r"""The area of the component of {loss <= level} with the least loss, on a grid.
 
     Between points the loss is taken as linear on triangles (each square of the grid cut along one
-    diagonal); on these the area is exact. Triangles that touch the basin and have a corner without
-    a valid value are reported as `undecided`.
+    diagonal); on these the area is exact. Points without a valid value are not counted; the area
+    that the basin would have beyond that, if the loss were low at all of them, is `undecided`.
 
     Args:
         surface: Of two directions.
@@ -69,6 +70,8 @@ def basin(surface: Surface, *, level: float) -> Basin:
     if labels[lowest] == 0:
         return Basin(float(level), 0.0, 0.0, False)
     inside = labels == labels[lowest]
+    labels, _ = ndimage.label((values <= level) | ~valid, structure=_EDGES)
+    possible = labels == labels[lowest]
     heights = np.diff(surface.coordinates[0])[:, None] * np.diff(surface.coordinates[1])[None, :] / 2
     area = undecided = 0.0
     first, second = slice(0, -1), slice(1, None)
@@ -76,9 +79,10 @@ def basin(surface: Surface, *, level: float) -> Basin:
     for triangle in ((corner, below, across), (corner, right, across)):
         v = np.stack([values[place] for place in triangle])
         ok = np.stack([valid[place] for place in triangle]).all(axis=0)
-        touched = np.stack([inside[place] for place in triangle]).any(axis=0)
-        area += float((heights * _part_below(v, level))[ok & touched].sum())
-        undecided += float(heights[~ok & touched].sum())
+        touched, may_touch = (np.stack([points[place] for place in triangle]).any(axis=0) for points in (inside, possible))
+        below = heights * np.where(ok, _part_below(v, level), 1.0)
+        area += float(below[ok & touched].sum())
+        undecided += float(below[may_touch & ~(ok & touched)].sum())
     border = np.concatenate([inside[0], inside[-1], inside[:, 0], inside[:, -1]])
     return Basin(float(level), area, undecided, bool(border.any()))
 

@@ -90,7 +90,7 @@ def _contour(ax: Any, panel: Mapping[str, Any]) -> None:
     if np.ma.getmaskarray(values).any():
         unknown = np.ma.masked_where(~np.ma.getmaskarray(values), np.ones(values.shape))
         ax.pcolor(sides, sides, unknown.T, cmap=ListedColormap([_UNKNOWN]), hatch="xxxx", edgecolor="0.5", linewidth=0)
-        ax.legend(handles=[Patch(facecolor=_UNKNOWN, edgecolor="0.5", hatch="xxxx", label="no equilibrium")], fontsize=7)
+        ax.legend(handles=[Patch(facecolor=_UNKNOWN, edgecolor="0.5", hatch="xxxx", label="undecided")], fontsize=7)
     ax.plot(0, 0, "+", color="red", markersize=8)
     ax.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]))
 
