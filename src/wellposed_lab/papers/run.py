@@ -153,9 +153,9 @@ def _commit() -> str | None:
 
 def about_sizes(config: ExperimentConfig, experiment: AbstractExperiment) -> list[str]:
     """Verdicts are about the sizes that were run."""
-    full = experiment.full.to_dict()
-    other = [f"{key} {full[key]}" for key, value in config.to_dict().items() if value != full[key]]
-    return [f"the verdicts are about these sizes; --full has {', '.join(other)}"] if other else []
+    full, own = experiment.full.to_dict(), config.to_dict()
+    here, there = (", ".join(f"{key} {sizes[key]}" for key in own if own[key] != full[key]) for sizes in (own, full))
+    return [f"the verdicts are about these sizes: {here}; --full has {there}"] if here else []
 
 
 def why_no_figure() -> str | None:

@@ -34,7 +34,8 @@ def test_a_claim_that_fails_is_reported_as_such(toy: Toy) -> None:
     assert reproduce(toy.name, changes={"numbers": (2, 4)}).outcome("even") is ClaimOutcome.REPRODUCED
     text = str(record)
     assert "NOT REPRODUCED" in text and "6 of 9 are odd" in text and "no square is odd" in text and "Only integers." in text
-    assert "the verdicts are about these sizes; --full has numbers [1, 2, 3, 4, 5, 6, 7, 8, 9]" in record.departures
+    sizes = "the verdicts are about these sizes: numbers [1, 2, 3]; --full has numbers [1, 2, 3, 4, 5, 6, 7, 8, 9]"
+    assert sizes in record.departures
     assert not any("these sizes" in note for note in reproduce(toy.name, "full").departures)
     with pytest.raises(InvalidArgument, match="no claim 'odd'"):
         record.outcome("odd")
