@@ -190,3 +190,10 @@ def test_the_residual_of_every_scale(size: float) -> None:
     z, residual = wp.export(wp.EquilibriumLayer(lambda z, x: 0.5 * z + x), x, steps=3)(x)
     fz = 0.5 * z.double() + x.double()
     torch.testing.assert_close(residual.double(), (fz - z.double()).norm(dim=1) / fz.norm(dim=1), rtol=1e-4, atol=1e-6)
+
+
+def test_a_map_without_equilibrium_is_refused_though_its_relative_residual_falls() -> None:
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    for cell in (lambda z, x: z + x, lambda z, x: z + torch.relu(x) + 1):
+        with pytest.raises(wp.InvalidArgument, match="may have no equilibrium|bring the residual"):
+            wp.export(wp.EquilibriumLayer(cell), x)

@@ -432,3 +432,22 @@ def test_a_warning_can_be_silenced_by_class() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
         wp.fixed_point(doubling, ONE, wp.Picard())
+
+
+@pytest.mark.parametrize("solver", [wp.Auto(), wp.Anderson(), wp.Picard()], ids=repr)
+def test_a_map_that_moves_by_a_constant_has_the_factor_one(solver: wp.solve.AbstractSolver) -> None:
+    """In float32 z grows until z + x is z: a residual of 0 that is no equilibrium, and no factor."""
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    with pytest.warns(wp.errors.NotConvergedWarning, match="may have no fixed point|may not contract"):
+        solution = wp.fixed_point(lambda z, x: z + x, torch.zeros(3, 4), solver, args=(x,))
+    assert not bool(solution.converged.any()) and bool((solution.rate > 0.9).all())
+
+
+def test_few_steps_give_the_advice_to_take_more() -> None:
+    with pytest.warns(wp.errors.NotConvergedWarning, match="Raise max_steps: so few steps"):
+        wp.fixed_point(lambda z: 0.5 * torch.tanh(z) + 1, torch.zeros(2, 3), max_steps=1)
+
+
+def test_a_class_is_not_a_cell() -> None:
+    with pytest.raises(wp.errors.InvalidType, match=r"cell must be an object; got the class Linear. Give Linear\(\.\.\.\)"):
+        wp.EquilibriumLayer(torch.nn.Linear)

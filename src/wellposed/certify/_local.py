@@ -228,7 +228,11 @@ def _assembled(
     verdict = Verdict.VIOLATED if double else Verdict.UNDECIDED if open_ones or not total else Verdict.CERTIFIED
     if verdict is Verdict.CERTIFIED:
         alone = everywhere.certified and all(sample.radius == math.inf for sample in samples)
-        where = "and no other anywhere" if alone else "in a ball around it; others far away are not excluded"
+        where = (
+            "and no other anywhere"
+            if alone
+            else "in a ball around it, or around a point near it where the radius is 0; others far away are not excluded"
+        )
         licenses = (
             f"{subject} has exactly one equilibrium {where}. `error_bound` bounds |z - z*|, `gradient_error` "
             "the relative error of the adjoint, in exact arithmetic for the stored weights.",

@@ -268,7 +268,7 @@ class _Recorder(DispatchMode):
         else:
             raise self.refuse(
                 f"It uses a tensor of shape {tuple(tensor.shape)} that is neither a parameter, nor a buffer, nor part of x. "
-                "Register it with register_buffer."
+                "Register it with register_buffer; if it is a weight of a module, write the cell as a Module that holds it."
             )
         self._hold(tensor, self.add(step))
         return step

@@ -80,9 +80,9 @@ def basin(surface: Surface, *, level: float) -> Basin:
         v = np.stack([values[place] for place in triangle])
         ok = np.stack([valid[place] for place in triangle]).all(axis=0)
         touched, may_touch = (np.stack([points[place] for place in triangle]).any(axis=0) for points in (inside, possible))
-        below = heights * np.where(ok, _part_below(v, level), 1.0)
-        area += float(below[ok & touched].sum())
-        undecided += float(below[may_touch & ~(ok & touched)].sum())
+        low = heights * np.where(ok, _part_below(v, level), 1.0)
+        area += float(low[ok & touched].sum())
+        undecided += float(low[may_touch & ~(ok & touched)].sum())
     border = np.concatenate([inside[0], inside[-1], inside[:, 0], inside[:, -1]])
     return Basin(float(level), area, undecided, bool(border.any()))
 

@@ -16,6 +16,7 @@ from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves, map_tenso
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn.cell import AbstractCell, DenseCell, zero_state
 from wellposed.nn.layer import DEFAULT_RTOL, EquilibriumLayer
+from wellposed.solve._samples import RUNAWAY_LIMIT
 
 #: Past steps that accelerated iteration keeps.
 MEMORY = 5
@@ -227,6 +228,19 @@ def _choose(module: _FixedSteps, f: Any, start: Tensor, rtol: float, most: int) 
     plain, fast = needed.get(0, torch.inf), needed.get(MEMORY, torch.inf)
     module.accelerated = plain > WORTH * fast
     module.steps = int(RESERVE * (fast if module.accelerated else plain)) + 1
+    _check_size(list(_steps(f, start, module.steps, MEMORY if module.accelerated else 0)))
+
+
+def _check_size(run: list[tuple[Tensor, Tensor]]) -> None:
+    """Raises where |f(z) - z| is small relative to |f(z)| only because z grew, as for z + 1."""
+    r = torch.stack([torch.linalg.vector_norm(fz - z, dim=1) for z, fz in run])
+    s = torch.stack([torch.linalg.vector_norm(fz, dim=1) for _, fz in run])
+    fallen = r[-1] + 8 * torch.finfo(s.dtype).eps * s[-1] <= 0.5 * r.amax(dim=0)
+    if bool(((s[-1] > RUNAWAY_LIMIT * s[0]) & ~fallen).any()):
+        raise InvalidArgument(
+            f"export: at the example x the state grows, to |z| = {float(s[-1].max()):.1e}, and |f(z) - z| does not fall: the "
+            "cell may have no equilibrium. Constrain it, e.g. with Spectral(bound=0.95)."
+        )
 
 
 def _frozen(cell: Any) -> Any:

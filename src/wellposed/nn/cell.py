@@ -292,7 +292,8 @@ def _origin(state: Any, given: bool, state_shape: tuple[int, ...] | None, error:
     if given:
         return f"the given z0, {shapes} of {_dtypes(state)}: {error}. z0 must have the shapes and dtype of f(z, x)."
     if state_shape is not None:
-        return f"z of shape {shapes} by state_shape={state_shape}: {error}. It must be that of f(z, x) less the batch."
+        wanted = "It must be that of f(z, x) less the batch, and x must fit the cell."
+        return f"z of shape {shapes} by state_shape={state_shape}: {error}. {wanted}"
     return (
         f"z of the shape of x, {shapes}, which is the default: {error}. "
         "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."

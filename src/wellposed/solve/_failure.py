@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 #: A residual below this many roundings after this many steps has reached its floor.
 ROUNDINGS, MANY = 100.0, 50
+FELL = 0.99  #: A greater factor per step: |f(z) - z| has not fallen to its floor, only |f(z)| is large.
 
 
 class Advising(Protocol):
@@ -53,11 +54,13 @@ def describe(options: SolveOptions, solution: Solution, by: Advising, unrolled: 
     eps = torch.finfo(dtype).eps
     if status is Status.MAX_STEPS and rtol < 4 * eps:
         return f"{text} rtol={rtol:.0e} is below what {dtype} resolves: raise rtol or use float64."
-    if status is Status.MAX_STEPS and not unrolled and steps >= MANY and residual < ROUNDINGS * eps:
+    if status is Status.MAX_STEPS and not unrolled and steps >= MANY and residual < ROUNDINGS * eps and rate < FELL:
         return (
             f"{text} That is near the rounding of {dtype} in f (large weights that cancel lose digits), and more steps may "
             "not help: loosen rtol, or solve in float64."
         )
+    if status is Status.MAX_STEPS and not unrolled and steps <= 2:
+        return f"{text} Raise max_steps: so few steps do not show whether the map contracts."
     return f"{text} {by.advice(status, rate)}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import apart, eager, require_values
@@ -113,6 +113,8 @@ def check_options(f: Any, solver: Any, *, name: str = "f") -> None:
     """Checks the map (called `name`) and the solver of a solve."""
     if not callable(f):
         raise InvalidType(f"{name} must be callable; got {type(f).__name__}.")
+    if isinstance(f, type) and issubclass(f, nn.Module):
+        raise InvalidType(f"{name} must be an object; got the class {f.__name__}. Give {f.__name__}(...).")
     if not isinstance(solver, AbstractSolver):
         hint = " Choices are objects: give Anderson(), not its name or class." if isinstance(solver, (str, type)) else ""
         raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")

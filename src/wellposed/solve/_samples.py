@@ -211,7 +211,7 @@ class ResidualSchedule:
 
     Args:
         rows: How many samples.
-        first, far: The step of the first measurement, and that of samples `FAR` from their target; 0 if all are due always.
+        first, far: The first step measured, and that of samples `FAR` from their target; 0 for all.
         few: In the place of `FEW_STEPS`; below 0 every sample is slow.
         stride: If above 1, samples are measured at `at` and at multiples of it only.
         at: Where slow samples are measured.

@@ -23,7 +23,6 @@ from wellposed.status import Status
 
 #: A residual this many times the least one seen is divergence: in float32 no digit of the start is left.
 GROWTH_LIMIT = 1e8
-FIRST = 3  #: The first measurement of a solver that `skips`: its first steps may lead away.
 TRAIL = 3  #: Points before the present one that are kept for the next solver.
 LONG = 8  #: After so many steps with finished rows in the batch it is asked at every measurement whether to take them out.
 
@@ -90,7 +89,7 @@ class _Stage:
         confirms = self.plain and (f.repeats or graph) and not f.built_in and samples.z.shape[0] == outcome.value.shape[0]
         self.last = LastStep(f, graph) if confirms else None
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
-        first = 1 if self.plain else FIRST if solver.skips else 0
+        first = 1 if self.plain else 3 if solver.skips else 0  # the first steps of one that skips may lead away
         at = JUDGED_AT if rule is None else rule.judged_at
         # (rows,) the next solver takes over after one step
         self.known = np.isin(samples.index, f.led_away) if f.led_away and self.plain and rule is not None else None
@@ -268,9 +267,10 @@ class _Stage:
             return
         samples, out = self.samples, self.outcome
         done, steps, r_, s_ = (codes == Status.CONVERGED)[leave], samples.evaluations[leave], r[leave], s[leave]
-        rate = (r_ / samples.first_r[leave]) ** (1.0 / np.maximum(steps - 1, 1)).astype(r.dtype)
+        best = np.where(done, r_, samples.best_r[leave])  # |g| is below that of the best point only where |f| ran away
+        rate = (np.maximum(r_, best) / samples.first_r[leave]) ** (1.0 / np.maximum(steps - 1, 1)).astype(r.dtype)
         if not done.all():
-            r_, s_ = np.where(done, r_, samples.best_r[leave]), np.where(done, s_, samples.best_s[leave])
+            r_, s_ = best, np.where(done, s_, samples.best_s[leave])
         numbers = (r_, s_, steps, codes[leave], rate)
         own = done.all() and all(samples.z is not other for other in self.workspace.foreign)
         if own and done.shape[0] == out.value.shape[0]:  # all at once: nothing to gather
