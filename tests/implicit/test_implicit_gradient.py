@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 import wellposed as wp
 from conformance import cross
 from equilibria import CASES, F64, Case, dense_gradients, leaf, normal
+from wellposed._tree import measure
+from wellposed.solve import loop
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import SolveOptions
 from wellposed.solve.solver import Tolerance
@@ -539,6 +542,58 @@ def test_adjoint_of_a_chain_keeps_to_plain_steps_though_those_of_the_solve_led_a
     layer(x, z0).backward(v)
     expected = v.flip(1).cumsum(1).flip(1)  # (I - J)^-T v
     torch.testing.assert_close(x.grad, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_adjoint_is_first_measured_where_the_factors_of_the_solve_predict_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or two measurements, after about as many products as a loop that measures at each needs."""
+    W = 0.5 * torch.linalg.qr(normal(16, 16, seed=61))[0]
+    x, v = normal(8, 16, seed=62).requires_grad_(), normal(8, 16, seed=63)
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(z @ W.T + x), state_shape=(16,), rtol=1e-4, on_failure="raise")
+    z = layer(x)
+    measured = []
+    monkeypatch.setattr(loop, "measure", lambda g, fz: measured.append(len(g)) or measure(g, fz))
+    (z * v).sum().backward()
+    assert 1 <= len(measured) <= 2, measured
+    slopes = 1 - z.detach() ** 2
+    u, needed = v, torch.zeros(8, dtype=torch.int64)
+    while (open_ := ((slopes * u) @ W + v - u).norm(dim=1) > 1e-4 * u.norm(dim=1)).any():
+        u, needed = (slopes * u) @ W + v, needed + open_
+    assert layer.last_adjoint is not None
+    extra = layer.last_adjoint.num_steps - needed
+    assert ((extra >= 1) & (extra <= 8)).all(), (
+        layer.last_adjoint.num_steps,
+        needed,
+    )  # cheap steps are measured at every fifth
+
+
+@pytest.mark.parametrize(("rate", "end"), [(0.1, 0.9), (0.9, 0.1)], ids=["slower than the solve", "faster than the solve"])
+def test_adjoint_whose_factor_is_not_that_of_the_solve(rate: float, end: float) -> None:
+    """Far from the equilibrium |f(z) - z| falls by another factor than at it: the prediction is wrong, the answer right."""
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        e = z - x
+        return x + rate * e.sign() * (e.abs() - 1e-3).relu() + end * e.clamp(-1e-3, 1e-3)
+
+    x, v = torch.rand(5, 7, dtype=F64, requires_grad=True), normal(5, 7, seed=64)
+    layer = wp.EquilibriumLayer(cell, on_failure="raise", rtol=1e-5, max_steps=400)
+    layer(x, 1e5 + torch.zeros(5, 7, dtype=F64)).backward(v)  # J = end, df/dx = 1 - end
+    assert layer.last_adjoint is not None and layer.last_solution is not None
+    needed = math.log(1e-5) / math.log(end)
+    steps = layer.last_adjoint.num_steps
+    assert (steps <= needed + 20).all() and bool(layer.last_adjoint.converged.all()), (steps, needed)
+    torch.testing.assert_close(x.grad, v, rtol=0, atol=1e-5 / (1 - end) * 2 * float(v.norm(dim=1).max()))
+
+
+def test_adjoint_of_rows_solved_as_one_sample_has_no_prediction() -> None:
+    W = 0.1 * normal(6, 6, seed=65)
+    x, v = normal(4, 6, seed=66).requires_grad_(), normal(4, 6, seed=67)
+    z = wp.EquilibriumLayer(lambda z, x: torch.tanh(z @ W + z.mean(dim=0) * 0.2 + x), on_failure="raise", coupled=True)(
+        x, torch.zeros(4, 6, dtype=F64)
+    )
+    (gradient,) = torch.autograd.grad(z, x, v)
+    J = torch.func.jacrev(lambda z: torch.tanh(z @ W + z.mean(dim=0) * 0.2 + x.detach()))(z.detach()).reshape(24, 24)
+    u = torch.linalg.solve((torch.eye(24, dtype=F64) - J).T, v.reshape(24)).reshape(4, 6)
+    torch.testing.assert_close(gradient, (1 - z.detach() ** 2) * u, rtol=0, atol=1e-4 * float(u.abs().max()))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from wellposed._torch import Edge, apart, graph_edge, sequence_number, uncompiled
-from wellposed._tree import differs
+from wellposed._tree import Array, differs
 from wellposed.errors import WellposedError
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
 from wellposed.solve.map import AbstractMap, RowsCoupled
@@ -28,7 +28,7 @@ class AbstractPullback(abc.ABC):
     #: See `AbstractMap`.
     idle_part: float = 0.0
     cost: tuple[float, int] | None = None
-    led_away: tuple[int, ...] = ()
+    plain_factor: Array | None = None
 
     @property
     def built_in(self) -> bool:
@@ -66,12 +66,12 @@ class JacobianPullback(AbstractPullback):
     idle_part = 0.5  # some rows are recorded anew
 
     def __init__(
-        self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None, led_away: tuple[int, ...] = ()
+        self, f: AbstractMap, z: Tensor, jacobian: AbstractJacobian | None = None, plain_factor: Array | None = None
     ) -> None:
         self._f, self._z = f, z
         self._jacobian = f.jacobian(z) if jacobian is None else jacobian
         self.cost = None if f.cost is None else (2 * f.cost[0], f.cost[1])  # about two operations for each of f
-        self.led_away = led_away
+        self.plain_factor = plain_factor
 
     @property
     def built_in(self) -> bool:
@@ -159,7 +159,7 @@ class AdjointMap(AbstractMap):
     def __init__(self, pullback: AbstractPullback, rhs: Tensor) -> None:
         self._pullback, self._rhs = pullback, rhs
         self.writes_out, self.idle_part, self.cost = pullback.writes_out, pullback.idle_part, pullback.cost
-        self.led_away = pullback.led_away
+        self.plain_factor = pullback.plain_factor
 
     @property
     def built_in(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import full_precision, inside_a_mode, is_legacy_batched, transforms_active
-from wellposed._tree import to_host
+from wellposed._tree import Array, to_host
 from wellposed.errors import InvalidType, WellposedError
 from wellposed.implicit._captured import as_seen_inside
 from wellposed.implicit._linear import solve_linear
@@ -84,7 +84,7 @@ class ImplicitGradient(AbstractGradient):
         z_star, f = outcome.value.detach(), as_seen_inside(f) if inside_a_mode() else f
         if isinstance(f, AbstractStructuredMap) and outcome.image is not None:
             return _StructuredRoot.apply(_Adjoint(self, f, options), z_star, outcome.image, *f.inputs())
-        return _attach(self, f, z_star, options, recorded=outcome.recorded, led_away=outcome.led_away)
+        return _attach(self, f, z_star, options, recorded=outcome.recorded, plain_factor=outcome.plain_factor)
 
     def transformed(self, f: AbstractMap, start: Tensor, options: SolveOptions) -> Tensor:
         return with_tail(f, solve_transformed(f, start, options), options)
@@ -165,7 +165,7 @@ class _Adjoint:
     f: AbstractMap
     options: SolveOptions
     captured: Sequence[Tensor] = ()
-    led_away: tuple[int, ...] = ()  # samples from which plain steps of the solve led away
+    plain_factor: Array | None = None  # of the solve
 
     def general(self) -> _Adjoint:
         """The same for the general form (I - J)^T u = v, by `Auto` instead of a splitting."""
@@ -188,7 +188,7 @@ class _Adjoint:
             with torch.no_grad():
                 jacobian = self.f.jacobian(z.detach())
                 check_same_map(jacobian.value, fz)
-                pullback = JacobianPullback(self.f, z.detach(), jacobian, self.led_away)
+                pullback = JacobianPullback(self.f, z.detach(), jacobian, self.plain_factor)
                 u_star = self.gradient.solve(pullback, v.detach(), self.options)
             if not torch.is_grad_enabled():
                 return u_star
@@ -202,7 +202,7 @@ def _attach(
     options: SolveOptions,
     captured: Sequence[Tensor] | None = None,
     recorded: tuple[Tensor, int] | None = None,
-    led_away: tuple[int, ...] = (),
+    plain_factor: Array | None = None,
 ) -> Tensor:
     """z* with the graph of f, recorded once, and the implicit derivative between the two."""
     known = f.inputs()
@@ -211,7 +211,7 @@ def _attach(
     else:
         fz = f.tracked(z_star)
     f.forget()
-    return _Root.apply(fz, z_star, _Adjoint(gradient, f, options, captured, led_away), *known, *captured)
+    return _Root.apply(fz, z_star, _Adjoint(gradient, f, options, captured, plain_factor), *known, *captured)
 
 
 class _Root(torch.autograd.Function):

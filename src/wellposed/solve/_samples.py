@@ -27,7 +27,6 @@ GRID = 5  #: A measurement that is far ahead is made at a multiple of this: the 
 FEW_STEPS = 10.0  #: A sample predicted to need more steps beyond the next of `JUDGED_AT` is slow: it is measured there too.
 RUNAWAY_LIMIT = 10.0  #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
 NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")  #: What an outcome holds per sample, besides values.
-
 NO_NUMBERS = torch.empty(0, dtype=torch.int64)
 
 
@@ -150,7 +149,7 @@ class Outcome:
         at_once: f at `value` if all samples converged at this evaluation of the whole batch.
         recorded: f at `value` with its graph, and a `sequence_number` from before it, if recorded.
         lent: `value` is a point of the run, of which only the rows with a status are answers.
-        led_away: The samples from which plain steps led away.
+        plain_factor: (batch,) `rate` if only plain steps were taken, infinite if they led away.
     """
 
     value: Tensor
@@ -166,7 +165,7 @@ class Outcome:
     at_once: Tensor | None = None
     recorded: tuple[Tensor, int] | None = None
     lent: bool = False
-    led_away: tuple[int, ...] = ()
+    plain_factor: Any = None
 
     def allocated(self) -> Outcome:
         """With memory for values that are not known yet, in the place of the start."""
@@ -197,11 +196,6 @@ class Outcome:
         """Whether all samples converged, and nothing else is to be said."""
         return not (self.coupled or self.note or to_host(self.codes).any())
 
-    def numbers_only(self) -> Outcome:
-        """Without f at `value`, which holds memory."""
-        self.image = self.at_once = self.recorded = None
-        return self
-
 
 class ResidualSchedule:
     """The steps at which the samples of one stage are measured.
@@ -215,11 +209,12 @@ class ResidualSchedule:
         few: In the place of `FEW_STEPS`; below 0 every sample is slow.
         stride: If above 1, samples are measured at `at` and at multiples of it only.
         at: Where slow samples are measured.
+        factor: (rows,) `Outcome.plain_factor`; it predicts the first measurement, if that is near.
     """
 
-    def __init__(self, rows: int, *, first: int, far: int, few: float, stride: int, at: frozenset[int]) -> None:
+    def __init__(self, rows: int, *, first: int, far: int, few: float, stride: int, at: frozenset[int], factor: Any) -> None:
         self._first, self._far = (GRID, GRID) if stride > 1 else (first, far)
-        self._few, self._stride, self._at = few, stride, at
+        self._few, self._stride, self._at, self._factor = few, stride, at, factor
         self._due = np.zeros(rows, dtype=np.int64)
         self.slow = np.ones(rows, dtype=bool)  # (rows,) the samples that a switching rule may judge
         # (rows,) step, or target if all are due at every step, and residual of the last measurement
@@ -251,28 +246,33 @@ class ResidualSchedule:
         if not self._first:
             self._before, self._start = (target, r), self._start if count else r
             return
-        if self._before is None:  # no factor is known yet
+        if self._before is None:
             self._due = np.where(r > FAR * target, self._far, self._first)
             self._before, self._start = (np.full_like(self._due, count), r), r
+            if self._factor is not None:
+                wanted = np.log(target / r) / np.log(self._factor)
+                self.slow = ~((wanted >= 1) & (wanted <= FURTHEST))
+                self._due = np.where(self.slow, self._due, self._next(count, wanted))
             return
         then, before = self._before
         # log of what is missing / log of the factor: NaN or negative for a factor of 1 or more
         wanted = np.log(target / r) / np.log(r / before) * (count - then)
         # a residual that is still above the first one may end suddenly: a nilpotent W makes it rise, then 0
-        ahead = (PART if count > 1 else FIRST_PART) * wanted if self._stride == 1 else wanted + MARGIN * (self._stride - 1)
-        ahead = np.where((ahead >= 1) & (r < self._start), np.minimum(ahead, max(FURTHEST, count // 4)), 1.0)
-        next_one = count + ahead.astype(np.int64)
-        if self._stride > 1:  # the first multiple at which the sample should be done: a step too many costs little
-            next_one = (next_one // self._stride + 1) * self._stride
-        else:
-            next_one = np.where(ahead < GRID, next_one, next_one // GRID * GRID)
+        later = self._next(count, np.where(r < self._start, wanted, 0.0))
         judged = min((step for step in self._at if step > count), default=count)
         slow = ~((wanted >= 0) & (wanted <= self._few + judged - count)) if self._few >= 0 else self.slow
-        if due is None:
-            self._before, self._due, self.slow = (np.full_like(then, count), r), next_one, slow
-        else:
-            self._before = np.where(due, count, then), np.where(due, r, before)
-            self._due, self.slow = np.where(due, next_one, self._due), np.where(due, slow, self.slow)
+        now = True if due is None else due
+        self._before = np.where(now, count, then), np.where(now, r, before)
+        self._due, self.slow = np.where(now, later, self._due), np.where(now, slow, self.slow)
+
+    def _next(self, count: int, wanted: Array) -> Array:
+        """(rows,) the next measurement of samples that should be done `wanted` steps after `count`."""
+        ahead = (FIRST_PART if count == 1 else PART) * wanted if self._stride == 1 else wanted + MARGIN * (self._stride - 1)
+        ahead = np.where(ahead >= 1, np.minimum(ahead, max(FURTHEST, count // 4)), 1.0)
+        step: Array = count + ahead.astype(np.int64)
+        if self._stride > 1:  # the first multiple at which the sample should be done: a step too many costs little
+            return (step // self._stride + 1) * self._stride
+        return np.where(ahead < GRID, step, step // GRID * GRID)
 
     def next_due(self, count: int, idle: Array | None) -> int:
         """The first step from `count` on at which a sample is due that is not (rows,) `idle`."""

@@ -195,13 +195,16 @@ def as_batch(outcome: Outcome, shape: torch.Size) -> Outcome:
     history = [(rows, steps.expand(shape[0]), r.expand(shape[0])) for _, steps, r in outcome.history]
     image = None if outcome.image is None else outcome.image.reshape(shape)
     numbers = {name: getattr(outcome, name).expand(shape[0]).clone() for name in NUMBERS}
-    return replace(outcome, value=outcome.value.reshape(shape), image=image, history=history, **numbers)
+    numbers |= {"image": image, "history": history, "plain_factor": None}
+    return replace(outcome, value=outcome.value.reshape(shape), **numbers)
 
 
 def as_one(outcome: Outcome) -> Outcome:
     """The inverse of `as_batch`."""
     numbers = {name: getattr(outcome, name)[:1] for name in NUMBERS}
-    return replace(outcome, value=outcome.value.reshape(1, -1), image=None, recorded=None, history=[], **numbers)
+    return replace(
+        outcome, value=outcome.value.reshape(1, -1), image=None, recorded=None, history=[], plain_factor=None, **numbers
+    )
 
 
 def check_step(solver: AbstractSolver, step: Any, point: Point, *, counted: bool) -> None:

@@ -67,7 +67,9 @@ class Auto(AbstractSolver):
     solver. In an `EquilibriumLayer`, where a plain step of the cell costs less than a measurement,
     samples are measured after 5 steps and then at the multiple of 2 or 5 at which each should be
     done; where a step costs more, a sample far from its tolerance is first measured after 3 or 5.
-    They may take some steps more than `Picard`.
+    In a backward pass, a sample that took plain steps only in the solve is first measured, and
+    judged, where the factor of that solve predicts its end, if that is at most 16 steps ahead. All
+    of these may take some steps more than `Picard`.
 
     Args:
         plain, accelerated, newton: The solvers of the three stages.

@@ -48,7 +48,7 @@ def iterate(
         record, keep_image: Whether to keep the residuals of every step, and f at the value.
         graph: Whether to record the evaluation of the whole batch that is likely to be the last.
     """
-    outcome, batch = Outcome(z, image=z if keep_image else None), z.shape[0]
+    outcome, batch = Outcome(z, image=z if keep_image else None, plain_factor=np.full(z.shape[0], np.nan)), z.shape[0]
     if batch == 0:
         return outcome.allocated()
     samples = ActiveSamples.at_start(z, f(z) if first is None else first, keep_image)
@@ -91,10 +91,11 @@ class _Stage:
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
         first = 1 if self.plain else 3 if solver.skips else 0  # the first steps of one that skips may lead away
         at = JUDGED_AT if rule is None else rule.judged_at
-        # (rows,) the next solver takes over after one step
-        self.known = np.isin(samples.index, f.led_away) if f.led_away and self.plain and rule is not None else None
+        self.plain_only = self.plain and (rule is None or rule.uses_trail)  # no other solver has had these samples
+        factor = None if f.plain_factor is None or not self.plain_only else f.plain_factor[samples.index]
+        self.known = None if factor is None or rule is None or not np.isinf(factor).any() else np.isinf(factor)  # switch soon
         stride, far = (rule.stride, min(at)) if self.plain and rule is not None and f.strides else (1, first)
-        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at)
+        self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at, factor=factor)
 
     def run(self) -> list[ActiveSamples]:
         """Returns the samples for the next stage."""
@@ -125,7 +126,7 @@ class _Stage:
             ahead = 1 if at_once else self.schedule.next_due(count + 1, self.idle) - count
             ahead = min(ahead, self.max_steps - samples.most(self.idle))
             count += ahead if self.plain or solver.skips else 1
-            more: int | Array | Tensor = ahead if self.held is None else ahead - (ahead - 1) * self.held[0]
+            more: Any = ahead if self.held is None else ahead - (ahead - 1) * self.held[0]
             if self.plain:
                 point = None  # would keep the memory of its tensors
                 self._plain_steps(count - ahead, ahead)
@@ -137,16 +138,13 @@ class _Stage:
                 samples.z, samples.fz, more = step.z, step.fz, step.evaluations
                 self.workspace.release(point.z, samples.tensors())
             self.held, self.waited = None, self.waited + (0 if self.idle is None else ahead)
-            if isinstance(self.f, CountedMap):
-                samples.evaluations = to_host(self.f.after_step())
-            else:
-                samples.evaluations = samples.evaluations + (to_host(more) if isinstance(more, Tensor) else more)
+            more = to_host(more) if isinstance(more, Tensor) else more
+            samples.evaluations = to_host(self.f.after_step()) if isinstance(self.f, CountedMap) else samples.evaluations + more
 
     def _starts_at_zero(self) -> bool:
         """Measures a start of one zero for all entries, where g is f(z), if no sample is done."""
         samples = self.samples
-        asked = self.rule is not None and not self.rule.uses_trail
-        if not self.plain or self.record or asked or any(samples.z.stride()) or bool(samples.z[0, :1].any()):
+        if not self.plain_only or self.record or any(samples.z.stride()) or bool(samples.z[0, :1].any()):
             return False
         target = self.tolerance.target(r := to_host(torch.linalg.vector_norm(samples.fz, dim=1)))
         if not (r.min() > smallest_norm(samples.fz.dtype) and r.max() < np.inf and (r > target).all() and self.max_steps > 1):
@@ -236,7 +234,7 @@ class _Stage:
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
             away = on & self.plain & ((r >= samples.first_r) | (count == 1 and self.known is not None))  # plain steps lead away
-            self.outcome.led_away += tuple(samples.index[away])
+            self.outcome.plain_factor[samples.index[away]] = np.inf
             if self.f.is_affine and self.plain and samples.z.shape == (start := self.workspace.foreign)[0].shape:
                 back = to_device(away, samples.z.device).unsqueeze(1)
                 samples.z, samples.fz = torch.where(back, start[0], samples.z), torch.where(back, start[1], samples.fz)
@@ -272,6 +270,8 @@ class _Stage:
         if not done.all():
             r_, s_ = best, np.where(done, s_, samples.best_s[leave])
         numbers = (r_, s_, steps, codes[leave], rate)
+        if self.plain_only:
+            out.plain_factor[samples.index[leave]] = rate
         own = done.all() and all(samples.z is not other for other in self.workspace.foreign)
         if own and done.shape[0] == out.value.shape[0]:  # all at once: nothing to gather
             out.value, out.at_once, out.recorded = samples.z, samples.fz, None if self.last is None else self.last.recorded

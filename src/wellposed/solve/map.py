@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import counted, relative_cost
-from wellposed._tree import LOW_PRECISION, Layout, differs, leaves, map_tensors
+from wellposed._tree import LOW_PRECISION, Array, Layout, differs, leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, Jacobian, ProductJacobian
 from wellposed.solve._graph_data import take_nodes
@@ -33,7 +33,7 @@ class AbstractMap(abc.ABC):
     fresh: bool = True  #: Whether no earlier solve has shown that it draws no numbers from generators outside of torch.
     regroups: bool = False  #: Whether its rows are not those of the caller, which `rows` gives.
     cost: tuple[float, int] | None = None  #: Of an evaluation per row (`wellposed._torch.counted`), and its features.
-    led_away: tuple[int, ...] = ()  #: Rows from which plain steps lead away, as an earlier solve with its Jacobian showed.
+    plain_factor: Array | None = None  #: `Outcome.plain_factor` of an earlier solve with its Jacobian.
     idle_part: float = 0.0  #: What `take` costs beyond copies, in evaluations: as large a part of the rows must be idle.
 
     @property

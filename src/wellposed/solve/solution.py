@@ -210,7 +210,7 @@ class SolveOptions:
         if self.record is None or self.shape is not None or f.regroups or not outcome.is_good:
             self.judge(outcome, layout, f, by)
         else:
-            self.record.solution = partial(as_solution, outcome.numbers_only(), layout)
+            self.record.solution = partial(as_solution, replace(outcome, image=None, at_once=None, recorded=None), layout)
 
     def keep_adjoint(self, outcome: Outcome) -> bool:
         """Whether the adjoint system of a layer is solved for every row, which is recorded."""
