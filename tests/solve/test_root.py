@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,6 +63,23 @@ def test_rows_that_depend_on_each_other() -> None:
 def test_failures_name_root() -> None:
     with pytest.raises(wp.NotConverged, match=r"^root: 2 of 2 samples did not converge"):
         wp.root(lambda z: z**2 + 1, torch.ones(2, 1), on_failure="raise")
+
+
+@pytest.mark.parametrize(
+    "F",
+    [
+        pytest.param(lambda z: z**2 + 1, id="no root"),
+        pytest.param(lambda z: z + torch.rand_like(z), id="random"),
+        pytest.param(lambda z: torch.full_like(z, torch.nan), id="NaN"),
+        pytest.param(lambda z: z.flip(0) ** 2 + torch.tensor([[1.0], [2.0], [3.0]]), id="coupled rows"),
+        pytest.param(lambda z: 1e4 * z**3 + 1, id="steep"),
+    ],
+)
+def test_failures_speak_of_F(F: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(wp.NotConverged) as caught:
+        wp.root(F, torch.ones(3, 1), on_failure="raise", max_steps=4)
+    for words in (str(caught.value), wp.root(F, torch.ones(3, 1), on_failure="ignore", max_steps=4).note):
+        assert not re.search(r"\bf\b|groups|[Cc]ontract|fixed point", words), words
 
 
 @pytest.mark.parametrize(

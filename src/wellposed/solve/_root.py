@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import apart, eager, require_values
 from wellposed._tree import Layout, leaves, rebuild
 from wellposed.errors import InvalidArgument, WellposedWarning
-from wellposed.solve._failure import user_level
+from wellposed.solve._closing import COUPLED_HINT
+from wellposed.solve._failure import Advising, user_level
 from wellposed.solve._fixed_point import check_args, check_options
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
@@ -22,6 +24,7 @@ from wellposed.solve.solution import Solution, SolveOptions
 from wellposed.solve.solver import AbstractSolver, Tolerance
 from wellposed.status import Status
 
+ROWS_HINT = " If rows of the batch depend on each other, give coupled=True."
 #: |J_F u| / |u| below which a small |F(z)| says little about the distance to a root.
 FLAT = 1e-2
 
@@ -70,7 +73,7 @@ def root(
     check_tolerances(rtol=rtol, atol=atol, max_steps=max_steps)
     check_policy(on_failure)
     require_values("root", "Call it outside of them.")
-    options = SolveOptions(solver, Tolerance(rtol, atol), max_steps, on_failure, "root")
+    options = _RootOptions(solver, Tolerance(rtol, atol), max_steps, on_failure, "root")
     layout = Layout.of(z0, "z0")
 
     def f(z: Any, *args: Any) -> Any:
@@ -93,7 +96,32 @@ def root(
     solution = options.judge(outcome, layout, rows)
     if flat and on_failure != "ignore":
         warnings.warn(f"root: {flat}", WellposedWarning, stacklevel=user_level())
-    return replace(solution, note=solution.note or flat)
+    return replace(solution, note=_of_F(solution.note) or flat)
+
+
+class _RootOptions(SolveOptions):
+    """Failures are described in terms of F."""
+
+    coupled_hint: ClassVar[str] = ROWS_HINT
+
+    def describe(self, solution: Solution, by: Advising, unrolled: bool) -> str:
+        return _of_F(super().describe(solution, _RootAdvice(), unrolled))
+
+
+class _RootAdvice:
+    """What to try after a failure."""
+
+    def advice(self, status: Status, rate: float) -> str:
+        if status is Status.NOT_FINITE:
+            return "Check F and its input for NaN, overflow or division by zero near this sample."
+        if status is Status.MAX_STEPS and rate < 1:
+            return "Raise max_steps, loosen rtol or atol, or try another start."
+        return "F may have no root near this start, or a singular Jacobian on the way: try another start or another solver."
+
+
+def _of_F(text: str) -> str:
+    """What is said of f(z) = z - F(z), in terms of F."""
+    return re.sub(r"\bf\b", "F", text.replace(COUPLED_HINT, ROWS_HINT)).replace("|F(z)-z|", "|F(z)|")
 
 
 def _flatness(F: AbstractMap, z: Tensor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -162,6 +162,7 @@ class SolveOptions:
     owner: str
     record: SolveRecord | None = None
     shape: torch.Size | None = None
+    coupled_hint: ClassVar[str] = COUPLED_HINT  #: What a message says where rows may depend on each other.
 
     def run(
         self,
@@ -241,6 +242,9 @@ class SolveOptions:
         if self.on_failure != "ignore":
             warnings.warn(f"{self.owner}: {COUPLED}", CoupledRowsWarning, stacklevel=user_level())
 
+    def describe(self, solution: Solution, by: Advising, unrolled: bool) -> str:
+        return describe(self, solution, by, unrolled)
+
     def apply_policy(
         self, solution: Solution, *, by: Advising | None = None, adjoint: bool = False, row_wise: bool = True
     ) -> None:
@@ -264,9 +268,9 @@ class SolveOptions:
         if self.on_failure == "ignore" or (self.on_failure == "warn" and again):
             return
         unrolled = by is not None and not adjoint
-        message = describe(self, solution, self.solver if by is None else by, unrolled)
+        message = self.describe(solution, self.solver if by is None else by, unrolled)
         if not (row_wise or solution.note or solution.converged.any() or len(solution.status) == 1):
-            message += COUPLED_HINT  # a sample that left the batch and was confirmed would not depend on the others
+            message += self.coupled_hint  # a sample that left the batch and was confirmed would not depend on the others
         if self.on_failure == "raise":
             raise (AdjointNotConverged if adjoint else NotConverged)(message, solution)
         if self.record is not None:
