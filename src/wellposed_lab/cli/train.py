@@ -232,6 +232,8 @@ def _show(trained: Trained, settings: RunConfig, proof: str) -> None:
     for row in rows:
         table.add_row(*row)
     print_table(table)
+    if any(" not found" in words for name, words in rows if name == "equilibria"):
+        print_message("Losses of equilibria that were not found mean little: raise model.max_steps or model.rtol.")
 
 
 def equilibria(summary: dict[str, Any]) -> str:
