@@ -74,7 +74,7 @@ def _arnoldi_cycle(systems: LinearSystems, V: Tensor) -> tuple[Tensor, Tensor]:
     k = 0
     while k < length:
         V[:, k] = v
-        w = systems.product(v, active)
+        w = systems.product(v, active) if k else systems.first_product(v, active)
         w_norm = row_norm(w)
         finite = torch.isfinite(w_norm)
         broken |= active & ~finite

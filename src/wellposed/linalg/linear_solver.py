@@ -69,12 +69,10 @@ class AbstractLinearSolver(ABC):
     ) -> LinearSolution:
         """Solve `A_i x_i = b_i` until `||b_i - A_i x_i|| <= max(rtol ||b_i||, atol)`.
 
-        No graph is recorded, and no argument is changed. A failed solve sets the status and never
-        raises.
+        Records no graph and changes no argument. A failed solve sets the status and never raises.
 
         Args:
-            matvec: `(batch, m) -> (batch, m)`, the products `A_i v_i`. Rows that are done are
-                passed too, mostly as zero, and ignored.
+            matvec: `(batch, m) -> (batch, m)`, the products `A_i v_i`; ignored where rows are done.
             b: (batch, m) right-hand sides, float32 or float64.
             x0: (batch, m) first guess; zero if None, or where it is worse than zero.
             rtol: Tolerance relative to `||b_i||`; a number, or (batch,) one for each sample.
@@ -118,24 +116,26 @@ class AbstractMeasuredSolver(AbstractLinearSolver):
 class LinearSystems:
     """A batch of systems `A_i x_i = b_i` while a solver works on it.
 
-    Each sample has its best point `x`, the residual `r = b - A x` and its norm, *measured* by a
-    product, and its number of products. A solver proposes corrections; `correct` measures them and
-    keeps those that help, so a failure in a sample costs products and nothing else.
+    Each sample has its best point `x`, its residual `r = b - A x`, *measured* by a product, and its
+    number of products. A solver proposes corrections; `correct` measures them and keeps those that
+    help, so a failure in a sample costs products and nothing else.
 
-    Row i is divided by a power of two near `max |b_i|`. This changes no digit, and squares in norms
-    do not underflow: a cotangent of 1e-25 in float32 would otherwise be a zero right-hand side.
+    Row i is divided by a power of two near `max |b_i|`: no digit changes, and squares in norms do
+    not underflow. (A cotangent of 1e-25 in float32 would otherwise be a zero right-hand side.)
 
     Attributes:
         b, x, r: (batch, m), scaled.
         norm, tolerance: (batch,) `||r||` and what it must not exceed, scaled.
         num_steps: (batch,) products so far. max_steps: Their bound.
         running: (batch,) bool, samples still to be solved.
+        known: (batch, m) `A b` if given, NaN in rows where it is unknown; None once `r` is not `b`.
     """
 
     def __init__(
         self, matvec: Matvec, b: Tensor, x0: Tensor | None, rtol: float | Tensor, atol: float | Tensor, max_steps: int | Tensor
     ) -> None:
         self._matvec, self.max_steps = matvec, max_steps
+        self.known: Tensor | None = None
         largest = _largest(b.detach())
         self._finite_b = torch.isfinite(largest)
         self._scale = _power_of_two_below(torch.where(self._finite_b, largest, 0.0))
@@ -164,6 +164,15 @@ class LinearSystems:
             )
         self.num_steps += taking_part
         return out.detach()
+
+    def first_product(self, v: Tensor, taking_part: Tensor) -> Tensor:
+        """The same for `v = r / norm`, without a product where it is `known`."""
+        if self.known is None:
+            return self.product(v, taking_part)
+        known, self.known = self.known / (self._scale * self.norm).unsqueeze(1), None
+        if bool((unknown := taking_part & known[:, 0].isnan()).any()):
+            known = torch.where(unknown.unsqueeze(1), self.product(v, unknown), known)
+        return keep_rows(taking_part, known)
 
     def affords(self, products: int) -> Tensor:
         """(batch,) bool: where so many more products stay within max_steps."""

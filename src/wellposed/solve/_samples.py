@@ -1,7 +1,7 @@
 """The samples of one run: the active ones, when each is measured, and all results.
 
-Numbers per sample are numpy arrays on the host: after a transfer nothing waits for the device, and
-an operation on a few numbers takes a tenth of the time of torch.
+Numbers per sample are numpy arrays on the host: nothing waits for the device after a transfer, and
+few numbers take a tenth of the time of torch.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class ActiveSamples:
     best_s: Array
     best_f: Tensor | None  # f(best_z), if it is kept
     trail: tuple[Tensor, ...] = ()  # the points before z, if plain steps led from one to the next
+    ahead: Tensor | None = None  # f(fz), if it is known; NaN in rows where it is not
 
     @classmethod
     def at_start(cls, z: Tensor, fz: Tensor, keep_image: bool) -> ActiveSamples:
@@ -83,8 +84,9 @@ class ActiveSamples:
         """All samples of the parts, in the order of the batch."""
         if len(parts) == 1:
             return parts[0]
-        known = min(len(part.trail) for part in parts)
+        known, ahead = min(len(part.trail) for part in parts), any(part.ahead is not None for part in parts)
         parts = [replace(part, trail=part.trail[len(part.trail) - known :]) for part in parts]
+        parts = [replace(p, ahead=torch.full_like(p.fz, torch.nan)) if ahead and p.ahead is None else p for p in parts]
 
         def joined(columns: tuple[Any, ...]) -> Any:
             if isinstance(columns[0], tuple):
@@ -102,7 +104,7 @@ class ActiveSamples:
         self.first_s, self.first_r = np.where(new, s, self.first_s), np.where(new, r, self.first_r)
 
     def keep_best(self, r: Array, s: Array, better: Array, left: Array | None) -> None:
-        """Remembers points that are better than any before; rows that have `left` need none."""
+        """Remembers points better than any before; rows that have `left` need none."""
         if (better if left is None else better | left).all():  # by reference: no copy
             self.best_z, self.best_r, self.best_s = self.z, r, s
             self.best_f = None if self.best_f is None else self.fz
@@ -116,9 +118,8 @@ class ActiveSamples:
     def ran_away(self, r: Array, s: Array, atol: float) -> Array:
         """(rows,) where |f(z) - z| is small relative to |f(z)| only because that grew.
 
-        The residual of f(z) = z + tanh(x - z) is at most 1: at z = 1e9 any rtol is met. Wherever
-        |f(z)| has grown much, |f(z) - z| must have fallen, to half of the largest, by more than
-        rounding.
+        The residual of f(z) = z + tanh(x - z) is at most 1: at z = 1e9 any rtol is met. If |f(z)|
+        has grown much, |f(z) - z| must have fallen, to half of the largest, by more than rounding.
         """
         if s.max() <= RUNAWAY_LIMIT * self.first_s.min():
             return np.zeros(r.shape[0], dtype=bool)  # the usual case
@@ -200,15 +201,14 @@ class Outcome:
 class ResidualSchedule:
     """The steps at which the samples of one stage are measured.
 
-    Each sample is measured at the step that its own residuals predict, so its answer does not
-    depend on its neighbours. Slow samples are measured at `JUDGED_AT` too.
+    Each sample is measured where its own residuals predict, so its answer does not depend on its
+    neighbours. Slow samples are measured at `JUDGED_AT` too.
 
     Args:
         rows: How many samples.
         first, far: The first step measured, and that of samples `FAR` from their target; 0 for all.
         few: In the place of `FEW_STEPS`; below 0 every sample is slow.
-        stride: If above 1, samples are measured at `at` and at multiples of it only.
-        at: Where slow samples are measured.
+        stride, at: Slow samples are measured at `at`; above 1, others there and at its multiples.
         factor: (rows,) `Outcome.plain_factor`; it predicts the first measurement, if that is near.
     """
 
@@ -266,7 +266,7 @@ class ResidualSchedule:
         self._due, self.slow = np.where(now, later, self._due), np.where(now, slow, self.slow)
 
     def _next(self, count: int, wanted: Array) -> Array:
-        """(rows,) the next measurement of samples that should be done `wanted` steps after `count`."""
+        """(rows,) when to measure samples that should be done `wanted` steps after `count`."""
         ahead = (FIRST_PART if count == 1 else PART) * wanted if self._stride == 1 else wanted + MARGIN * (self._stride - 1)
         ahead = np.where(ahead >= 1, np.minimum(ahead, max(FURTHEST, count // 4)), 1.0)
         step: Array = count + ahead.astype(np.int64)

@@ -34,7 +34,7 @@ HIGH_PRICE, MANY_PLAIN_STEPS = 2.5, 15.0
 VERY_LOW_PRICE, EARLY = 1.2, JUDGED_AT | {3}
 #: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
 #: come to an end, and leave the batch, costs as much as several cheap steps.
-STRIDES = ((3.5, 5), (256.0, 2))
+STRIDES = ((3.0, 5), (256.0, 2))
 #: Anderson gives up if it is predicted to need more than this many further steps.
 MANY_STEPS = 50.0
 
@@ -120,6 +120,7 @@ class _LeavePlain(AbstractSwitchingRule):
     """From plain iteration to Anderson acceleration, which starts with the last plain steps."""
 
     uses_trail: ClassVar[bool] = True
+    leaves_start: ClassVar[bool] = True
 
     def __init__(self, accelerated: Anderson) -> None:
         self._accelerated, self._price, self._few = accelerated, USUAL_PRICE, MANY_PLAIN_STEPS
@@ -181,6 +182,8 @@ class _LeavePlain(AbstractSwitchingRule):
 class _LeaveAccelerated(AbstractSwitchingRule):
     """From Anderson acceleration back to plain iteration."""
 
+    leaves_start: ClassVar[bool] = True
+
     def __init__(self) -> None:
         self._r: list[Array] = []  # least residual up to each step
 
@@ -208,6 +211,8 @@ class _LeaveReturned(AbstractSwitchingRule):
     Residuals may rise at first, so a rate counts only after twenty steps; before that, only growth
     does.
     """
+
+    leaves_start: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._r: dict[int, Array] = {}  # norms at the steps at which all are measured

@@ -1,9 +1,8 @@
 """The loop: runs a solver until every sample has its status. Start reading here.
 
-A sample leaves the loop, with its own status and count of evaluations, when its residual meets the
-tolerance, is not finite or has grown too much, or its budget is used up; the rest is compacted.
-Residuals are measured where one could decide something (`ResidualSchedule`): one pass over the
-state and one transfer to the host, for which alone the loop waits.
+A sample leaves, with its status and count of evaluations, when its residual meets the tolerance, is
+not finite or has grown too much, or its budget is used up; the rest is compacted. Residuals are
+measured where one could decide something (`ResidualSchedule`): a pass and a transfer to the host.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wellposed._tree import Array, measure, smallest_norm, take_buffer, to_device, to_host
+from wellposed.solve._led_away import leave_plain_steps_out
 from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Outcome, ResidualSchedule
 from wellposed.solve._whole_batch import CountedMap, check_step
 from wellposed.solve.map import AbstractMap, RowsCoupled
@@ -52,9 +52,12 @@ def iterate(
     if batch == 0:
         return outcome.allocated()
     samples = ActiveSamples.at_start(z, f(z) if first is None else first, keep_image)
-    part = f
-    for stage, rule in solver.stages():
-        passed_on = _Stage(part, samples, stage, rule, tolerance, max_steps, outcome, record, graph).run()
+    part, passed, stages = f, None, solver.stages()
+    if f.is_affine and f.plain_factor is not None and np.isinf(f.plain_factor).any():
+        passed, stages = leave_plain_steps_out(f, samples, outcome, stages, max_steps)
+    for stage, rule in stages:
+        passed_on = _Stage(part, samples, stage, rule, tolerance, max_steps, outcome, record, graph, passed).run()
+        passed = None
         if not passed_on:
             break
         samples = ActiveSamples.cat(passed_on)
@@ -76,24 +79,24 @@ class _Stage:
         outcome: Outcome,
         record: bool,
         graph: bool,
+        passed: ActiveSamples | None,
     ) -> None:
         self.f, self.samples, self.solver, self.rule = f, samples, solver, rule
         self.tolerance, self.max_steps, self.outcome, self.record = tolerance, max_steps, outcome, record
-        self.idle: Array | None = None  # (rows,) left already, not yet compacted away
         self.held: tuple[Array, Tensor] | None = None  # (rows,) done and judged at the next measurement, and their points
         self.ended, self.waited = False, 0  # and steps taken with idle rows in the batch
-        self.passed_on: list[ActiveSamples] = []
+        # (rows,) left already, not yet compacted away
+        self.idle: Array | None = None if passed is None else np.isin(samples.index, passed.index)
         self.state: Any = None
+        self.passed_on: list[ActiveSamples] = [] if passed is None else [passed]
         self.workspace = Workspace(f.writes_out and solver.uses_spare, (samples.z, samples.fz))
         self.plain = solver.is_plain and is_built_in(solver)
         confirms = self.plain and (f.repeats or graph) and not f.built_in and samples.z.shape[0] == outcome.value.shape[0]
-        self.last = LastStep(f, graph) if confirms else None
+        self.last = LastStep(f, graph) if confirms and self.idle is None else None
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
-        first = 1 if self.plain else 3 if solver.skips else 0  # the first steps of one that skips may lead away
-        at = JUDGED_AT if rule is None else rule.judged_at
+        at, first = JUDGED_AT if rule is None else rule.judged_at, 1 if self.plain else 3 if solver.skips else 0
         self.plain_only = self.plain and (rule is None or rule.uses_trail)  # no other solver has had these samples
         factor = None if f.plain_factor is None or not self.plain_only else f.plain_factor[samples.index]
-        self.known = None if factor is None or rule is None or not np.isinf(factor).any() else np.isinf(factor)  # switch soon
         stride, far = (rule.stride, min(at)) if self.plain and rule is not None and f.strides else (1, first)
         self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at, factor=factor)
 
@@ -122,8 +125,7 @@ class _Stage:
             samples = self.samples
             if count == 0:
                 self.state, samples.trail = solver.init(self.f, point), ()
-            at_once = self.record or (count == 0 and self.known is not None)
-            ahead = 1 if at_once else self.schedule.next_due(count + 1, self.idle) - count
+            ahead = 1 if self.record else self.schedule.next_due(count + 1, self.idle) - count
             ahead = min(ahead, self.max_steps - samples.most(self.idle))
             count += ahead if self.plain or solver.skips else 1
             more: Any = ahead if self.held is None else ahead - (ahead - 1) * self.held[0]
@@ -135,7 +137,7 @@ class _Stage:
                 step = solver.step(self.state, self.f, point)
                 if not is_built_in(solver):
                     check_step(solver, step, point, counted=isinstance(self.f, CountedMap))
-                samples.z, samples.fz, more = step.z, step.fz, step.evaluations
+                samples.z, samples.fz, samples.ahead, more = step.z, step.fz, None, step.evaluations
                 self.workspace.release(point.z, samples.tensors())
             self.held, self.waited = None, self.waited + (0 if self.idle is None else ahead)
             more = to_host(more) if isinstance(more, Tensor) else more
@@ -170,9 +172,6 @@ class _Stage:
         if self.record:
             self.outcome.add_to_history(samples, r, s, self.idle)
         switch = rule.decide(count, point) if asked and rule is not None and point is not None else None
-        if count == 1 and self.known is not None:  # unless entries of g vanish, as along a chain: there plain steps end
-            due = None if due is None else due | self.known
-            switch = self.known & (to_host(torch.count_nonzero(g, dim=1)) == g.shape[1])
         switch = None if switch is None or not switch.any() else np.asarray(switch)
         calm = ordinary and switch is None
         if calm and self.idle is None and due is None and (r <= target).all() and not samples.ran_away(r, s, atol).any():
@@ -201,18 +200,19 @@ class _Stage:
     def _plain_steps(self, count: int, steps: int) -> None:
         """Takes plain steps without a measurement; keeps the points before a judgement."""
         samples, rule, f, workspace = self.samples, self.rule, self.f, self.workspace
-        rows, reuses = samples.z.shape[0], workspace.used
         for taken in range(count + 1, count + steps + 1):  # the count alone decides: none switches because another is slow
             keep = rule is not None and rule.keeps(taken)
             old, point = samples.z, samples.fz
-            if taken == count + steps and self.last is not None:
+            if samples.ahead is not None:
+                fz = samples.ahead
+            elif taken == count + steps and self.last is not None:
                 done, answers = (self.idle, self.outcome.value) if self.held is None else self.held
                 point, fz = self.last(point, done, answers, self.schedule.expects_all(taken, self.idle))
             else:  # what is kept cannot be written over
-                fz = f(point, out=workspace.spare(rows) if reuses and not keep else None)
-            samples.z, samples.fz = point, fz
+                fz = f(point, out=workspace.spare(old.shape[0]) if workspace.used and not keep else None)
+            samples.z, samples.fz, samples.ahead = point, fz, None
             samples.trail = (*samples.trail[1 - TRAIL :], old) if keep else ()
-            if reuses and not keep:
+            if workspace.used and not keep:
                 workspace.release(old, samples.tensors())
 
     @np.errstate(all="ignore")
@@ -233,7 +233,7 @@ class _Stage:
         self._keep_best(r, s, better & judged & ~answered, answered if self.idle is None else answered | self.idle)
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
-            away = on & self.plain & ((r >= samples.first_r) | (count == 1 and self.known is not None))  # plain steps lead away
+            away = on & self.plain & (r >= samples.first_r)  # plain steps lead away
             self.outcome.plain_factor[samples.index[away]] = np.inf
             if self.f.is_affine and self.plain and samples.z.shape == (start := self.workspace.foreign)[0].shape:
                 back = to_device(away, samples.z.device).unsqueeze(1)
@@ -241,8 +241,7 @@ class _Stage:
             self.passed_on.append(samples if on.all() and not self.workspace.used else samples.take(np.flatnonzero(on)))
             self.last = None  # they have no answer yet
         before, self.idle = self.idle, gone if self.idle is None else self.idle | gone
-        idle = int(self.idle.sum())
-        out, last = self.outcome, self.last
+        idle, out, last = int(self.idle.sum()), self.outcome, self.last
         if last is not None and before is not None and idle == r.shape[0] and met.all() and not to_host(out.codes).any():
             out.at_once, out.recorded = samples.fz, last.recorded  # it was at the values of all samples
             to_host(out.steps)[before] += 1

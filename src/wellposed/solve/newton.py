@@ -11,6 +11,7 @@ from torch import Tensor
 from wellposed._checks import check_interval
 from wellposed.errors import InvalidType
 from wellposed.linalg import GMRES, AbstractLinearSolver, DenseSolve
+from wellposed.linalg.linear_solver import LinearSolution, LinearSystems, Matvec
 from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solver import AbstractSolver, Point, Step
 from wellposed.status import Status, advice
@@ -81,11 +82,25 @@ class NewtonKrylov(AbstractSolver):
             products = point.budget[rows] - jacobian.setup - 1
             # A singular system would use up everything: beyond a few products, half of what is left must do.
             products = products if dense else torch.maximum(products // 2, products.clamp(max=FEW_PRODUCTS))
-            linear = self.linear_solver(lambda u: u - jacobian.mv(u), direction[rows], rtol=eta[rows], max_steps=products)
+            linear = self._direction(f, point, rows, lambda u: u - jacobian.mv(u), eta[rows], products)
             useful = linear.value.isfinite().all(dim=1) & (linear.value != 0).any(dim=1)
             direction[rows[useful]] = linear.value[useful]
             used[rows] = linear.num_steps + jacobian.setup
         return backtrack(f, point, direction, accept=point.r * (1 - 1e-4), halvings=5, used=used)
+
+    def _direction(
+        self, f: AbstractMap, point: Point, rows: Tensor, matvec: Matvec, rtol: Tensor, max_steps: Tensor
+    ) -> LinearSolution:
+        """(I - J) s = g for some rows; J g = f(fz) - fz where f is affine and f(fz) known."""
+        solver, g, every = self.linear_solver, point.g, rows.shape[0] == point.g.shape[0]
+        if point.ahead is None or not f.is_affine or not isinstance(solver, GMRES):
+            return solver(matvec, g if every else g[rows], rtol=rtol, max_steps=max_steps)
+        known = g - (point.ahead - point.fz)
+        g, known = (g, known) if every else (g[rows], known[rows])
+        systems = LinearSystems(matvec, g, None, rtol, 0.0, max_steps)
+        systems.known = known
+        solver.run(systems)
+        return systems.solution()
 
     def advice(self, status: Status, rate: float) -> str:
         return advice(status, rate, ("Auto()",))

@@ -71,6 +71,7 @@ class Point:
         trail: The points before z, if plain steps led from each to the next; may be empty.
         due: (batch,) on the host: the samples that a switching rule may judge now; None for all.
         first: (batch,) on the host: |g| at the start of the run; None if it is not given.
+        ahead: (batch, features) f(fz), if it is known; NaN in rows where it is not.
     """
 
     z: Tensor
@@ -85,6 +86,7 @@ class Point:
     trail: tuple[Tensor, ...] = ()
     due: Array | None = None
     first: Array | None = None
+    ahead: Tensor | None = None
 
     @property
     def budget(self) -> Tensor:
@@ -97,7 +99,7 @@ class Point:
         device = g.device
         evaluations = to_device(samples.evaluations, device)
         r_, target_ = to_device(r, device), to_device(target, device)
-        more |= {"trail": samples.trail, "first": samples.first_r}
+        more |= {"trail": samples.trail, "first": samples.first_r, "ahead": samples.ahead}
         return cls(samples.z, samples.fz, g, r_, target_, evaluations, max_steps, **more)
 
     def taken(self, rows: Tensor, samples: ActiveSamples) -> Point:
@@ -184,6 +186,7 @@ class AbstractSwitchingRule(abc.ABC):
     judged_at: frozenset[int] = JUDGED_AT
     few: float = FEW_STEPS
     affine: bool = False  #: Of the map of the stage.
+    leaves_start: ClassVar[bool] = False  #: Whether it would pass on all samples of an affine map that plain steps lead away.
 
     def keeps(self, step: int) -> bool:
         """Whether the point before a step is one of the three before a judgement."""
