@@ -155,9 +155,9 @@ class Anderson(AbstractSolver):
     def _send_back(self, state: dict[str, Any], rejected: Tensor) -> None:
         """The plain step from the accepted point, with no memory."""
         state["plain"] = state["plain"] | rejected
-        empty = rejected[:, None, None]
+        rows, used = rejected.nonzero().squeeze(1), min(state["count"], self.memory)
         for name in ("dG", "dF", "gram"):
-            state[name].masked_fill_(empty, 0.0)
+            state[name][:, :used].index_fill_(0, rows, 0.0)
         keep = rejected.unsqueeze(1)
         state["pair"][:, 1] = torch.where(keep, state["f"] - state["z"], state["pair"][:, 1])
         state["f_last"] = torch.where(keep, state["f"], state["f_last"])

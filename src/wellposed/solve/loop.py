@@ -133,7 +133,8 @@ class _Stage:
                 point = None  # would keep the memory of its tensors
                 self._plain_steps(count - ahead, ahead)
             else:
-                point.spare, point.skip = self.workspace.spare(point.z.shape[0]), ahead - 1 if solver.skips else 0
+                point.trail, point.skip = (), ahead - 1 if solver.skips else 0  # the solver has what it needs of the trail
+                point.spare = self.workspace.spare(point.z.shape[0])
                 step = solver.step(self.state, self.f, point)
                 if not is_built_in(solver):
                     check_step(solver, step, point, counted=isinstance(self.f, CountedMap))
@@ -235,7 +236,7 @@ class _Stage:
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
             away = on & self.plain & (r >= samples.first_r)  # plain steps lead away
             self.outcome.plain_factor[samples.index[away]] = np.inf
-            if self.f.is_affine and self.plain and samples.z.shape == (start := self.workspace.foreign)[0].shape:
+            if away.any() and self.f.is_affine and samples.z.shape == (start := self.workspace.foreign)[0].shape:
                 back = to_device(away, samples.z.device).unsqueeze(1)
                 samples.z, samples.fz = torch.where(back, start[0], samples.z), torch.where(back, start[1], samples.fz)
             self.passed_on.append(samples if on.all() and not self.workspace.used else samples.take(np.flatnonzero(on)))
