@@ -28,8 +28,9 @@ USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done; above it, those that need many plain steps.
 LOW_PRICE, VERY_FEW_STEPS, MODERATE_STEPS = 1.6, 4.0, 10.0
 ALMOST = 0.7  #: A sample is almost done if it needs at most this part of those steps.
-#: Above this price, or if it is not known, a judgement costs as much as some plain steps, and fewer samples are judged.
-HIGH_PRICE, MANY_PLAIN_STEPS = 2.5, 15.0
+#: Above this price, or if it is not known, a judgement costs as much as some plain steps, and fewer samples are judged:
+#: those that need so many plain steps, and as many as this number of steps of acceleration cost.
+HIGH_PRICE, MANY_PLAIN_STEPS, ACCELERATED_STEPS = 2.5, 15.0, 4.0
 #: Up to this price samples are judged after 3 steps too, the first for which three residuals and a factor are known.
 VERY_LOW_PRICE, EARLY = 1.2, JUDGED_AT | {3}
 #: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
@@ -110,10 +111,8 @@ class Auto(AbstractSolver):
             return f"Raise max_steps or loosen rtol.{if_it_stagnates(rate)}"
         if status is Status.NOT_FINITE:
             return super().advice(status, rate)
-        return (
-            "The map may not contract, or may have no fixed point: constrain the cell, e.g. with Spectral(bound=0.95), or try "
-            "another start."
-        )
+        no_contraction = "The map may not contract, or may have no fixed point"
+        return f"{no_contraction}: constrain the cell, e.g. with Spectral(bound=0.95), or try another start."
 
 
 class _LeavePlain(AbstractSwitchingRule):
@@ -135,8 +134,9 @@ class _LeavePlain(AbstractSwitchingRule):
             self.judged_at = EARLY if self._price <= VERY_LOW_PRICE else JUDGED_AT
         if cost is not None and self._price <= LOW_PRICE:  # a measurement and the points kept cost little beside f
             self._few = self.few = VERY_FEW_STEPS
-        elif cost is not None and self._price <= HIGH_PRICE:
-            self._few = MODERATE_STEPS
+        elif cost is not None:
+            many = max(MANY_PLAIN_STEPS, ACCELERATED_STEPS * self._price)
+            self._few = MODERATE_STEPS if self._price <= HIGH_PRICE else many
         return False
 
     @np.errstate(all="ignore")
