@@ -169,7 +169,7 @@ def test_message_of_a_single_evaluation_measures_no_factor() -> None:
             r"a solver such as Auto\(\).*got 'anderson'\. Choices are objects",
         ),
         ({"solver": wp.Anderson}, InvalidType, r"Choices are objects: give Anderson\(\), not its name or class"),
-        ({"solver": wp.GMRES()}, InvalidType, r"solver must be a solver such as Auto\(\) or Anderson\(\); got GMRES"),
+        ({"solver": wp.GMRES()}, InvalidType, r"got GMRES.*It solves linear systems: give NewtonKrylov\(GMRES"),
         ({"args": ONE}, InvalidType, r"args must be a tuple; got Tensor\. For one argument write args=\(x,\)"),
         ({"args": [ONE]}, InvalidType, r"args must be a tuple; got list"),
         ({"rtol": -1e-3}, InvalidArgument, r"rtol must be a finite float of at least 0; got -0\.001"),

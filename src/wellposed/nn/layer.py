@@ -20,6 +20,7 @@ from wellposed.implicit import AbstractGradient, ImplicitGradient
 from wellposed.implicit.adjoint import AbstractStructuredMap
 from wellposed.implicit.gradient import AbstractUnrolled, Linearised
 from wellposed.implicit.warm_start import WarmStart, begin
+from wellposed.nn._broadcast import warn_of_broadcast
 from wellposed.nn.cell import AbstractCell, bind_function, zero_state
 from wellposed.solve._fixed_point import check_options, in_groups
 from wellposed.solve._record import SolveRecord
@@ -45,8 +46,7 @@ class EquilibriumLayer(nn.Module):
     Args:
         cell: `cell(z, x)`, a module or a function, row-wise, of the structure and shapes of z. An
             `AbstractCell` such as `DenseCell` has in-place products and closed-form adjoints.
-        solver: `Auto()` if not given.
-        gradient: `ImplicitGradient()` if not given.
+        solver, gradient: `Auto()` and `ImplicitGradient()` if not given.
         on_failure: "raise", "warn" or "ignore", for the solves of forward and backward.
         rtol: Tolerance on |f(z) - z| / |f(z)|; None takes 1e-6 in float32 and 1e-12 in float64.
         atol: Absolute tolerance on |f(z) - z|.
@@ -57,10 +57,9 @@ class EquilibriumLayer(nn.Module):
             with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
-        last_solution: The `Solution` of the last forward pass. Its `num_steps` are the evaluations
-            of the solve; the last of them is recorded for the gradient.
-        last_adjoint: The `Solution` of the last linear solve of a backward pass. Both are None
-            after a pass inside transforms of `torch.func`, which hide it; failures there count too.
+        last_solution, last_adjoint: The `Solution` of the last forward pass, of whose `num_steps`
+            the last is recorded for the gradient, and of the last linear solve of a backward pass.
+            None after transforms of `torch.func`, which hide it; failures there count too.
         failure_counts: How many solves failed, by direction and cause; each is warned of once.
     """
 
@@ -150,6 +149,8 @@ class EquilibriumLayer(nn.Module):
                 rows = self.gradient.transformed(f, start, options)
             else:
                 rows = self._equilibrium(f, start, layout, options, warm_start)
+                if self._state_shape and isinstance(x, Tensor) and (x.dim() == 1 or x.shape[:1] == self._state_shape[:1]):
+                    warn_of_broadcast(x, rows, self._state_shape)
             z = layout.unflatten(f.rows(rows) if f.regroups else rows)
         low = layout.dtype in LOW_PRECISION and not mixed
         return map_leaves(lambda leaf: leaf.to(layout.dtype), z) if low else z
@@ -210,9 +211,7 @@ class EquilibriumLayer(nn.Module):
 
     @eager
     def linearise(self, x: Tensor, v: Tensor, *, z0: Tensor | None = None, u0: Tensor | None = None) -> Linearised:
-        r"""The equilibrium and its adjoint for the cotangents v, without a graph.
-
-        Only for a cell whose map has a closed-form adjoint, and the exact gradient.
+        r"""Equilibrium and adjoint without a graph, for a closed-form adjoint and exact gradient.
 
         Args:
             x: The input.
@@ -288,13 +287,14 @@ class EquilibriumLayer(nn.Module):
     @staticmethod
     def _check_start(state: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
         """The layout of a start that has the shape and dtype of the state of the cell."""
-        layout = replace(Layout.of(state, "z0"), dtype=dtype)
-        if not isinstance(state, Tensor) or tuple(state.shape) != tuple(shape):
+        if not isinstance(state, Tensor) or state.shape != torch.Size(shape):
             seen = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
             raise InvalidArgument(f"z0 must have the shape of the state, {tuple(shape)}; got {seen}.")
-        if state.dtype != dtype and state.dtype != layout.compute_dtype:
+        layout = replace(Layout.of(state, "z0"), dtype=dtype)
+        if state.dtype not in (dtype, layout.compute_dtype):
             raise InvalidType(f"z0 must have the dtype of the state, {dtype}; got {state.dtype}.")
         return layout
 
     def extra_repr(self) -> str:
-        return f"solver={self.solver!r}, gradient={self.gradient!r}, on_failure={self.on_failure!r}"
+        names = "solver gradient rtol atol max_steps on_failure coupled".split()
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + f", state_shape={self._state_shape}"

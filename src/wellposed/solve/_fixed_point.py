@@ -12,6 +12,7 @@ from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import apart, eager, require_values
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.linalg.linear_solver import AbstractLinearSolver
 from wellposed.solve._groups import GroupedMap, Groups
 from wellposed.solve.auto import Auto
 from wellposed.solve.map import AbstractMap, FunctionMap
@@ -117,4 +118,8 @@ def check_options(f: Any, solver: Any, *, name: str = "f") -> None:
         raise InvalidType(f"{name} must be an object; got the class {f.__name__}. Give {f.__name__}(...).")
     if not isinstance(solver, AbstractSolver):
         hint = " Choices are objects: give Anderson(), not its name or class." if isinstance(solver, (str, type)) else ""
+        if isinstance(solver, AbstractLinearSolver):
+            hint = (
+                f" It solves linear systems: give NewtonKrylov({solver!r}), or ImplicitGradient({solver!r}) for the gradient."
+            )
         raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")

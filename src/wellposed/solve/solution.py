@@ -58,7 +58,7 @@ class Solution:
     Examples:
         >>> import torch, wellposed as wp
         >>> solution = wp.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3, 1, dtype=torch.float64))
-        >>> solution.value.flatten().round(decimals=6).tolist()
+        >>> solution.value.flatten().round(decimals=4).tolist()
         [2.0, 2.0, 2.0]
         >>> bool((solution.residual < 1e-6).all())
         True
