@@ -1,7 +1,7 @@
 """The picture of a proof from the start: the measured loss of descent, and the bound that is
 proved.
 
-    python examples/proof_picture.py [--out docs/images/proof_from_the_start.png]
+    python examples/proof_picture.py [--out proof_from_the_start.png]
 
 A `GaussianDEQ` with 200 units fits 10 random points by plain descent with the step size
 1/lambda_max. Up to step K the proof follows descent; then Theorem B of docs/certificates.md takes
@@ -53,7 +53,7 @@ def draw(proof: wp.Proof, loss: list[float], bound: list[float], path: Path) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the picture of a proof from the start.")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/proof_from_the_start.png"))
+    parser.add_argument("--out", type=Path, default=Path("proof_from_the_start.png"))
     parser.add_argument("--more", type=int, default=40, help="steps after the last one that the proof follows")
     options = parser.parse_args()
     proof, loss, bound = measure(options.more)

@@ -2,9 +2,9 @@
 # # Kernels, from finite to infinite width
 #
 # Near its start, a wide network trains almost like a linear model whose features are the gradients
-# of its predictions. The inner products of these gradients are the *tangent kernel* K. Gradient
-# flow moves the predictions f on the training set by f' = -K (f - y), so the eigenvalues of K are
-# the rates at which errors die, and the least one is the rate of the slowest. As the width grows, K
+# of its predictions. The inner products of these gradients are the *tangent kernel* H. Gradient
+# flow moves the predictions f on the training set by f' = -H (f - y), so the eigenvalues of H are
+# the rates at which errors die, and the least one is the rate of the slowest. As the width grows, H
 # (divided by the width) becomes a fixed matrix that can be computed without drawing any network. In
 # this tutorial you compute both, see one become the other, and train with either.
 #
@@ -49,17 +49,17 @@ def draw(width, seed):
 
 
 net = draw(200, 0)
-K = wp.tangent_kernel(net, X) / net.width
+H = wp.tangent_kernel(net, X) / net.width
 parts = wp.tangent_kernel(net, X, by_parameter=True)
 print({name: tuple(part.shape) for name, part in parts.items()})
 
 limit = deq_ntk(X, weight_variance=0.08)
-print(f"one network of width 200 is {(K - limit).norm() / limit.norm():.0%} away from the limit")
+print(f"one network of width 200 is {(H - limit).norm() / limit.norm():.0%} away from the limit")
 
 # the same number by brute force: gradients of every prediction
 rows = [torch.cat([g.flatten() for g in torch.autograd.grad(net(X[i : i + 1]), net.parameters())]) for i in range(3)]
 J = torch.stack([row.detach() for row in rows])
-assert torch.allclose(J @ J.T / 200, K[:3, :3])
+assert torch.allclose(J @ J.T / 200, H[:3, :3])
 
 # %% [markdown]
 # ## The picture: kernels settle

@@ -63,7 +63,11 @@ def check_state_shape(shape: object, cell: object, *, own: bool) -> None:
     if own:
         raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shape!r} has no effect.")
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidArgument(f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.")
+        several = " For a state of several tensors give their start to each call: layer(x, (a, b))."
+        hint = several if isinstance(shape, (tuple, list, dict)) and not all(isinstance(size, int) for size in shape) else ""
+        raise InvalidArgument(
+            f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.{hint}"
+        )
 
 
 def check_rows(owner: str, X: object, features: int, dtype: torch.dtype) -> None:

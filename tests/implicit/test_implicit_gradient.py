@@ -624,3 +624,14 @@ def test_solving_writes_nothing_to_a_map_of_the_caller() -> None:
     (found,) = grad(z.sum(), f.x)
     slope = 1 - z.detach() ** 2
     torch.testing.assert_close(found, slope / (1 + 1.5 * slope), rtol=0, atol=1e-7)
+
+
+def test_an_answer_that_depends_on_nothing_has_no_gradient() -> None:
+    """As in torch: a cell that detaches what it is given is not silently a constant with a gradient of None."""
+    x = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    layer = wp.EquilibriumLayer(lambda z, x: 0.5 * z.detach() + x.detach(), rtol=1e-5)
+    z = layer(x)
+    assert not z.requires_grad
+    assert torch.allclose(z, 2 * x.detach(), atol=1e-4)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        z.sum().backward()

@@ -206,11 +206,11 @@ def _attach(
 ) -> Tensor:
     """z* with the graph of f, recorded once, and the implicit derivative between the two."""
     known = f.inputs()
-    if captured is None:
-        fz, captured, f = record(f, z_star, known, recorded)  # all that autograd sees of f in a first derivative
-    else:
-        fz = f.tracked(z_star)
+    # all that autograd sees of f in a first derivative
+    fz, captured, f = record(f, z_star, known, recorded) if captured is None else (f.tracked(z_star), captured, f)
     f.forget()
+    if fz.numel() and not fz.requires_grad:
+        return z_star.clone()  # f uses nothing that has a gradient, and as in torch the answer says so
     return _Root.apply(fz, z_star, _Adjoint(gradient, f, options, captured, plain_factor), *known, *captured)
 
 

@@ -53,8 +53,8 @@ class EquilibriumLayer(nn.Module):
         max_steps: Evaluations of the cell that a sample may take part in.
         state_shape: Shape of z without the batch, for a function or module; None takes that of x.
         coupled: Rows depend on each other (nodes of a graph, batch statistics): the batch has one
-            equilibrium and is one sample to the solver. Without it coupled rows are still found,
-            with a `CoupledRowsWarning` and some more evaluations.
+            equilibrium and is one sample to the solver. Without it they are found where they
+            change an answer, with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
         last_solution, last_adjoint: The `Solution` of the last forward pass, of whose `num_steps`

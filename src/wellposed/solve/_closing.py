@@ -45,7 +45,8 @@ UNREPEATED = (
 )
 UNCONFIRMED = (
     "f of the whole batch, evaluated at the value returned, does not confirm what the samples showed: rows depend on each "
-    "other (give coupled=True), an argument of the size of the batch is not one value a sample, or f is random."
+    "other (give coupled=True), an argument of the size of the batch is not one value a sample, f is random, or it is so "
+    "steep that it multiplies rounding (large weights: constrain the cell, or train with a smaller step)."
 )
 COUPLED_HINT = (
     " If rows of the batch depend on each other (attention over the batch, batch statistics, a graph), give coupled=True, or "

@@ -129,9 +129,8 @@ class StandingRows(AbstractMap):
 class FunctionMap(AbstractMap):
     """Any Python function of a state (and of batch-first arguments) as a map of rows.
 
-    If `f` is row-wise and gets its per-sample data through `args`, a finished sample leaves the
-    computation. If not, f raises an error for some of the rows, or rows that stand still change.
-    From the error on it is evaluated for the whole batch, in which finished samples stand still.
+    If `f` is row-wise and gets its per-sample data through `args`, finished samples leave. If not,
+    f fails for some rows, or rows that stand still change: then finished samples stand still.
 
     Args:
         f: `f(state, *args) -> state`. layout: That of the state.
@@ -191,7 +190,8 @@ class FunctionMap(AbstractMap):
             value = self._first_low_precision(z) if first_low else self._call(z)
         problem = self._layout.check(value, z.shape[0])
         if problem is not None:
-            raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}.")
+            advice = "If what f returns is right, give a start z0 like it, or its state_shape to the layer."
+            raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}. {advice}")
         self._checked, self._simple = True, self._layout.is_matrix and not self._low
         rows = self._layout.flatten(value)
         if rows.dtype != z.dtype:

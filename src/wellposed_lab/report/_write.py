@@ -146,10 +146,14 @@ def _glance(run: RunData) -> Part:
         tiles.append(("well-posedness margin", number(points[-1][1]), label))
     epochs, steps = run.last("epoch"), run.last("step")
     why = run.summary.get("stop_message") or ("it has not ended" if run.rows else "nothing was recorded")
-    tiles.append(("trained", "–" if epochs is None else f"{number(epochs)} epochs", f"{number(steps)} steps; {why}"))
+    tiles.append(("trained", "–" if epochs is None else _counted(epochs, "epoch"), f"{_counted(steps, 'step')}; {why}"))
     if run.seconds is not None:
         tiles.append(("time", f"{run.seconds:.1f} s", "all epochs together"))
     return {"kind": "tiles", "tiles": tiles}
+
+
+def _counted(count: Any, noun: str) -> str:
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def _certificates(run: RunData) -> list[Part]:

@@ -75,8 +75,8 @@ def own_network(
     if not allow_code:
         raise InvalidArgument(
             f"model.class names code to run, {path!r}, and a configuration or a run from someone else could name any. Nothing "
-            "was imported. If you trust it, give --allow-code to train, sweep, certify or landscape; report never imports, "
-            "and prove takes no class."
+            "was imported. If you trust it, give --allow-code to train --resume, sweep --resume, certify or landscape; "
+            "report never imports, and prove takes no class."
         )
     features = math.prod(shape)
     offered = {"in_features": features, "width": width, "classes": max(classes, 1), "generator": generator, "dtype": dtype}
