@@ -119,3 +119,9 @@ def test_inference_mode_changes_no_root() -> None:
     with torch.inference_mode():
         inside = wp.root(lambda z: z**3 - 8, start)
     assert torch.equal(inside.value, outside.value) and torch.equal(inside.num_steps, outside.num_steps) and not inside.note
+
+
+def test_advice_about_a_tolerance_of_zero_needs_no_atol() -> None:
+    with pytest.raises(wp.errors.NotConverged) as failure:
+        wp.root(lambda z: z**2 + 1, torch.ones(1, 1, dtype=torch.float64), rtol=0.0, max_steps=100, on_failure="raise")
+    assert "raise rtol" not in str(failure.value)

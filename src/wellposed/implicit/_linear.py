@@ -38,6 +38,7 @@ def solve_linear(
         measured = torch.linalg.vector_norm(rhs + product - linear.value, dim=1)
         terms = norm + torch.linalg.vector_norm(product, dim=1) + torch.linalg.vector_norm(linear.value, dim=1)
         wrong = linear.converged & ~(measured <= rtol * norm + ROUNDINGS * torch.finfo(rhs.dtype).eps * terms)
+        wrong &= (norm > 0) | measured.isfinite()  # 0 solves the system of a cotangent of 0, also where the Jacobian is NaN
         residual = torch.where(wrong, measured / norm, residual)
         codes = torch.where(wrong, int(Status.MAX_STEPS), codes)
         coupled, spent = (False, 0) if bool(linear.converged.all()) or bool(wrong.any()) else _couples(pullback, rhs)

@@ -108,7 +108,7 @@ class Closing:
 
     def _close(self, outcome: Outcome, measured: Tensor, graph: bool) -> Outcome:
         """The closing evaluation, at the value that is returned."""
-        since, last = sequence_number(), outcome.at_once
+        since, last = sequence_number(), outcome.at_once if self.trusted else None  # which a foreign solver only claims
         outer = None if self.f.repeats or (last is not None and not self.f.fresh) else outer_states()
         with torch.set_grad_enabled(graph):
             fz, changed = self._evaluate(outcome.value, f=self.f.tracked if graph else self.f)
@@ -134,6 +134,8 @@ class Closing:
         here = measured | (r.isfinite() & outcome.g_norm.isfinite())
         same = (r - outcome.g_norm).abs() <= rounding + 1e-3 * r
         wrong = here & ~torch.where(claimed, near, same)
+        if r.shape[0] == 1 and not r.isfinite() and bool(wrong):  # no other row can have caused it
+            outcome.codes, wrong = torch.full_like(outcome.codes, int(Status.NOT_FINITE)), ~wrong
         # a residual that met the tolerance in a smaller batch was measured too
         new = here & ~(near & ~met)
         outcome.g_norm, outcome.f_norm = torch.where(new, r, outcome.g_norm), torch.where(new, s, outcome.f_norm)

@@ -52,7 +52,7 @@ def describe(options: SolveOptions, solution: Solution, by: Advising, unrolled: 
         text += f" Its residual changed by a measured factor of {factor} per step on average."
     dtype = solution.residual.dtype
     eps = torch.finfo(dtype).eps
-    if status is Status.MAX_STEPS and rtol < 4 * eps:
+    if status is Status.MAX_STEPS and rtol < 4 * eps and atol == 0:
         return f"{text} rtol={rtol:.0e} is below what {dtype} resolves: raise rtol or use float64."
     if status is Status.MAX_STEPS and not unrolled and steps >= MANY and residual < ROUNDINGS * eps and rate < FELL:
         return (

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from wellposed._tree import to_host
+from wellposed._tree import Array, to_device, to_host
 from wellposed.solve._samples import ActiveSamples, Outcome
 from wellposed.solve.map import AbstractMap
-from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Tolerance
 
+#: A residual this many times the least one seen is divergence: in float32 no digit of the start is left.
+GROWTH_LIMIT = 1e8
 Stages = list[tuple[AbstractSolver, AbstractSwitchingRule | None]]
 
 
@@ -42,3 +45,38 @@ def leave_plain_steps_out(
     passed = samples.take(np.flatnonzero(away))
     passed.evaluations = passed.evaluations + 1
     return passed, stages
+
+
+def went_astray(
+    samples: ActiveSamples, r: Array, foretold: Array | bool, due: Array | None, idle: Array | None, max_steps: int
+) -> Array | None:
+    """(rows,) samples to be put back, or None if there are none.
+
+    Plain steps of an affine map have led them too far to be of use, or they are `foretold`: the
+    factor of a solve sent them where they are first measured now, and no residual has fallen. (A
+    solve can begin, and stay, where the Jacobian contracts, and its backward pass cannot.)
+    """
+    away = ~(r <= GROWTH_LIMIT * samples.best_r) | (foretold & ~(r < samples.first_r))
+    if not away.any():
+        return None  # the usual case
+    rows: Array = away & (samples.evaluations < max_steps) & np.isfinite(samples.best_r)
+    rows &= (True if due is None else due) & (True if idle is None else ~idle)
+    return rows if rows.any() else None
+
+
+def return_to_best(
+    f: AbstractMap, samples: ActiveSamples, away: Array | None, r: Array, s: Array, tolerance: Tolerance
+) -> tuple[Array, Array, Array]:
+    """Puts samples back to their best point, by one evaluation if there are any.
+
+    Returns:
+        (rows,) |f(z) - z|, |f(z)| and the target, given the first two where the samples had come.
+    """
+    if away is None:
+        return r, s, tolerance.target(s)
+    back = to_device(away, samples.z.device).unsqueeze(1)
+    samples.z = torch.where(back, samples.best_z, samples.z)
+    samples.fz = torch.where(back, f(samples.z), samples.fz)
+    samples.evaluations = samples.evaluations + away
+    s = np.where(away, samples.best_s, s)
+    return np.where(away, samples.best_r, r), s, tolerance.target(s)

@@ -1,7 +1,6 @@
 """The samples of one run: the active ones, when each is measured, and all results.
 
-Numbers per sample are numpy arrays on the host: nothing waits for the device after a transfer, and
-few numbers take a tenth of the time of torch.
+Numbers per sample are numpy arrays on the host: few numbers take a tenth of the time of torch.
 """
 
 from __future__ import annotations
@@ -15,17 +14,14 @@ from torch import Tensor
 
 from wellposed._tree import Array, host_dtype, relative, to_device, to_host
 
-#: Steps of a stage after which switching rules judge a sample: early, then ever more rarely.
-JUDGED_AT = frozenset(5 * 2**k for k in range(20))
-#: The part of the predicted steps before the next measurement; the factor of the first step errs most.
-PART, FIRST_PART = 0.95, 0.5
+JUDGED_AT = frozenset(5 * 2**k for k in range(20))  #: Steps of a stage after which switching rules judge a sample.
+PART, FIRST_PART = 0.95, 0.5  #: The part of the predicted steps before the next measurement; the first factor errs most.
 FAR = 1e3  #: From this many times its target on a sample is first measured where it is judged: few steps hardly suffice.
 MARGIN = 0.2  #: Steps added to a prediction for each step of a stride beyond one: residuals fall more slowly than at first.
-#: The next measurement is at most this many steps ahead, or a quarter of the steps taken: factors change.
-FURTHEST = 16
+FURTHEST = 16  #: The next measurement is at most this many steps ahead, or a quarter of the steps taken: factors change.
 GRID = 5  #: A measurement that is far ahead is made at a multiple of this: the samples of a batch share it.
 FEW_STEPS = 10.0  #: A sample predicted to need more steps beyond the next of `JUDGED_AT` is slow: it is measured there too.
-RUNAWAY_LIMIT = 10.0  #: Beyond this many times its first value, |f(z)| alone may not make a relative residual small.
+RUNAWAY_LIMIT, FALLEN = 10.0, 0.1  #: If |f(z)| has grown by this factor, |f(z) - z| must be this part of the largest.
 NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")  #: What an outcome holds per sample, besides values.
 NO_NUMBERS = torch.empty(0, dtype=torch.int64)
 
@@ -118,12 +114,11 @@ class ActiveSamples:
     def ran_away(self, r: Array, s: Array, atol: float) -> Array:
         """(rows,) where |f(z) - z| is small relative to |f(z)| only because that grew.
 
-        The residual of f(z) = z + tanh(x - z) is at most 1: at z = 1e9 any rtol is met. If |f(z)|
-        has grown much, |f(z) - z| must have fallen, to half of the largest, by more than rounding.
+        With f(z) = z + tanh(x - z) any rtol is met at z = 1e9: |f(z) - z| must have fallen too.
         """
         if s.max() <= RUNAWAY_LIMIT * self.first_s.min():
             return np.zeros(r.shape[0], dtype=bool)  # the usual case
-        fallen = r + 8 * np.finfo(r.dtype).eps * s <= 0.5 * self.worst_r
+        fallen = r + 8 * np.finfo(r.dtype).eps * s <= FALLEN * self.worst_r
         away: Array = (s > RUNAWAY_LIMIT * self.first_s) & ~fallen
         return away & (r > atol) if atol > 0 else away
 
@@ -142,11 +137,9 @@ class Outcome:
     Attributes:
         value: (batch, features). g_norm, f_norm: (batch,) |f(z) - z| and |f(z)| there.
         steps, codes: (batch,) evaluations, and values of `Status`.
-        rate: (batch,) mean factor by which |f(z) - z| changed per evaluation.
-        image: (batch, features) f at `value`, if kept.
+        rate: (batch,) mean factor of |f(z) - z| per evaluation. image: f at `value`, if kept.
         history: [(samples, their evaluations, their relative residuals)], if recorded.
-        coupled: Rows depend on each other; the batch was solved as one sample.
-        note: A sentence if f at `value` did not confirm the answer; else empty.
+        coupled: The batch was solved as one sample. note: Why f did not confirm the answer, or "".
         at_once: f at `value` if all samples converged at this evaluation of the whole batch.
         recorded: f at `value` with its graph, and a `sequence_number` from before it, if recorded.
         lent: `value` is a point of the run, of which only the rows with a status are answers.
@@ -226,6 +219,10 @@ class ResidualSchedule:
         due = (self._due <= count) | (self.slow if count in self._at else False)
         return None if not self._first or due.all() else due
 
+    def foretold(self) -> Array | bool:
+        """(rows,) samples that are first measured where the factor predicted, until they are."""
+        return False if self._factor is None or self._before is None else ~self.slow & (self._before[0] == 0)
+
     def expects_all(self, count: int, idle: Array | None) -> bool:
         """Whether all samples that are not (rows,) `idle` are predicted to be done at `count`."""
         due = self._due <= count if self._before is None else (self._due <= count) & (self._before[0] > 0)
@@ -296,5 +293,5 @@ class ResidualSchedule:
     def take(self, rows: Array) -> None:
         """Keeps only these rows."""
         self._due, self.slow = self._due[rows], self.slow[rows]
-        self._before = None if self._before is None else (self._before[0][rows], self._before[1][rows])
-        self._start = self._start if self._before is None else self._start[rows]
+        if self._before is not None:
+            self._before, self._start = (self._before[0][rows], self._before[1][rows]), self._start[rows]

@@ -2,7 +2,7 @@
 
 A sample leaves, with its status and count of evaluations, when its residual meets the tolerance, is
 not finite or has grown too much, or its budget is used up; the rest is compacted. Residuals are
-measured where one could decide something (`ResidualSchedule`): a pass and a transfer to the host.
+measured where one could decide something (`ResidualSchedule`), by a pass and one transfer.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from wellposed._tree import Array, measure, smallest_norm, take_buffer, to_device, to_host
-from wellposed.solve._led_away import leave_plain_steps_out
+from wellposed.solve._led_away import GROWTH_LIMIT, leave_plain_steps_out, return_to_best, went_astray
 from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Outcome, ResidualSchedule
 from wellposed.solve._whole_batch import CountedMap, check_step
 from wellposed.solve.map import AbstractMap, RowsCoupled
 from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, LastStep, Point, Tolerance, Workspace, is_built_in
 from wellposed.status import Status
 
-#: A residual this many times the least one seen is divergence: in float32 no digit of the start is left.
-GROWTH_LIMIT = 1e8
 TRAIL = 3  #: Points before the present one that are kept for the next solver.
 LONG = 8  #: After so many steps with finished rows in the batch it is asked at every measurement whether to take them out.
 
@@ -51,17 +49,17 @@ def iterate(
     outcome, batch = Outcome(z, image=z if keep_image else None, plain_factor=np.full(z.shape[0], np.nan)), z.shape[0]
     if batch == 0:
         return outcome.allocated()
-    samples = ActiveSamples.at_start(z, f(z) if first is None else first, keep_image)
-    part, passed, stages = f, None, solver.stages()
+    passed_on = [ActiveSamples.at_start(z, f(z) if first is None else first, keep_image)]
+    aside, stages = None, solver.stages()  # samples that the last stage solves
     if f.is_affine and f.plain_factor is not None and np.isinf(f.plain_factor).any():
-        passed, stages = leave_plain_steps_out(f, samples, outcome, stages, max_steps)
+        aside, stages = leave_plain_steps_out(f, passed_on[0], outcome, stages, max_steps)
     for stage, rule in stages:
-        passed_on = _Stage(part, samples, stage, rule, tolerance, max_steps, outcome, record, graph, passed).run()
-        passed = None
-        if not passed_on:
-            break
-        samples = ActiveSamples.cat(passed_on)
-        part = f.take(to_device(samples.index, z.device)) if samples.index.shape[0] < batch else f
+        if rule is None and aside is not None:
+            passed_on, aside = [*passed_on, aside], None
+        if passed_on:
+            samples = ActiveSamples.cat(passed_on)
+            part = f.take(to_device(samples.index, z.device)) if samples.index.shape[0] < batch else f
+            passed_on = _Stage(part, samples, stage, rule, tolerance, max_steps, outcome, record, graph, aside).run()
     return outcome
 
 
@@ -79,16 +77,15 @@ class _Stage:
         outcome: Outcome,
         record: bool,
         graph: bool,
-        passed: ActiveSamples | None,
+        aside: ActiveSamples | None,
     ) -> None:
         self.f, self.samples, self.solver, self.rule = f, samples, solver, rule
         self.tolerance, self.max_steps, self.outcome, self.record = tolerance, max_steps, outcome, record
         self.held: tuple[Array, Tensor] | None = None  # (rows,) done and judged at the next measurement, and their points
-        self.ended, self.waited = False, 0  # and steps taken with idle rows in the batch
-        # (rows,) left already, not yet compacted away
-        self.idle: Array | None = None if passed is None else np.isin(samples.index, passed.index)
-        self.state: Any = None
-        self.passed_on: list[ActiveSamples] = [] if passed is None else [passed]
+        self.ended, self.waited, self.state = False, 0, None  # and steps taken with idle rows in the batch
+        self.aside, idle = aside, None if aside is None else np.isin(samples.index, aside.index)
+        self.idle = None if idle is None or not idle.any() else idle  # (rows,) left already, not yet compacted away
+        self.passed_on: list[ActiveSamples] = []
         self.workspace = Workspace(f.writes_out and solver.uses_spare, (samples.z, samples.fz))
         self.plain = solver.is_plain and is_built_in(solver)
         confirms = self.plain and (f.repeats or graph) and not f.built_in and samples.z.shape[0] == outcome.value.shape[0]
@@ -96,6 +93,7 @@ class _Stage:
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
         at, first = JUDGED_AT if rule is None else rule.judged_at, 1 if self.plain else 3 if solver.skips else 0
         self.plain_only = self.plain and (rule is None or rule.uses_trail)  # no other solver has had these samples
+        self.returns = f.is_affine and self.plain_only and rule is not None
         factor = None if f.plain_factor is None or not self.plain_only else f.plain_factor[samples.index]
         stride, far = (rule.stride, min(at)) if self.plain and rule is not None and f.strides else (1, first)
         self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at, factor=factor)
@@ -107,7 +105,7 @@ class _Stage:
             self._loop(differences)
         except RowsCoupled as found:
             value = self.outcome.allocated().value.clone()  # with the points of samples that have not left: the start as one
-            for part in (self.samples, *self.passed_on):
+            for part in (self.samples, *self.passed_on, *([] if self.aside is None else [self.aside])):
                 value[to_device(part.index, part.z.device)] = part.z
             found.evaluations, found.value = min(self.samples.most(self.idle) + found.within + 1, self.max_steps), value
             raise
@@ -125,8 +123,8 @@ class _Stage:
             samples = self.samples
             if count == 0:
                 self.state, samples.trail = solver.init(self.f, point), ()
-            ahead = 1 if self.record else self.schedule.next_due(count + 1, self.idle) - count
-            ahead = min(ahead, self.max_steps - samples.most(self.idle))
+            ahead = self.max_steps - samples.most(self.idle)
+            ahead = 1 if self.record else min(ahead, self.schedule.next_due(count + 1, self.idle) - count)
             count += ahead if self.plain or solver.skips else 1
             more: Any = ahead if self.held is None else ahead - (ahead - 1) * self.held[0]
             if self.plain:
@@ -159,7 +157,7 @@ class _Stage:
 
     def _look(self, count: int, differences: Tensor) -> Point | None:
         """Measures all samples, and judges those that are due; the point for the next step."""
-        samples, rule, plain, atol, point = self.samples, self.rule, self.plain, self.tolerance.atol, None
+        samples, rule, plain, atol, point, astray = self.samples, self.rule, self.plain, self.tolerance.atol, None, None
         g = torch.sub(samples.fz, samples.z, out=differences[: samples.z.shape[0]])
         r, s, ordinary = measure(g, samples.fz)
         target = self.tolerance.target(s)
@@ -168,12 +166,15 @@ class _Stage:
         asked = rule is not None and (not rule.uses_trail or self.schedule.judges(count))
         if count == 0:
             samples.keep_first(r, s)
-        if asked or not plain:  # a plain step needs no point
+        if self.returns and not (r < samples.first_r).all():
+            astray = went_astray(samples, r, self.schedule.foretold(), due, self.idle, self.max_steps)
+            r, s, target = return_to_best(self.f, samples, astray, r, s, self.tolerance)
+        if asked or not plain:
             point = Point.measured(samples, g, r, target, self.max_steps, due=self.schedule.slow if plain else None)
         if self.record:
             self.outcome.add_to_history(samples, r, s, self.idle)
         switch = rule.decide(count, point) if asked and rule is not None and point is not None else None
-        switch = None if switch is None or not switch.any() else np.asarray(switch)
+        switch = astray if switch is None or not switch.any() else np.asarray(switch) | (False if astray is None else astray)
         calm = ordinary and switch is None
         if calm and self.idle is None and due is None and (r <= target).all() and not samples.ran_away(r, s, atol).any():
             self._finish(np.ones(r.shape[0], dtype=bool), r, s, np.zeros(r.shape[0], dtype=np.int64))
@@ -204,7 +205,7 @@ class _Stage:
         for taken in range(count + 1, count + steps + 1):  # the count alone decides: none switches because another is slow
             keep = rule is not None and rule.keeps(taken)
             old, point = samples.z, samples.fz
-            if samples.ahead is not None:
+            if samples.ahead is not None and not bool(samples.ahead[:, :1].isnan().any()):
                 fz = samples.ahead
             elif taken == count + steps and self.last is not None:
                 done, answers = (self.idle, self.outcome.value) if self.held is None else self.held
@@ -246,10 +247,9 @@ class _Stage:
         if last is not None and before is not None and idle == r.shape[0] and met.all() and not to_host(out.codes).any():
             out.at_once, out.recorded = samples.fz, last.recorded  # it was at the values of all samples
             to_host(out.steps)[before] += 1
-        # Rows with NaN, or that diverge, leave at once: f should not be evaluated there again.
         ahead = self.schedule.ahead(count, self.idle) if self.plain or self.solver.steps_once else 0
         pays = self.solver.takes_out(self.f, idle / r.shape[0], ahead and ahead + self.waited)
-        if idle and (pays or idle == r.shape[0] or (leave & (lost | grown)).any()):
+        if idle and (pays or idle == r.shape[0] or (leave & (lost | grown)).any()):  # no f at NaN, or far away, again
             return np.flatnonzero(~self.idle)
         self.idle = self.idle if idle else None
         return None
