@@ -47,3 +47,23 @@ def test_the_same_shapes_on_purpose_are_not() -> None:
     wp.EquilibriumLayer(lambda z, x: 0.5 * z, state_shape=(4,))(torch.randn(4))  # 0 for every input
     chosen = wp.EquilibriumLayer(lambda z, x: 0.5 * z + x.unsqueeze(1).float(), state_shape=(2,))
     chosen(torch.tensor([True, False]), torch.zeros(2, 2))
+
+
+class Two(nn.Module):
+    def forward(self, z: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = z
+        return 0.5 * torch.tanh(b) + x, 0.3 * a
+
+
+@pytest.mark.parametrize("use", [lambda layer, x: layer(x), wp.export, wp.certify])
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        (Two(), r"If the state is several tensors, give their start: layer\(x, \(a, b\)\)"),
+        (nn.Linear(8, 8), r"A cell is a module or function of two arguments"),
+        (lambda z, x: z[:, :3], r"expected \(4, 8\), got \(4, 3\)"),
+    ],
+)
+def test_a_cell_that_does_not_fit_is_told_alike_everywhere(use: object, cell: object, message: str) -> None:
+    with pytest.raises(wp.WellposedError, match=message):
+        use(wp.EquilibriumLayer(cell), torch.randn(4, 8))  # type: ignore[operator,arg-type]

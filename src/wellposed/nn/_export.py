@@ -80,6 +80,8 @@ def export(
     if rtol is not None:
         check_tolerances(rtol=rtol, atol=0.0, max_steps=1)
     with torch.no_grad(), apart():
+        checked, start, *_ = layer._bind(x, z0)
+        checked(start)  # says what is wrong with a cell, an input or a start, as the layer does
         module = _FixedSteps(layer, z0 is not None)
         inputs = (x,) if z0 is None else (x, z0)
         f, start, _ = module.bind(*inputs)

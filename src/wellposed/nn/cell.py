@@ -164,13 +164,10 @@ def bind_function(
     """The map z -> cell(z, x) of a module or function; a module gets low precision in float32.
 
     Args:
-        cell: `cell(z, x)`.
-        x: Its input.
-        state, layout: A start, and its layout.
+        cell: `cell(z, x)`. x: Its input.
+        state, layout: A start, and its layout. costs: As for `FunctionMap`.
         given: Whether the caller gave the start. state_shape: Of the layer.
-        mixed: Whether autocast is active.
-        coupled: Whether rows may depend on each other.
-        costs: As for `FunctionMap`.
+        mixed: Whether autocast is active. coupled: Whether rows may depend on each other.
     """
     function = cell
     if isinstance(cell, nn.Module) and not isinstance(cell, torch.jit.ScriptModule):
@@ -265,7 +262,10 @@ def with_shape_hint(
         called = True
         try:
             return function(z, x)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
+            if "to unpack" in str(error) and not given:
+                several = "If the state is several tensors, give their start: layer(x, (a, b))."
+                raise InvalidArgument(f"cell(z, x) failed with one tensor z: {error}. {several}") from error
             if "positional argument" not in str(error):
                 raise
             raise InvalidType(f"A cell is a module or function of two arguments, cell(z, x): {error}.") from error

@@ -71,11 +71,7 @@ class DataSection(_Section):
     )
     flatten: bool | Literal["auto"] = Field(default="auto", description="rows, not images; auto asks the network")
     features: int = Field(default=50, ge=1, le=COUNT, description="dimension of sphere")
-    noise: float = Field(
-        default=0.1,
-        ge=0,
-        description="standard deviation of moons and chains, and of images to restore",
-    )
+    noise: float = Field(default=0.1, ge=0, description="standard deviation of moons and chains, and of images to restore")
     givens: list[int] | None = Field(default=None, description="sudoku: numbers of given cells; null is 6 to 10")
     words: int | None = Field(
         default=None, ge=2, le=COUNT, description="texts: size of the vocabulary of words; null for characters"
@@ -88,8 +84,12 @@ class DataSection(_Section):
     @classmethod
     def _with_commas(cls, value: Any) -> Any:
         """3,8 as [3, 8], as `wellposed data show --classes` takes it."""
-        listed = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)+", value)
-        return [int(part) for part in value.split(",")] if listed else value
+        if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)+", value):
+            return [int(part) for part in value.split(",")]
+        names = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+        if any(isinstance(name, str) and not name.strip().isdigit() and name != "auto" for name in names):
+            raise ValueError("classes are given by number; labels that are words are numbered from 0 in sorted order")
+        return value
 
     @field_validator("columns", mode="before")
     @classmethod
