@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,3 +94,64 @@ def test_a_nan_in_a_single_sample_is_not_called_random() -> None:
     assert layer.last_adjoint is not None
     assert not layer.last_adjoint.note
     assert not layer.last_adjoint.converged.any() or not layer.last_adjoint.residual.isnan().any()
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.1, 1.2])
+def test_a_chain_whose_residual_rises_before_it_ends(factor: float) -> None:
+    """Plain steps end after its length; Krylov methods stagnate until then."""
+    generator = torch.Generator().manual_seed(0)
+    W = torch.zeros(1, 62, 62, dtype=torch.float64)
+    W[0, :2, :2] = 0.1 * torch.randn(2, 2, generator=generator)
+    W[0, 2:, 2:] = torch.diag(torch.full((59,), factor), -1)
+    c, v = torch.zeros(1, 62, dtype=torch.float64), torch.randn(1, 62, generator=generator, dtype=torch.float64)
+    c[0, :2] = torch.randn(2, generator=generator)
+    found, adjoint = gradient(W, c, v)
+    assert adjoint.converged.all()
+    assert adjoint.num_steps.max() < 70
+    assert torch.allclose(found, exact(W, v), rtol=1e-9)
+
+
+def test_a_slow_direction_in_float32_is_no_runaway() -> None:
+    Q = torch.tensor([[1 - 5e-6, 0], [0, 0.5]])
+    layer = wp.EquilibriumLayer(lambda z, x: z @ Q + x, state_shape=(2,), rtol=1e-4)
+    x = torch.ones(1, 2, requires_grad=True)
+    layer(x).sum().backward()
+    assert layer.last_solution is not None and layer.last_solution.converged.all()
+    assert x.grad is not None
+    assert torch.allclose(x.grad, torch.tensor([[2e5, 2.0]]), rtol=0.02)
+
+
+@pytest.mark.parametrize("max_steps", [6, 8, 12, 200])
+def test_an_infinite_slope_has_no_gradient_of_zero(max_steps: int) -> None:
+    def f(z: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.where(x[0] > 0, 0.5 * torch.sqrt(z.clamp(min=0)), 0.3 * z) + x[1]
+
+    gradient = wp.ImplicitGradient(max_steps=max_steps)
+    layer = wp.EquilibriumLayer(f, gradient=gradient, state_shape=(1,), on_failure="ignore")
+    x = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(layer((torch.tensor([[1.0], [-1.0]], dtype=torch.float64), x)).sum(), x)
+    assert layer.last_adjoint is not None
+    assert layer.last_adjoint.status[0] is wp.Status.NOT_FINITE
+    assert found[0].isnan().all()
+
+
+@pytest.mark.parametrize("solver", [None, wp.Picard(), wp.GMRES(), wp.Neumann()])
+def test_a_neighbour_that_makes_f_infinite(solver: object) -> None:
+    """inf <= inf is not convergence, in either direction."""
+
+    def forward(z: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([0.5 * z[:1] + torch.relu(torch.exp(1000 * (z[1:] - 1)) - 1e3), 0.5 * z[1:] + x[1:]])
+
+    def backward(z: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([0.5 * z[:1] + x[:1], 0.5 * z[1:] + torch.sqrt(z[:1]) + x[1:]])
+
+    options: dict[str, Any] = {"gradient": wp.ImplicitGradient(solver), "state_shape": (1,), "on_failure": "ignore"}  # type: ignore[arg-type]
+    layer = wp.EquilibriumLayer(forward, **options)
+    layer(torch.tensor([[0.0], [5.0]], dtype=torch.float64))
+    assert layer.last_solution is not None
+    assert not layer.last_solution.converged.all()
+    layer = wp.EquilibriumLayer(backward, **options)
+    x = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    layer(x)[1].sum().backward()
+    assert layer.last_adjoint is not None
+    assert not layer.last_adjoint.converged.all()

@@ -37,10 +37,11 @@ def solve_linear(
         product = pullback.product(linear.value)
         measured = torch.linalg.vector_norm(rhs + product - linear.value, dim=1)
         terms = norm + torch.linalg.vector_norm(product, dim=1) + torch.linalg.vector_norm(linear.value, dim=1)
-        wrong = linear.converged & ~(measured <= rtol * norm + ROUNDINGS * torch.finfo(rhs.dtype).eps * terms)
-        wrong &= (norm > 0) | measured.isfinite()  # 0 solves the system of a cotangent of 0, also where the Jacobian is NaN
+        unknown = (norm == 0) & ~measured.isfinite()  # a cotangent of 0 where the Jacobian is not finite
+        within = (measured <= rtol * norm + ROUNDINGS * torch.finfo(rhs.dtype).eps * terms) & measured.isfinite()
+        wrong = linear.converged & ~(within | unknown)
         residual = torch.where(wrong, measured / norm, residual)
-        codes = torch.where(wrong, int(Status.MAX_STEPS), codes)
+        codes = torch.where(wrong, int(Status.MAX_STEPS), torch.where(unknown, int(Status.NOT_FINITE), codes))
         coupled, spent = (False, 0) if bool(linear.converged.all()) or bool(wrong.any()) else _couples(pullback, rhs)
         steps = steps + spent
         if bool(wrong.any()) or coupled:

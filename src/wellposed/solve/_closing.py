@@ -119,7 +119,9 @@ class Closing:
         norms = measure(fz - outcome.value, fz)
         r, s = map(torch.from_numpy, norms[:2])
         outcome.steps = outcome.steps + 1
-        if not (changed or self.record or outcome.codes.any()) and (norms[0] <= self.tolerance.target(norms[1])).all():
+        finite = r + s < torch.inf  # inf <= inf is not convergence
+        within = (r <= self.tolerance.target(s)) & finite
+        if not (changed or self.record or outcome.codes.any()) and bool(within.all()):
             outcome.g_norm, outcome.f_norm = r, s  # the usual case: every sample is confirmed
             outcome.image = None if outcome.image is None else fz
             return outcome
@@ -128,8 +130,7 @@ class Closing:
             return not_converged(outcome, measured, r, s, note)
         rounding = SLACK * torch.finfo(r.dtype).eps * s
         claimed = outcome.codes == Status.CONVERGED
-        met = r <= self.tolerance.target(s)
-        near = claimed & (r <= self.tolerance.target(s) + rounding)  # as small as before, up to the rounding of f
+        near = claimed & finite & (r <= self.tolerance.target(s) + rounding)  # as small as before, up to the rounding of f
         # the best point of samples that diverged or met NaN is checked too: they may have done so only when alone
         here = measured | (r.isfinite() & outcome.g_norm.isfinite())
         same = (r - outcome.g_norm).abs() <= rounding + 1e-3 * r
@@ -137,7 +138,7 @@ class Closing:
         if r.shape[0] == 1 and not r.isfinite() and bool(wrong):  # no other row can have caused it
             outcome.codes, wrong = torch.full_like(outcome.codes, int(Status.NOT_FINITE)), ~wrong
         # a residual that met the tolerance in a smaller batch was measured too
-        new = here & ~(near & ~met)
+        new = here & ~(near & ~within)
         outcome.g_norm, outcome.f_norm = torch.where(new, r, outcome.g_norm), torch.where(new, s, outcome.f_norm)
         if bool(wrong.any()):
             return self._explain(outcome, fz, wrong)

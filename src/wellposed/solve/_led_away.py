@@ -61,6 +61,8 @@ def went_astray(
         return None  # the usual case
     rows: Array = away & (samples.evaluations < max_steps) & np.isfinite(samples.best_r)
     rows &= (True if due is None else due) & (True if idle is None else ~idle)
+    if rows.any():  # along a chain the residual may rise, while entries end one after the other
+        rows &= ~to_host((samples.fz == samples.z).any(dim=1)) | ~(r <= GROWTH_LIMIT * samples.best_r)
     return rows if rows.any() else None
 
 
@@ -70,7 +72,7 @@ def return_to_best(
     """Puts samples back to their best point, by one evaluation if there are any.
 
     Returns:
-        (rows,) |f(z) - z|, |f(z)| and the target, given the first two where the samples had come.
+        (rows,) |f(z) - z|, NaN where f is not finite, |f(z)| and the target; given the first two.
     """
     if away is None:
         return r, s, tolerance.target(s)
@@ -78,5 +80,6 @@ def return_to_best(
     samples.z = torch.where(back, samples.best_z, samples.z)
     samples.fz = torch.where(back, f(samples.z), samples.fz)
     samples.evaluations = samples.evaluations + away
+    lost = away & ~to_host(samples.fz.isfinite().all(dim=1))  # the Jacobian is not finite: that was no growth
     s = np.where(away, samples.best_s, s)
-    return np.where(away, samples.best_r, r), s, tolerance.target(s)
+    return np.where(lost, np.nan, np.where(away, samples.best_r, r)).astype(r.dtype), s, tolerance.target(s)

@@ -118,7 +118,7 @@ class ActiveSamples:
         """
         if s.max() <= RUNAWAY_LIMIT * self.first_s.min():
             return np.zeros(r.shape[0], dtype=bool)  # the usual case
-        fallen = r + 8 * np.finfo(r.dtype).eps * s <= FALLEN * self.worst_r
+        fallen = (r <= FALLEN * self.worst_r) & (r + 8 * np.finfo(r.dtype).eps * s <= 0.5 * self.worst_r)
         away: Array = (s > RUNAWAY_LIMIT * self.first_s) & ~fallen
         return away & (r > atol) if atol > 0 else away
 

@@ -1,8 +1,7 @@
 """The loop: runs a solver until every sample has its status. Start reading here.
 
-A sample leaves, with its status and count of evaluations, when its residual meets the tolerance, is
-not finite or has grown too much, or its budget is used up; the rest is compacted. Residuals are
-measured where one could decide something (`ResidualSchedule`), by a pass and one transfer.
+A sample leaves, with its status, when its residual meets the tolerance, is not finite or has grown
+too much, or its budget is used up. Residuals are measured where they decide (`ResidualSchedule`).
 """
 
 from __future__ import annotations
@@ -224,9 +223,10 @@ class _Stage:
         judged = np.ones(r.shape[0], dtype=bool) if due is None else due
         samples.worst_r = np.where(judged, np.maximum(samples.worst_r, r), samples.worst_r)
         judged = judged if self.idle is None else judged & ~self.idle
-        lost, met, spent = ~np.isfinite(r + s), r <= target, samples.evaluations >= self.max_steps
+        lost, spent = ~np.isfinite(r + s), samples.evaluations >= self.max_steps
+        met = (r <= target) & ~lost  # inf <= inf is not convergence
         runaway = met & samples.ran_away(r, s, self.tolerance.atol)
-        done = met & ~(lost | runaway)  # inf <= inf is not convergence
+        done = met & ~runaway
         grown = r > GROWTH_LIMIT * samples.best_r
         better = (r < samples.best_r) & ~runaway | np.isinf(samples.best_r)  # at first there is nothing else to return
         leave = (done | lost | grown | spent) & judged
