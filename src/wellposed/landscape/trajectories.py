@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
-from wellposed._tree import Layout
+from wellposed._tree import Layout, host_dtype
 from wellposed.errors import InvalidArgument, InvalidType, NotConverged, required
 from wellposed.landscape._model import equilibrium_layers, strict
 from wellposed.landscape.record import from_plain, load_arrays, plain, save_arrays, whole
@@ -147,10 +147,11 @@ class _RecordingCell:
         for index, _, _ in self._seen:
             places.append(count[index.cpu()].clone())
             count[index.cpu()] += 1
-        states = np.full((int(count.max()), self._layout.batch, self._last.shape[1]), np.nan)
+        shape = (int(count.max()), self._layout.batch, self._last.shape[1])
+        states = np.full(shape, np.nan, dtype=host_dtype(self._last.dtype))  # may be large: in the dtype of the solve
         residual = np.full(states.shape[:2], np.nan)
         for place, (index, rows, r) in zip(places, self._seen, strict=True):
-            states[place.numpy(), index.cpu().numpy()] = rows.double().cpu().numpy()
+            states[place.numpy(), index.cpu().numpy()] = rows.cpu().numpy()
             residual[place.numpy(), index.cpu().numpy()] = r.double().cpu().numpy()
         return states, residual
 
@@ -278,13 +279,19 @@ def project(
         raise InvalidArgument(
             f"project cannot take num={num} components of {rows.shape[0]} states with {rows.shape[1]} features."
         )
-    center = rows.mean(axis=0)
-    spread = rows.std(axis=0) if scale else np.ones(rows.shape[1])
+    center = rows.mean(axis=0, dtype=np.float64).astype(rows.dtype)
+    spread = rows.std(axis=0) if scale else np.ones(rows.shape[1], dtype=rows.dtype)
     spread[spread == 0] = 1.0
-    pca = PCA(n_components=num, svd_solver="full").fit((rows - center) / spread)
+    rows -= center  # in place: the ways of a training run fill half of the memory
+    rows /= spread
+    few = num < min(rows.shape) // 100  # of a large matrix: by Lanczos steps, not all components
+    pca = PCA(n_components=num, svd_solver="arpack" if few else "full", copy=False, random_state=0).fit(rows)
+    del rows
     points = []
     for one, mask in zip(trajectories, known, strict=True):
         part = np.full((*one.states.shape[:2], num), np.nan)
-        part[mask] = pca.transform((one.states[mask] - center) / spread)
+        for step in range(len(part)):
+            if mask[step].any():
+                part[step, mask[step]] = pca.transform((one.states[step, mask[step]] - center) / spread)
         points.append(part)
     return Projection(points, [one.residual for one in trajectories], pca.explained_variance_ratio_, names)
