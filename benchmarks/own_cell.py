@@ -225,7 +225,10 @@ def around(compiles: bool, inside: bool = False) -> Callable[[Any, tuple[int, ..
 
 
 def compiled(name: str, budget: float, patience: float) -> Row:
-    """`torch.compile` around a layer and of its cell, against neither: times, graphs, and how far gradients differ."""
+    """`torch.compile` around a layer and of its cell, against neither: times, graphs, and how far gradients differ.
+
+    Beside it the same for the loop by hand: what compiled code of a cell costs there is torch's, above all in backward.
+    """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     ways = {"plain": around(False), "around": around(True), "inside": around(False, inside=True)}
@@ -236,7 +239,11 @@ def compiled(name: str, budget: float, patience: float) -> Row:
     for way in ("around", "inside"):
         error = float((found[way].gradient - exact).norm() / exact.norm())
         row |= {f"{way} / plain": median(found[way].ratios(found["plain"])), f"difference {way}": f"{error:.0e}"}
-    return row
+    loops = {"plain": by_hand, "inside": lambda cell, shape: by_hand(torch.compile(cell), shape)}
+    torch._dynamo.reset()
+    with torch._functorch.config.patch(donated_buffer=False):  # the loop walks through one graph many times
+        found = measure(name, loops, budget, patience)
+    return row | {"loop: inside / plain": median(found["inside"].ratios(found["plain"]))}
 
 
 def cell_alone(plain: Contender, rounds: int = 40) -> float:
