@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+import wellposed as wp
+from wellposed.landscape import basin, filter_normalized, random_direction, surface
 from wellposed_lab.papers import EXPERIMENTS, ClaimOutcome
 from wellposed_lab.papers.datasets import images, ten_classes
 from wellposed_lab.papers.experiment import Result
 from wellposed_lab.papers.image_training import accuracy, fit
 from wellposed_lab.papers.nguyen2022.figure4_2 import residual, wander
 from wellposed_lab.papers.nguyen2022.figure4_3 import _last, _nearest
-from wellposed_lab.papers.nguyen2022.figure4_5 import minima
+from wellposed_lab.papers.nguyen2022.figure4_4 import reached
+from wellposed_lab.papers.nguyen2022.figure4_5 import certain_minima, minima
 from wellposed_lab.papers.record import Record
 from wellposed_lab.papers.xie2021.networks import NeuralODE, count, deep_opteq, network, widest
 from wellposed_lab.papers.xie2021.segmentation_table import segmentation_table
@@ -45,6 +48,37 @@ def test_minima_by_hand() -> None:
     assert minima([[0.0, 1.0, 0.0], [1.0, 2.0, 1.0]]) == 2
     assert minima([[0.0, 0.0], [1.0, 1.0]]) == 0  # a flat valley has no point lower than its neighbours
     assert minima([[None, 1.0], [2.0, None]]) == 1
+    assert certain_minima([[None, 1.0], [2.0, None]]) == 0  # what is unknown may be lower
+    assert certain_minima(bowl) == 1
+    assert certain_minima([[0.0, 1.0, 2.0, 0.0, None], [1.0, 2.0, 2.0, 1.0, 3.0]]) == 1
+
+
+def test_losses_where_the_solver_stops() -> None:
+    """They are those of the surface where every point has one equilibrium, and finite where none has."""
+    generator = torch.Generator().manual_seed(0)
+    X, y = torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
+    cell = wp.nn.DenseCell(4, 8, generator=generator)
+    layer = wp.EquilibriumLayer(cell, on_failure="ignore", rtol=1e-6)
+    model = nn.Sequential(layer, nn.Linear(8, 3))
+    directions = [filter_normalized(model, random_direction(model, generator=generator)) for _ in range(2)]
+    loss = nn.functional.cross_entropy
+
+    def both(scale: float) -> tuple[Any, dict[str, Any]]:
+        with torch.no_grad():
+            cell.W.copy_(scale * torch.eye(8).roll(1, 0))  # relu(scale * permutation): no equilibrium above 1
+        before = [p.detach().clone() for p in model.parameters()]
+        found = surface(model, loss, X, y, directions=directions, num=3, radius=0.1)
+        drawn = reached(model, directions, found, X, y)
+        assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+        return found, drawn
+
+    found, drawn = both(0.3)
+    assert found.valid.all() and np.allclose(drawn["values"], found.values, rtol=1e-4)
+    assert drawn["area"] == pytest.approx(basin(found, level=drawn["centre"] + 0.5).area, rel=1e-2)
+    layer.max_steps = 10
+    found, drawn = both(1.5)
+    assert not found.valid.any() and np.isfinite(np.array(drawn["values"], dtype=float)).all()
+    assert drawn["area"] == pytest.approx(0.04) and drawn["undecided"] == 0
 
 
 def test_sizes_are_those_that_there_are() -> None:
