@@ -3,9 +3,9 @@
 #
 # A usual layer applies a map once. An equilibrium layer applies one map `f(z, x)` *until nothing
 # changes any more*: its output is the `z` with `z = f(z, x)`. That is a network of unlimited depth
-# with the parameters of one layer, and its gradient needs no stored steps. The price is that `z`
-# has to be found, and that it might not be there to find. In this tutorial you put an equilibrium
-# layer between two ordinary ones, train it, look at what it costs, and then break it on purpose.
+# with the parameters of one layer, and its gradient needs no stored steps. But `z` has to be found,
+# and it may not exist, or not be found. In this tutorial you put an equilibrium layer between two
+# ordinary ones, train it, look at what it costs, and then break it on purpose.
 #
 # You need `pip install -c constraints.txt '.[plot]'`. The data are made up, and everything runs in
 # seconds on one core.
@@ -86,13 +86,14 @@ free_run = train(free, 100)
 print(f"loss {free_run[0][0]:.3f} -> {free_run[0][-1]:.3f}")
 
 # %% [markdown]
-# It went well for a while, and then it stopped, with the number of the sample, its residual, and
-# what to try. This is the first thing to learn about equilibrium layers: **the optimizer wants a
-# map that reacts strongly, and a map that reacts strongly has no equilibrium that an iteration
-# finds.** A library that returned its last iterate here would have gone on training a network that
-# is not defined.
+# The loss fell for a while, and then training stopped, with the number of the sample, its residual,
+# and what to try. Here an equilibrium exists (tanh is bounded), but the solver did not find it
+# within 200 evaluations. This is the first thing to learn about equilibrium layers: **training
+# makes the map steeper, and the steeper the map, the more evaluations its equilibrium takes, until
+# it is not found, not unique, or does not exist.** With the last iterate in the place of the
+# equilibrium, training would continue with wrong features and wrong gradients.
 #
-# So do not leave it to the optimizer. A `DenseCell` is the same map `tanh(W z + U x + b)`, and its
+# So constrain the cell. A `DenseCell` is the same map `tanh(W z + U x + b)`, and its
 # `weight=` says how W is made of free parameters: `Spectral(bound=0.95)` keeps the norm of W at
 # 0.95 or less whatever the optimizer does, so there is always exactly one equilibrium.
 
@@ -133,13 +134,13 @@ panels[2].set(ylabel="spectral norm", title="The recurrent weights", ylim=(0, No
 panels[0].legend(fontsize=8)
 
 # %% [markdown]
-# **What to notice.** The cross marks where the free network lost an equilibrium. Its loss gave no
-# hint: it fell faster than that of the bounded network up to the last step. The norm of its weights
-# and the cost of its hardest sample (the upper edge of the band) did. If you train without a bound,
-# watch these two.
+# **What to notice.** The cross marks where an equilibrium of the free network was not found. Its
+# loss did not show this before: it fell faster than that of the bounded network up to the last
+# step. The norm of its weights and the cost of its slowest sample (the upper edge of the band) did
+# show it. If you train without a bound, watch these two.
 #
-# The cost also depends on the input. A sample that has converged leaves the computation, so an easy
-# sample never pays for a hard one:
+# The cost also depends on the input. A sample that has converged leaves the computation, so a slow
+# sample does not make the others slower:
 
 # %%
 horizontal, vertical = np.linspace(-1.8, 2.8, 90), np.linspace(-1.3, 1.8, 70)
@@ -154,8 +155,8 @@ drawn = panels[0].pcolormesh(horizontal, vertical, 1 / (1 + np.exp(-logits)), cm
 figure.colorbar(drawn, ax=panels[0], label="predicted probability of class 1")
 drawn = panels[1].pcolormesh(horizontal, vertical, cost, cmap="viridis", rasterized=True)
 figure.colorbar(drawn, ax=panels[1], label="evaluations of the map")
-panels[0].set(title="What the network says", xlabel="first feature", ylabel="second feature")
-panels[1].set(title="What it cost to find out", xlabel="first feature")
+panels[0].set(title="What the network predicts", xlabel="first feature", ylabel="second feature")
+panels[1].set(title="What it costs", xlabel="first feature")
 for ax in panels:
     ax.contour(horizontal, vertical, logits, levels=[0.0], colors="white", linewidths=1.2)
     ax.plot(*X[y > 0].T.numpy(), "^", color="white", markeredgecolor="black", markersize=4, linewidth=0, label="class 1")
@@ -167,7 +168,7 @@ panels[0].legend(fontsize=7, loc="lower left")
 #
 # `ImplicitGradient`, the default, solves one linear equation for each sample and is exact at the
 # equilibrium. The same derivative by going back through every step of the iteration
-# (`UnrolledGradient`) needs memory for all of them and gets there in the end:
+# (`UnrolledGradient`) needs memory for all of them, and approaches it as their number grows:
 
 # %%
 raw = next(layer.cell.parameters())
@@ -186,7 +187,7 @@ for k in (2, 5, 10, 20, 40, 80):
 # %% [markdown]
 # ## What else can go wrong
 #
-# The failure above was loud. There is a silent one: a solve that converges, to one of *several*
+# The failure above was reported. Another one is not: a solve that converges, to one of *several*
 # equilibria. Take the free cell with weights six times as large as at our start, one input, and
 # forty places to begin:
 
@@ -207,7 +208,7 @@ for weight in (wp.nn.Spectral(bound=0.95), wp.nn.Monotone(margin=0.1)):
     cell = wp.nn.DenseCell(2, 20, wp.nn.Tanh(), weight=weight, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
         for parameter in cell.parameters():
-            parameter.mul_(5)  # as bad as an optimizer can be
+            parameter.mul_(5)  # as an optimizer may do
     norm = torch.linalg.matrix_norm(cell.recurrent().detach(), 2).item()
     ends = wp.EquilibriumLayer(cell, on_failure="raise", rtol=1e-10, max_steps=2000).solve(X[:1].expand(40, 2), starts)
     spread = (ends.value - ends.value[0]).norm(dim=1).max().item()

@@ -38,10 +38,10 @@ print(wp.certify(net, X, y, theorem="radius"))
 
 # %% [markdown]
 # Nothing is proved yet about plain gradient flow, where all parameters move at one speed: the
-# residual is so large that the parameters might travel far, and far away anything might be true.
-# But the theorem has a dial. If the hidden parameters W and U move more slowly than the read-out a,
-# the features change less, and there is always a ratio of speeds that can be proved. Ask for it
-# with `dynamics="descent"`:
+# residual is so large that the parameters may move far, where the bounds of the theorem do not
+# hold. But the speeds can be chosen. If the hidden parameters W and U move more slowly than the
+# read-out a, the features change less, and there is always a ratio of speeds that can be proved.
+# Ask for it with `dynamics="descent"`:
 
 # %%
 licence = wp.certify(net, X, y, theorem="radius", dynamics="descent")
@@ -74,7 +74,7 @@ figure.axes[0].set_title("The dashed line was known before the first step", font
 # ## A proof that arrives on the way
 #
 # With one step size for everything there is no certificate at the start. But while the loss falls,
-# the distance that the parameters may still travel falls too, and at some point the proof closes.
+# the distance that the parameters may still move falls too, and at some point the proof succeeds.
 # `CertificateMonitor` tries every few steps and records when. From that point we follow the exact
 # gradient *flow*, because this certificate is about the flow, and renew the certificate along the
 # way.
@@ -98,7 +98,7 @@ left, right = figure.subplots(1, 2, width_ratios=(2, 3))
 left.plot(descent["step"], descent.loss, ".-", color=BLUE, linewidth=1.6, markersize=4)
 left.axvline(step, color=GREEN, linewidth=2, linestyle=":")
 left.annotate("proved", (step, descent.loss[0]), (-4, -4), textcoords="offset points", ha="right", color=GREEN, fontsize=9)
-left.set(xlabel="step of descent", ylabel="loss", yscale="log", title="Until the proof closes")
+left.set(xlabel="step of descent", ylabel="loss", yscale="log", title="Until the proof succeeds")
 right.plot(flow["time"], flow.loss, color=BLUE, linewidth=2.2, label="measured")
 for i, record in enumerate(after.records[:-1:3]):
     t = torch.linspace(record["time"], times[-1], 50, dtype=torch.float64)
@@ -136,9 +136,9 @@ print(f"least eigenvalue of the tangent kernel, proved to be at least {wp.least_
 
 # %% [markdown]
 # **Steps that are too large.** A certificate for the flow is not a licence for steps of any size.
-# Steps twenty times as large throw W out of the region where it contracts. The network notices
-# before it uses an equilibrium that nothing vouches for; the parameters go back to the last good
-# point, and the error carries the history.
+# With steps twenty times as large W leaves the region where it contracts. This is found before an
+# equilibrium is used whose existence is not proved; the parameters are set back to the last good
+# point, and the error holds the history.
 
 # %%
 net = network()
@@ -176,8 +176,8 @@ ax.grid(alpha=0.3)
 ax.legend(fontsize=8)
 
 # %% [markdown]
-# **And the limits.** The theorem speaks about full-batch descent and flow on the sum of squares,
-# about the training loss only, and about small numbers of samples: on 100 images of MNIST it closes
+# **And the limits.** The theorem is about full-batch descent and flow on the sum of squares,
+# about the training loss only, and about small numbers of samples: on 100 images of MNIST it holds
 # only when the loss is tiny. Adam, minibatches and cross entropy are not covered; there a
 # certificate still proves that the equilibria exist and are unique.
 #

@@ -105,14 +105,8 @@ ELSEWHERE = {
         ("gaussian_processes.md", "gaussian_process.png", "a Gaussian process and its calibration"),
     ],
 }
-#: Experiments whose pictures are landscapes: surfaces of the loss and paths in a plane.
-LANDSCAPES = (
-    "nguyen2022/figure4.1",
-    "nguyen2022/figure4.2",
-    "nguyen2022/figure4.3",
-    "nguyen2022/figure4.4",
-    "nguyen2022/figure4.5",
-)
+#: Experiments whose pictures are surfaces of the loss.
+LANDSCAPES = ("nguyen2022/figure4.4", "nguyen2022/figure4.5")
 
 
 def _thumbnails(folder: Path) -> str:
@@ -124,7 +118,7 @@ def _thumbnails(folder: Path) -> str:
         groups[title] = [(_anchor(name, shown[name]), _picture(name), name) for name in names]
     parts = []
     for title, rows in groups.items():
-        links = "\n".join(f"[![{text}]({picture})]({target})" for target, picture, text in rows)
+        links = "\n".join(f"[![{text}]({picture})\n{text}]({target})" for target, picture, text in rows)
         parts.append(f'**{title}**\n\n<div class="thumbnails" markdown>\n\n{links}\n\n</div>\n')
     return "\n".join(parts)
 

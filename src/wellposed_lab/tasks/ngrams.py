@@ -7,6 +7,9 @@ from torch import Tensor
 
 __all__ = ["Bigram", "KneserNey"]
 
+#: In the place of an estimated discount below it: with 0 a new token could have the probability 0, and a loss that is infinite.
+LEAST = 1e-6
+
 
 class Bigram:
     """p(b | a) = (count(a, b) + k p(b)) / (count(a) + k), p(b) the smoothed frequency.
@@ -103,7 +106,7 @@ def _discounts(counts: Tensor) -> Tensor:
         y = n[0] / (n[0] + 2 * n[1]) if n[0] and n[1] else 0.5
         return torch.tensor([0.0, y, y, y], dtype=torch.float64)
     y = n[0] / (n[0] + 2 * n[1])
-    found = [0.0] + [min(max(i - (i + 1) * y * n[i] / n[i - 1], 0.0), float(i)) for i in (1, 2, 3)]
+    found = [0.0] + [min(max(i - (i + 1) * y * n[i] / n[i - 1], LEAST), float(i)) for i in (1, 2, 3)]
     return torch.tensor(found, dtype=torch.float64)
 
 
