@@ -268,6 +268,8 @@ def test_a_refused_batch_norm_keeps_its_statistics_and_works_in_eval() -> None:
         (nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2))).double(), inputs(3), InvalidArgument, r"\(n,\) or \(n, c\)"),
         (nn.LSTM(4, 2).double(), inputs(3), InvalidType, "must return a tensor, got tuple"),
         (nn.Linear(4, 1).double(), [[0.0] * 4], InvalidType, r"got list\. Use torch\.as_tensor"),
+        (nn.Bilinear(4, 4, 1), (inputs(2), inputs(2)), InvalidType, "got tuple of tensors.*Module that takes one tensor"),
+        (nn.Bilinear(4, 4, 1), {"a": inputs(2)}, InvalidType, "got dict of tensors"),
     ],
 )
 def test_errors_say_what_was_wrong(model: nn.Module, X: Tensor, error: type, message: str) -> None:
