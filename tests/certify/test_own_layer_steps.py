@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.certify import _functions
 from wellposed.certify._balls import Boxes
+from wellposed.certify._composition import Bound, Lipschitz
 from wellposed.certify._followed import Followed
 from wellposed.certify._functions import PLAIN, Function
 from wellposed.certify._uniqueness import constants
@@ -213,3 +214,18 @@ def test_values_of_functions_are_right_to_16_units(name: str) -> None:
         for point in points:
             value = float(function.value(torch.tensor(point, dtype=torch.float64)))
             assert abs(value - truth(mpmath.mpf(point))) <= _functions.ULPS * (abs(value) + abs(point))
+
+
+def test_the_range_of_a_sum_is_not_too_small() -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        return 1e-17 / (1 + torch.tanh(z)) + x  # steeper than any number where tanh comes near -1
+
+    layer = wp.EquilibriumLayer(cell, state_shape=(4,))
+    tape = Followed(layer, layer, torch.zeros(1, 4)).tape(0)
+    bounds = Lipschitz(tape)
+    found: dict[int, Bound] = {}
+    for step in tape.steps:
+        found[id(step)] = bounds.interpret(step, tuple(found[id(parent)] for parent in step.parents))
+    (total,) = (found[id(parent)] for step in tape.steps if step.name == "reciprocal" for parent in step.parents)
+    assert total.low <= 0 and total.high >= 2
+    assert not wp.certify(layer).certified

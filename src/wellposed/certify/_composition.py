@@ -149,12 +149,15 @@ def _signs(step: Node) -> list[float]:
 
 
 def norm_of_linear(step: Node, which: int) -> tuple[float, float]:
-    """Upper bounds of the norm of a linear step in one parent, by (1), and of its row sums."""
+    """Upper bounds of the norm of a linear step in one parent, by (1), and of its row sums.
+
+    The row sums of a sum and of a scaling are their coefficients, and exact.
+    """
     if step.name == "add" and step.parents[which].shape == step.shape:
         return 1.0, 1.0
     if step.name.startswith("scale "):
         factor = abs(float(step.name.removeprefix("scale ")))
-        return up(factor), up(factor)
+        return up(factor), factor
     absolute = step.absolute
     assert absolute is not None
     zeros = [torch.zeros(parent.shape, dtype=torch.float64) for parent in step.parents]
@@ -168,7 +171,7 @@ def norm_of_linear(step: Node, which: int) -> tuple[float, float]:
     largest = float(rows.detach().max()), float(columns.max())
     if largest == (1.0, 1.0):
         return 1.0, 1.0
-    return up(math.sqrt(largest[0] * largest[1]) * SLACK), up(largest[0] * SLACK)
+    return up(math.sqrt(largest[0] * largest[1]) * SLACK), 1.0 if step.name == "add" else up(largest[0] * SLACK)
 
 
 def _extent(step: Node, moving: Bound, fixed: Ball, which: int) -> tuple[float, float]:
