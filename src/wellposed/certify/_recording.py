@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from wellposed._torch import DispatchMode, pytree
-from wellposed.certify._lowering import BLANK, READS
-from wellposed.certify._nonlinear import LOWER
+from wellposed.certify import _lowering, _nonlinear  # noqa: F401  # which fill the table
+from wellposed.certify._steps import BLANK, LOWER, READS
 from wellposed.certify._tape import Node, Tape, TapeRefused
 
 #: Ways out of torch, after which nothing is known of a number.

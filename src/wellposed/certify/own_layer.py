@@ -19,7 +19,7 @@ from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._image_sizes import is_same_for_other_images
 from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
-from wellposed.certify._tape import Node, Tape, TapeRefused
+from wellposed.certify._tape import Tape, TapeRefused
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
@@ -136,7 +136,7 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
 
 
 def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str) -> Certificate:
-    inputs = "every input at which the cell is finite" if any(map(_may_overflow, tape.steps)) else "every input"
+    inputs = "every input" if found.finite else "every input at which the cell is finite"
     first = f"For {inputs} there is exactly one equilibrium{where}."
     picard = "Picard() converges to it from any start"
     tried = {
@@ -174,11 +174,6 @@ def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str
         made.append(Certificate(name, verdict, (hypothesis,), measured=measured, **given))
     strongest = next((certificate for certificate in made if certificate.certified), made[0])
     return replace(strongest, others=tuple(other for other in made if other is not strongest))
-
-
-def _may_overflow(step: Node) -> bool:
-    """Whether it may be NaN or infinite for some x, as log x and 1/x are."""
-    return step.of_x and not step.of_z and (step.kind == "computed" or step.name in ("reciprocal", "sqrt", "rsqrt"))
 
 
 def _assumed(followed: Followed, found: Constants) -> str:
