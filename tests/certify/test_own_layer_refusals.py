@@ -87,6 +87,18 @@ def test_rows_that_depend_on_other_rows_of_x_are_not_certified_one_by_one(size: 
     assert not found.certified or found.licenses[0].startswith("The batch of 2 coupled rows")
 
 
+@pytest.mark.parametrize("mix", [lambda x: x - x.mean(0, keepdim=True), lambda x: x.sort(0)[0], lambda x: x.flip(0)])
+def test_rows_that_depend_on_each_other_by_x_are_certified_as_this_batch_alone(mix: Callable[[Tensor], Tensor]) -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.9 * torch.tanh(z) + mix(x))
+    x = torch.tensor([[0.3, 0.5], [0.1, 0.2], [0.2, -0.4]], dtype=DOUBLE)
+    assert bool((layer(x)[0] - layer(x[:1])[0]).abs().max() > 0.1)
+    found = local(layer, x)
+    assert found.certified and found.licenses[0].startswith("The batch of 3 coupled rows, which is one sample,")
+    assert "about the batch of 3 rows, and says nothing about a row alone" in found.note
+    for other, part in ((layer, x[:1]), (wp.EquilibriumLayer(layer.cell, coupled=True), x)):
+        assert local(other, part).certified and "of 3 rows, and says nothing" not in local(other, part).note
+
+
 def test_what_couples_rows_is_read_from_the_tape_as_from_the_jacobian() -> None:
     torch.manual_seed(0)
     inner = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0, dtype=DOUBLE).eval()
