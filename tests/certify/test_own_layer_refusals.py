@@ -87,6 +87,21 @@ def test_rows_that_depend_on_other_rows_of_x_are_not_certified_one_by_one(size: 
     assert not found.certified or found.licenses[0].startswith("The batch of 2 coupled rows")
 
 
+def test_a_reason_says_whether_a_row_or_a_batch_is_not_known() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.3 * z + x + 0.01 * torch.special.i0e(z))
+    assert local(layer, torch.ones(8, 2)).reasons[0].startswith("The operation special_i0e is not known")
+    layer = wp.EquilibriumLayer(lambda z, x: 0.3 * z + x + (0 * torch.special.i0e(z) if len(z) > 1 else 0))
+    assert local(layer, torch.ones(8, 2)).reasons[0].startswith("A row alone can be followed, but not a batch of 8 rows: The")
+
+
+def test_an_input_without_a_batch_is_named() -> None:
+    layer = wp.EquilibriumLayer(_Cell(lambda s, z, x: torch.tanh(z @ s.W) + x))  # which takes a vector too
+    x = torch.tensor([0.1, 0.2], dtype=DOUBLE)
+    found = local(layer, x)
+    assert not found.certified and "which is one number for each sample: if it is one, give x.unsqueeze(0)" in found.note
+    assert local(layer, x.unsqueeze(0)).certified
+
+
 @pytest.mark.parametrize("mix", [lambda x: x - x.mean(0, keepdim=True), lambda x: x.sort(0)[0], lambda x: x.flip(0)])
 def test_rows_that_depend_on_each_other_by_x_are_certified_as_this_batch_alone(mix: Callable[[Tensor], Tensor]) -> None:
     layer = wp.EquilibriumLayer(lambda z, x: 0.9 * torch.tanh(z) + mix(x))

@@ -3,7 +3,9 @@ themselves."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -214,6 +216,24 @@ def test_values_of_functions_are_right_to_16_units(name: str) -> None:
         for point in points:
             value = float(function.value(torch.tensor(point, dtype=torch.float64)))
             assert abs(value - truth(mpmath.mpf(point))) <= _functions.ULPS * (abs(value) + abs(point))
+
+
+_PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "own_layer.md").read_text(encoding="utf-8")
+_NAMED = re.findall(r"`(\w+)`", _PAGE.partition("these functions are known:")[2].partition("Of $x$")[0])
+
+
+@pytest.mark.parametrize("name", _NAMED)
+def test_the_functions_that_the_page_names_are_known(name: str) -> None:
+    f = getattr(torch if hasattr(torch, name) else F, name)
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        pair = (z.flip(-1),) if name in ("maximum", "minimum", "logaddexp") else ()
+        others = {"prelu": (torch.tensor([0.2]),), "clamp": (-1.0, 1.0), "softmax": (-1,)}
+        value: Tensor = 0.1 * f(z, *pair, *others.get(name, ())) + x
+        return value
+
+    layer = wp.EquilibriumLayer(cell)
+    assert Followed(layer, layer, torch.ones(2, 3)).tape(0).result.of_z  # is not refused
 
 
 def test_the_range_of_a_sum_is_not_too_small() -> None:
