@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 
 _SPECIAL = {
@@ -47,6 +48,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return "--"
     if math.isinf(value):
         return r"$\infty$" if value > 0 else r"$-\infty$"
+    value = 0.0 if abs(value) < sys.float_info.min else value  # the rounding of 0
     mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
     return f"${mantissa}$" if not exponent else rf"${mantissa}\times 10^{{{int(exponent)}}}$"
 

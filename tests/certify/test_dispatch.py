@@ -171,7 +171,7 @@ def test_the_package_is_called_and_pickles() -> None:
     model = wp.GaussianDEQ(3, 5, weight_variance=0.01, dtype=torch.float64)
     X, y = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     assert pickle.loads(pickle.dumps(bound))(model, X, y).theorem == "contraction"
-    assert list(inspect.signature(wp.certify).parameters) == ["model", "X", "y", "theorem", "options"]
+    assert list(inspect.signature(wp.certify).parameters) == ["model", "X", "y", "z0", "theorem", "options"]
 
 
 def test_the_well_posedness_that_fits() -> None:

@@ -390,6 +390,37 @@ def test_the_start_that_a_model_gives_is_kept(named: bool) -> None:
     assert float(found.error_bound.max()) < 1e-9
 
 
+def test_a_layer_is_certified_from_a_given_start() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(2 * z) + 0 * x)
+    x = torch.tensor([[0.3], [-0.2]], dtype=torch.float64)
+    found = wp.certify(layer, x, z0=x.sign())
+    assert isinstance(found, LocalCertificate) and found.measured["spectral radius of J, estimate"] < 0.2
+    assert torch.equal(found.error_bound, wp.certify(Started(named=True), x).error_bound)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("cell", "z0"),
+    [
+        (lambda z, x: (0.5 * torch.tanh(z[1]) + x, 0.3 * z[0]), lambda z: (z, z)),
+        (lambda z, x: {"a": 0.5 * torch.tanh(z["b"]) + x, "b": 0.3 * z["a"]}, lambda z: {"a": z, "b": z}),
+    ],
+)
+def test_a_state_of_several_tensors_is_certified_from_its_start(cell: Any, z0: Any) -> None:
+    layer, x = wp.EquilibriumLayer(cell), torch.randn(2, 3, dtype=torch.float64)
+    with pytest.raises(wp.InvalidArgument, match="give"):
+        wp.certify(layer, x)
+    found = wp.certify(layer, x, z0=z0(torch.zeros(2, 3, dtype=torch.float64)))
+    assert isinstance(found, LocalCertificate) and found.verdicts == (CERTIFIED,) * 2
+    assert found.others[0].certified and "shape (3,), (3,)" in found.others[0].licenses[0]
+
+
+def test_a_start_is_that_of_a_layer_at_an_input() -> None:
+    x, layer = torch.ones(2, 3), layer_of(Tanh(torch.eye(3) / 2))
+    for given, options in (((nn.Sequential(layer), x), {}), ((layer,), {}), ((layer, x, x), {"theorem": "radius"})):
+        with pytest.raises(wp.InvalidArgument, match=r"certify\(layer, x, z0=z0\)"):
+            wp.certify(*given, z0=x, **options)  # type: ignore[arg-type]
+
+
 def test_networks_that_start_at_their_own_state() -> None:
     """Of a multiscale network the state is a tuple, which only its start shows."""
     generator = torch.Generator().manual_seed(0)

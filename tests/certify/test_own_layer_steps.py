@@ -3,7 +3,9 @@ themselves."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 import wellposed as wp
 from wellposed.certify import _functions
 from wellposed.certify._balls import Boxes
+from wellposed.certify._composition import Bound, Lipschitz
 from wellposed.certify._followed import Followed
 from wellposed.certify._functions import PLAIN, Function
 from wellposed.certify._uniqueness import constants
@@ -213,3 +216,36 @@ def test_values_of_functions_are_right_to_16_units(name: str) -> None:
         for point in points:
             value = float(function.value(torch.tensor(point, dtype=torch.float64)))
             assert abs(value - truth(mpmath.mpf(point))) <= _functions.ULPS * (abs(value) + abs(point))
+
+
+_PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "own_layer.md").read_text(encoding="utf-8")
+_NAMED = re.findall(r"`(\w+)`", _PAGE.partition("these functions are known:")[2].partition("Of $x$")[0])
+
+
+@pytest.mark.parametrize("name", _NAMED)
+def test_the_functions_that_the_page_names_are_known(name: str) -> None:
+    f = getattr(torch if hasattr(torch, name) else F, name)
+
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        pair = (z.flip(-1),) if name in ("maximum", "minimum", "logaddexp") else ()
+        others = {"prelu": (torch.tensor([0.2]),), "clamp": (-1.0, 1.0), "softmax": (-1,)}
+        value: Tensor = 0.1 * f(z, *pair, *others.get(name, ())) + x
+        return value
+
+    layer = wp.EquilibriumLayer(cell)
+    assert Followed(layer, layer, torch.ones(2, 3)).tape(0).result.of_z  # is not refused
+
+
+def test_the_range_of_a_sum_is_not_too_small() -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        return 1e-17 / (1 + torch.tanh(z)) + x  # steeper than any number where tanh comes near -1
+
+    layer = wp.EquilibriumLayer(cell, state_shape=(4,))
+    tape = Followed(layer, layer, torch.zeros(1, 4)).tape(0)
+    bounds = Lipschitz(tape)
+    found: dict[int, Bound] = {}
+    for step in tape.steps:
+        found[id(step)] = bounds.interpret(step, tuple(found[id(parent)] for parent in step.parents))
+    (total,) = (found[id(parent)] for step in tape.steps if step.name == "reciprocal" for parent in step.parents)
+    assert total.low <= 0 and total.high >= 2
+    assert not wp.certify(layer).certified

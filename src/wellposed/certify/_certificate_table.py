@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,15 @@ def moves(certificate: Certificate) -> str:
     return f"all parameters, hidden {what} {ratio:.2g} of the read-out's"
 
 
+def short(value: float | None) -> str:
+    """A number in words: 0 for one that is only the rounding of 0, "?" for none."""
+    return "?" if value is None else f"{0.0 if abs(value) < sys.float_info.min else value:.4g}"
+
+
 def plain_table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
     """Lines of equal columns; a note is at the end of its line."""
     if not hypotheses:
         return []
-
-    def short(value: float | None) -> str:
-        return "?" if value is None else f"{value:.4g}"
 
     rows = [("hypothesis", "source", "value", "", "bound", "")]
     rows += [(h.name, h.equation, short(h.value), h.relation, short(h.bound), _WORDS[h.holds]) for h in hypotheses]

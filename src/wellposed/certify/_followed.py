@@ -151,20 +151,34 @@ class Followed:
             return ""
         for size in sizes:
             if size not in self._objections:
-                self._objections[size] = self._objection_to(size) if size > 1 else ""
+                found = self._objection_to(size) if size > 1 else ""
+                self._objections[size] = found + (self._hint if found else "")
         return next((self._objections[size] for size in sizes if self._objections[size]), "")
 
     def _objection_to(self, rows: int) -> str:
         try:
-            batch = self._batch_tape(rows)
-            alone, equal = self.tape(0), batch if rows != self.batch else self._tape_of_equal(rows)
+            alone = self.tape(0)
         except TapeRefused as refused:
-            return f"For {rows} rows: {refused}"
+            return str(refused)
+        try:
+            batch = self._batch_tape(rows)
+            equal = batch if rows != self.batch else self._tape_of_equal(rows)
+        except TapeRefused as refused:
+            return f"A row alone can be followed, but not a batch of {rows} rows: {refused}"
         if rows_touch(batch, rows):
             return DEPENDENT
         if is_other(alone, equal, rows):
             return f"It computes a row otherwise in a batch of {rows} rows than alone; what is proved is about one row alone."
         return ""
+
+    @property
+    def _hint(self) -> str:
+        """About an x that seems to have no batch."""
+        if not isinstance(self.x, Tensor) or self.x.dim() != 1:
+            return ""
+        return (
+            f" x has the shape {tuple(self.x.shape)}, which is one number for each sample: if it is one, give x.unsqueeze(0)."
+        )
 
     def values_in_batch(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, n) each: f at z as the steps of the whole batch give it, and a bound of its

@@ -23,6 +23,11 @@ from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 LARGEST_STATE = 2048
 #: Points further apart than this, of their size, may be different equilibria; residuals are smaller.
 _APART = 1e-3
+#: Where the solve, and not `coupled=True`, made one sample of a batch.
+_OF_THIS_BATCH = (
+    "Rows depend on each other: f of a row alone is not f of it in this batch. So this is about the batch of {} rows, and says "
+    "nothing about a row alone, or in another batch. If that is meant, give coupled=True to the layer."
+)
 #: What no evaluation shows; mistakes in it are searched for, see `_repeated` and `_outside`.
 ASSUMED = "Assumed: the cell is a function of z and x."
 
@@ -69,11 +74,12 @@ def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCerti
         others = [(value[i], at[i]) for value, at in more if value.shape == z.shape]
         sample = _sample(followed, i, z[i], image[i], there, others, everywhere, objection)
         samples.append(sample if followed.rounding is None else _at_rounded(sample, followed.rounding[i]))
-    subject = f"Each of the {len(samples)} samples"
+    subject, remarks = f"Each of the {len(samples)} samples", as_rounded(tuple(followed.computed))
     if followed.coupled:
+        remarks += () if followed.layer.coupled else (_OF_THIS_BATCH.format(followed.batch),)
         samples = samples * followed.batch
         subject = f"The batch of {followed.batch} coupled rows, which is one sample,"
-    return _assembled(samples, subject, everywhere, len(more) + 1, as_rounded(tuple(followed.computed)))
+    return _assembled(samples, subject, everywhere, len(more) + 1, remarks)
 
 
 def as_rounded(operations: tuple[str, ...]) -> tuple[str, ...]:

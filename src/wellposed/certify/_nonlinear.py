@@ -11,10 +11,8 @@ from torch import Tensor
 
 from wellposed.certify import _functions
 from wellposed.certify._functions import PLAIN
-from wellposed.certify._lowering import LOWER, depends, function, linear, lowers, plus, scaled, times
+from wellposed.certify._steps import depends, function, linear, lowers, plus, scaled, times
 from wellposed.certify._tape import Node
-
-__all__ = ["LOWER"]
 
 
 @lowers(
@@ -54,8 +52,10 @@ def _celu(tape: Any, func: Any, out: Tensor, a: Node, alpha: float = 1) -> Node 
     return _elu(tape, func, out, a, alpha, 1, 1 / alpha) if alpha > 0 else None
 
 
-@lowers("softplus")
-def _softplus(tape: Any, func: Any, out: Tensor, a: Node, beta: float = 1, threshold: float = 20) -> Node:
+@lowers("softplus", infinite=True)
+def _softplus(tape: Any, func: Any, out: Tensor, a: Node, beta: float = 1, threshold: float = 20) -> Node | None:
+    if beta == 0 or math.isinf(beta):
+        return None
     return function(tape, a, _functions.softplus(float(beta), float(threshold)), "softplus")
 
 
@@ -76,19 +76,22 @@ def _softshrink(tape: Any, func: Any, out: Tensor, a: Node, threshold: float = 0
     return function(tape, a, _functions.softshrink(float(threshold)), "softshrink")
 
 
-@lowers("hardtanh")
-def _hardtanh(tape: Any, func: Any, out: Tensor, a: Node, low: float = -1, high: float = 1) -> Node:
-    return function(tape, a, _functions.clamp(float(low), float(high)), "clamp")
+@lowers("hardtanh", infinite=True)
+def _hardtanh(tape: Any, func: Any, out: Tensor, a: Node, low: float = -1, high: float = 1) -> Node | None:
+    return _clamp(tape, func, out, a, float(low), float(high))
 
 
-@lowers("clamp", "clamp_min")
+@lowers("clamp", "clamp_min", infinite=True)
 def _clamp(tape: Any, func: Any, out: Tensor, a: Node, min: Any = None, max: Any = None) -> Node | None:  # noqa: A002
+    min, max = (None if end == free else end for end, free in ((min, -math.inf), (max, math.inf)))  # noqa: A001
     if isinstance(min, Node) or isinstance(max, Node) or (min is not None and max is not None and min > max):
         return None
-    return function(tape, a, _functions.clamp(min, max), "clamp")
+    if math.inf in (min, max) or -math.inf in (min, max):
+        return None
+    return function(tape, a, _functions.clamp(min, max), "clamp") if (min, max) != (None, None) else a
 
 
-@lowers("clamp_max")
+@lowers("clamp_max", infinite=True)
 def _clamp_max(tape: Any, func: Any, out: Tensor, a: Node, max: Any) -> Node | None:  # noqa: A002
     return _clamp(tape, func, out, a, None, max)
 

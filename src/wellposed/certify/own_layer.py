@@ -19,7 +19,7 @@ from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._image_sizes import is_same_for_other_images
 from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
-from wellposed.certify._tape import Node, Tape, TapeRefused
+from wellposed.certify._tape import Tape, TapeRefused
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
@@ -34,7 +34,7 @@ _SIZES = (2, 3)
 _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are sufficient, not necessary."
 
 
-def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto") -> Certificate:
+def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto", z0: Any = None) -> Certificate:
     r"""Existence and uniqueness of the equilibria of any module; never refuses one.
 
     Without an input: one equilibrium for every input. With one: the same for each sample, in a ball
@@ -45,6 +45,7 @@ def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto") -> Ce
         x: Its input, batch first.
         theorem: "auto", "contraction", "monotone" or "perron_frobenius": what may prove one
             equilibrium for every input.
+        z0: Where the model, which is a layer, starts at x.
     """
     layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
     if not layers:
@@ -53,7 +54,7 @@ def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto") -> Ce
             "f(z, x) into wellposed.EquilibriumLayer(cell)."
         )
         return Certificate(theorem, Verdict.UNDECIDED, note=note)
-    entered = _entered(model, layers, x)
+    entered = _entered(model, layers, x, z0)
     if len(layers) == 1:
         return _of_layer(layers[0], model, entered.get(id(layers[0])), x, theorem, _built_in(model, x, theorem))
     found = []
@@ -136,7 +137,7 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
 
 
 def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str) -> Certificate:
-    inputs = "every input at which the cell is finite" if any(map(_may_overflow, tape.steps)) else "every input"
+    inputs = "every input" if found.finite else "every input at which the cell is finite"
     first = f"For {inputs} there is exactly one equilibrium{where}."
     picard = "Picard() converges to it from any start"
     tried = {
@@ -176,11 +177,6 @@ def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str
     return replace(strongest, others=tuple(other for other in made if other is not strongest))
 
 
-def _may_overflow(step: Node) -> bool:
-    """Whether it may be NaN or infinite for some x, as log x and 1/x are."""
-    return step.of_x and not step.of_z and (step.kind == "computed" or step.name in ("reciprocal", "sqrt", "rsqrt"))
-
-
 def _assumed(followed: Followed, found: Constants) -> str:
     if followed.coupled:
         return ASSUMED
@@ -212,13 +208,13 @@ def _built_in(model: nn.Module, x: Any, theorem: str) -> Certificate | None:
         return None
 
 
-def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[int, Any]:
+def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any, z0: Any) -> dict[int, Any]:
     """The input and the start that the model first gives to each layer, by identity, and how often
     it calls it."""
     if x is None:
         return {}
     if model in layers and len(layers) == 1:
-        return {id(model): (x, None, 1)}
+        return {id(model): (x, z0, 1)}
     entered: dict[int, Any] = {}
 
     def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -235,7 +231,7 @@ def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[i
         layer._record = SolveRecord(coupled=set(layer._record.coupled))
     try:
         with torch.no_grad(), apart():
-            model(x)
+            model(x) if z0 is None else model(x, z0)
     finally:
         for hook in hooks:
             hook.remove()

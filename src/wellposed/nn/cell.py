@@ -22,9 +22,9 @@ from wellposed.nn.maps.operator import MonotoneOperator, OperatorCache
 from wellposed.nn.parametrizations import Monotone, Spectral
 from wellposed.solve.map import AbstractMap, FunctionMap
 
-#: Words of torch's errors about shapes and dtypes.
+#: Words of torch's errors about shapes and dtypes, and of those where a tensor is no tuple or dict.
 ABOUT_SHAPES = re.compile("shape|size|dimension|dtype|mat1|channels|type")
-ABOUT_DTYPES = re.compile("dtype|scalar type|[Ii]nput type")
+ABOUT_DTYPES, ABOUT_PARTS = re.compile("dtype|scalar type|[Ii]nput type"), re.compile("to unpack|data type 'str'")
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -263,8 +263,8 @@ def with_shape_hint(
         try:
             return function(z, x)
         except (TypeError, ValueError) as error:
-            if "to unpack" in str(error) and not given:
-                several = "If the state is several tensors, give their start: layer(x, (a, b))."
+            if not given and ABOUT_PARTS.search(str(error)):
+                several = "If the state is several tensors, give their start: layer(x, (a, b)), or a dict of them."
                 raise InvalidArgument(f"cell(z, x) failed with one tensor z: {error}. {several}") from error
             if "positional argument" not in str(error):
                 raise

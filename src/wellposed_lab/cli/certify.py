@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from wellposed.certify import Certificate
+from wellposed.certify._certificate_table import short
 from wellposed.certify._dispatch import certify as certificate_of
 from wellposed.certify._dispatch import has_certificate
 from wellposed.errors import InvalidArgument
@@ -106,8 +107,7 @@ def _show(certificate: Certificate) -> None:
         for part in certificate.hypotheses:
             holds = {True: "holds", False: "fails", None: "undecided"}[part.holds]
             print_labelled(f"{holds}:", part.name, indent=INDENT)
-            value, bound = ("?" if number is None else f"{number:.4g}" for number in (part.value, part.bound))
             note = f" ({part.note})" if part.note else ""
-            print_labelled("", f"{value} {part.relation} {bound} {part.equation}{note}", indent=INDENT)
+            print_labelled("", f"{short(part.value)} {part.relation} {short(part.bound)} {part.equation}{note}", indent=INDENT)
     for line in after:
         print_wrapped(line)
