@@ -38,9 +38,9 @@ class Solution:
     """The result of a solve.
 
     Attributes:
-        value: Same structure as the start, batch first. For a sample that failed, its best point
-            (the least |f(z) - z| that was measured: not every step is). A float16 or bfloat16 start
-            is solved in float32 and `value` is float32.
+        value: Same structure as the start, batch first. For a sample that failed, the point with
+            the least |f(z) - z| among those at which it was judged: not every step, and the same
+            ones with `record=True`. A float16 or bfloat16 start is solved in float32.
         residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
         absolute_residual: (batch,) |f(z) - z|, measured at `value`.
         num_steps: (batch,) evaluations of f that each sample took part in, at most max_steps; a
