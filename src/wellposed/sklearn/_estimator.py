@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wellposed.certify import Certificate, certify
 from wellposed.certify._dispatch import has_certificate
+from wellposed.certify.own_layer import has_layers
 from wellposed.certify.well_posedness import well_posed
 from wellposed.descent._minibatch import TOTALS, MinibatchStep, epoch, solves
 from wellposed.errors import InvalidArgument
@@ -36,9 +37,10 @@ def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certi
     inner = model.features if isinstance(model, Headed) else model
     if is_theory_network(inner):
         return well_posed(inner), "about equilibria: no theorem covers training with cross-entropy"
-    if has_certificate(model):
-        return well_posed(model, X), f"about equilibria: no theorem covers training of {type(inner).__name__}"
-    return None, f"no theorem is known for {type(inner).__name__}"
+    if has_certificate(model) or has_layers(model):
+        found = well_posed(model, X) if has_certificate(model) else certify(model)
+        return found, f"about equilibria: no theorem covers training of {type(inner).__name__}"
+    return None, f"{type(inner).__name__} holds no EquilibriumLayer, so there is no equilibrium to prove anything about"
 
 
 #: Contractions are kept at most here, so that equilibria stay unique and solves stay short.

@@ -272,9 +272,10 @@ def _certificate(certificate: Certificate, first: int | None, optimizer: str) ->
     """The last verdict and what it is about, which is not the optimizer used."""
     if not certificate.certified:
         return f"not certified ({certificate.theorem}); `wellposed certify RUN` says why"
-    head = f"CERTIFIED by {certificate.theorem}{'' if first is None else f', first at epoch {first}'}: "
     if certificate.rate is None:
-        return head + "exactly one equilibrium for every input; nothing about training"
+        licensed = next(iter(certificate.licenses), "exactly one equilibrium for every input").split(". ")[0].rstrip(".")
+        return f"CERTIFIED by {certificate.theorem}: {licensed}; nothing about training"
+    head = f"CERTIFIED by {certificate.theorem}{'' if first is None else f', first at epoch {first}'}: "
     flows = certificate.dynamics == "flow"
     path = "the gradient flow from here" if flows else "gradient descent from here with the licensed steps"
     pace = f"exp(-{certificate.rate:.4g} t)" if flows else f"{certificate.rate:.10g} per step"
