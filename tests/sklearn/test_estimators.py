@@ -241,6 +241,12 @@ def test_convergence_warnings_tell_what_failed() -> None:
     assert any(f"{len(X)} of {len(X)} equilibria did not converge" in text for text in texts)
 
 
+def test_one_class_is_learned_at_once_and_without_a_warning() -> None:
+    X, _ = wave()
+    model = wp.EquilibriumClassifier("dense", 6, max_iter=5, random_state=0).fit(X, ["only"] * len(X))
+    assert model.n_iter_ == 1 and model.loss_curve_ == [0.0] and (model.predict(X) == "only").all()
+
+
 def test_no_warning_when_training_ends_by_itself() -> None:
     X, y = wave()
     model = wp.EquilibriumRegressor("dense", 8, tol=0.05, n_iter_no_change=3, random_state=0).fit(X, y)

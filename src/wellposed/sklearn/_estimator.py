@@ -155,7 +155,7 @@ class AbstractEstimator(BaseEstimator):
                 layer.rtol = None  # predictions have the default tolerance of the dtype
 
     def _epochs(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
-        """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
+        """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs, or is 0."""
         model, projection = self.model_, SpectralProjection(self.model_)
         step = MinibatchStep(model, self._optimizer, lambda x, y: (self._loss(model(x), y), len(x)), project=projection.apply)
         best, since = np.inf, 0
@@ -171,7 +171,7 @@ class AbstractEstimator(BaseEstimator):
             self.loss_curve_.append(loss)
             since = 0 if loss < best - float(self.tol) else since + 1
             best = min(best, loss)
-            if since >= self.n_iter_no_change:
+            if since >= self.n_iter_no_change or loss == 0:  # as with one class: nothing is left to learn
                 break
         first, much = self.loss_curve_[0], 2.0 if epochs > 1 else 10.0  # the parts of partial_fit differ among themselves
         if loss > much * first + float(self.tol):
@@ -179,7 +179,7 @@ class AbstractEstimator(BaseEstimator):
                 f"the loss rose from {first:.3g} to {loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
                 f"smaller learning_rate than {self.learning_rate}"
             )
-        if since < self.n_iter_no_change and (epochs > 1 or self.max_iter == 1):
+        if since < self.n_iter_no_change and loss > 0 and (epochs > 1 or self.max_iter == 1):
             return f"the loss still fell after max_iter={self.max_iter} epochs (now {loss:.3g}); raise max_iter"
         if failed:
             return (
