@@ -40,7 +40,9 @@ def check_policy(value: object) -> None:
 def check_positive_integer(owner: str, name: str, value: object) -> None:
     """An integer option of `owner` must be at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {shown(value)} instead.")
+        raise InvalidArgument(
+            f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {shown(value)} instead."
+        )
 
 
 def check_path(what: str, value: Any) -> Path:

@@ -282,7 +282,9 @@ def how_to_install(extra: str) -> str:
 
     In the source tree the constraints keep pip from fetching another torch.
     """
-    return f"pip install -c constraints.txt '.[{extra}]' in the source tree (a released version: pip install 'wellposed[{extra}]')"
+    return (
+        f"pip install -c constraints.txt '.[{extra}]' in the source tree (a released version: pip install 'wellposed[{extra}]')"
+    )
 
 
 def required(module: str, why: str, *, extra: str) -> Any:

@@ -214,7 +214,9 @@ def test_other_certificates_are_about_equilibria() -> None:
     with torch.no_grad():
         layer.cell.weight.mul_(0.05)
     model = quietly(wp.EquilibriumRegressor(layer, max_iter=2, random_state=0), X, y)
-    assert model.certificate_.to_dict() == wp.certify(model.model_).to_dict(), "the answer of certify, also where it is undecided"
+    assert model.certificate_.to_dict() == wp.certify(model.model_).to_dict(), (
+        "the answer of certify, also where it is undecided"
+    )
     model = quietly(wp.EquilibriumRegressor(torch.nn.Linear(3, 3), max_iter=2, random_state=0), X, y)
     assert model.certificate_ is None and "Linear holds no EquilibriumLayer" in model.certificate_reason_
     model = quietly(wp.EquilibriumRegressor("dense", 6, max_iter=2, certify=False), X, y)

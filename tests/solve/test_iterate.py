@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -155,16 +158,13 @@ def test_a_failed_sample_keeps_the_least_absolute_residual_recorded_or_not() -> 
 def test_what_is_returned_does_not_depend_on_record() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(16, 12, generator=generator)
+    options: dict[str, Any] = {"args": (x,), "max_steps": 17, "on_failure": "ignore"}
     failed = 0
     for scale in (0.95, 1.5, 3.0):
         W = scale * torch.randn(12, 12, generator=generator) / 12**0.5
+        f = functools.partial(lambda W, z, x: torch.tanh(z @ W.T + x), W)
         for solver in (wp.Picard(), wp.Auto(), wp.Anderson(), wp.Broyden()):
-            found = [
-                wp.fixed_point(
-                    lambda z, x: torch.tanh(z @ W.T + x), 0 * x, solver, args=(x,), max_steps=17, on_failure="ignore", record=record
-                )
-                for record in (False, True)
-            ]
+            found = [wp.fixed_point(f, 0 * x, solver, record=record, **options) for record in (False, True)]
             assert torch.equal(found[0].status.codes, found[1].status.codes)
             assert torch.allclose(found[0].value, found[1].value, rtol=1e-4, atol=1e-5)
             failed += int((~found[0].converged).sum())

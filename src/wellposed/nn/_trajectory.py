@@ -114,5 +114,7 @@ def _marks(states: Any, total: int) -> list[int]:
     marks = list(states) if isinstance(states, Sequence) and not isinstance(states, str) else []
     rising = all(type(m) is int and m >= 1 for m in marks) and all(a < b for a, b in zip(marks, marks[1:], strict=False))
     if not marks or not rising:
-        raise InvalidArgument(f"states must be an integer of at least 1, or rising numbers of evaluations; got {shown(states)}.")
+        raise InvalidArgument(
+            f"states must be an integer of at least 1, or rising numbers of evaluations; got {shown(states)}."
+        )
     return marks

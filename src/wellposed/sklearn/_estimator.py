@@ -155,7 +155,7 @@ class AbstractEstimator(BaseEstimator):
                 layer.rtol = None  # predictions have the default tolerance of the dtype
 
     def _epochs(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
-        """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs, or is 0."""
+        """Stops at a loss of 0, or if it has not fallen by `tol` for `n_iter_no_change` epochs."""
         model, projection = self.model_, SpectralProjection(self.model_)
         step = MinibatchStep(model, self._optimizer, lambda x, y: (self._loss(model(x), y), len(x)), project=projection.apply)
         best, since = np.inf, 0

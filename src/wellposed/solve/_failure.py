@@ -38,7 +38,9 @@ def describe(options: SolveOptions, solution: Solution, by: Advising, unrolled: 
     residual, steps, rate = float(solution.residual[i]), int(solution.num_steps[i]), float(solution.rate[i])
     count = f"{options.owner}: {failed.shape[0]} of {len(solution.status)} samples did not converge"
     if solution.note:
-        return f"{count} (first: index {i}; residual {residual:.1e} after {steps} step{'s' if steps > 1 else ''}). {solution.note}"
+        return (
+            f"{count} (first: index {i}; residual {residual:.1e} after {steps} step{'s' if steps > 1 else ''}). {solution.note}"
+        )
     rtol, atol = options.tolerance.rtol, options.tolerance.atol
     wanted = f"rtol={rtol:.0e}" + (f" and |f(z)-z| > atol={atol:.0e}" if atol > 0 else "")
     kept = "its best point has" if status is Status.DIVERGED else "it has"

@@ -51,8 +51,8 @@ def _sizes(name: str, n: int, n_test: int, classes: tuple[int, ...], notes: list
     used, used_test = min(n, most), min(n_test, most_test)
     if n > most or n_test > most_test:
         notes.append(
-            f"{used} samples of {name} to train and {used_test} to test are used, of {n} and {n_test} that were asked for: it has "
-            f"{most} and {most_test}, the same number of {each}"
+            f"{used} samples of {name} to train and {used_test} to test are used, of {n} and {n_test} that were asked for: it "
+            f"has {most} and {most_test}, the same number of {each}"
         )
     return used, used_test
 
