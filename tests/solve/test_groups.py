@@ -106,7 +106,7 @@ def test_graphs_that_depend_on_each_other_are_found() -> None:
     x, edges, groups, _ = batch()
     between = torch.cat([edges, torch.tensor([[0, 13, 5], [13, 0, 3]])], dim=1)  # edges between graphs
     x = x / x.norm(dim=1, keepdim=True)
-    with pytest.warns(wp.errors.CoupledRowsWarning):
+    with pytest.warns(wp.errors.CoupledRowsWarning, match="Groups depend on each other.*Correct groups or the edges"):
         sol = wp.fixed_point(cell, torch.zeros_like(x), args=((x, between),), groups=groups, rtol=1e-9, on_failure="warn")
     fz = cell(sol.value, (x, between))
     assert sol.converged.all() and (fz - sol.value).norm() <= 1.001e-9 * fz.norm()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances
+from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances, shown
 from wellposed._torch import apart, eager, full_precision, require_values, transforms_active
 from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves, to_device, to_host
 from wellposed.errors import InvalidArgument, InvalidType
@@ -79,12 +79,12 @@ class EquilibriumLayer(nn.Module):
         super().__init__()
         solver = Auto() if solver is None else solver
         gradient = ImplicitGradient() if gradient is None else gradient
-        check_options(cell, solver, name="cell")
+        check_options(cell, solver, name="cell", coupled=coupled)
         check_tolerances(rtol=0.0 if rtol is None else rtol, atol=atol, max_steps=max_steps)
         check_policy(on_failure)
         if not isinstance(gradient, AbstractGradient):
             hint = " Choices are objects: give ImplicitGradient()." if isinstance(gradient, (str, type)) else ""
-            raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {gradient!r}.{hint}")
+            raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {shown(gradient)}.{hint}")
         check_state_shape(state_shape, cell, own=isinstance(cell, AbstractCell))
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
@@ -131,15 +131,15 @@ class EquilibriumLayer(nn.Module):
             states: Return a list of states on the way, the last of which is z*: how many, or after
                 which numbers of evaluations; see `wellposed.nn.trajectory`.
             warm_start: `cache[index]` of an `EquilibriumCache`: start at the last equilibrium of
-                each sample, and the adjoint at the last adjoint; samples not in the cache start at
-                z0. Values and statuses are measured as without.
+                each sample (not at z0, which only new samples take), and the adjoint at the last
+                adjoint. Values and statuses are measured as without.
         """
         if states is not None:
             from wellposed.nn._trajectory import trajectory  # which needs the layer
 
             if warm_start is not None:
                 raise InvalidArgument("states begin at z0 and cannot be found from a warm start; give only one of the two.")
-            return trajectory(self, x, states, z0=z0, groups=groups)
+            return trajectory(self, x, z0, states=states, groups=groups)
         device_type = first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
         with full_precision(device_type):
@@ -252,8 +252,8 @@ class EquilibriumLayer(nn.Module):
         else:
             state = zero_state(x, self._state_shape) if z0 is None else z0
             layout = Layout.of(state, "z0")
-            origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape}
-            origin["costs"] = self._record.costs[self.training]
+            costs = self._record.costs[self.training]
+            origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape, "costs": costs}
             f = bind_function(self.cell, x, state, layout, mixed=mixed, coupled=self.coupled, **origin)
         start = layout.flatten(state).to(layout.compute_dtype)
         self._record.training = self.training

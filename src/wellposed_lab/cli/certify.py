@@ -10,10 +10,7 @@ import typer
 
 from wellposed.certify import Certificate
 from wellposed.certify._certificate_table import short
-from wellposed.certify._dispatch import certify as certificate_of
-from wellposed.certify._dispatch import has_certificate
 from wellposed.errors import InvalidArgument
-from wellposed.nn import EquilibriumLayer
 from wellposed_lab.cli._app import (
     ALLOW_CODE,
     ExitCode,
@@ -25,6 +22,7 @@ from wellposed_lab.cli._app import (
     print_wrapped,
     result_console,
 )
+from wellposed_lab.runs.certifying import certificate_of
 from wellposed_lab.runs.config import read
 from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.setup import RunProblem, prepare
@@ -85,12 +83,11 @@ def _problem(source: Path, changes: list[str], at: str, allow_code: bool) -> tup
 
 def _certificate(problem: RunProblem, theorem: str) -> Certificate:
     X, y = problem.parts.train
-    if not has_certificate(problem.model):
-        if theorem != "auto" or not any(isinstance(part, EquilibriumLayer) for part in problem.model.modules()):
-            raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__}.")
-        return certificate_of(problem.model)  # of its layers: what is proved for every input
     with on_threads(threads_for(problem.model, X)):
-        return certificate_of(problem.model, X, y, theorem=theorem)
+        certificate = certificate_of(problem.model, X, y, theorem)
+    if certificate is None:
+        raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__} by theorem={theorem!r}.")
+    return certificate
 
 
 def _show(certificate: Certificate) -> None:
