@@ -284,8 +284,8 @@ def test_nothing_is_certified_with_a_constant_that_is_not_finite(shift: Callable
 def test_inputs_at_which_the_cell_is_not_finite_are_left_out() -> None:
     for f in (torch.log, torch.reciprocal, torch.sqrt):
         licenses = wp.certify(wp.EquilibriumLayer(lambda z, x, f=f: 0.5 * z + f(x))).licenses
-        assert licenses[0].startswith("For every input at which the cell is finite there is exactly one equilibrium")
-    assert wp.certify(wp.EquilibriumLayer(lambda z, x: 0.5 * z + x)).licenses[0].startswith("For every input there is")
+        assert "in float32 at which the cell is finite there is exactly one equilibrium" in licenses[0]
+    assert "in float32 there is" in wp.certify(wp.EquilibriumLayer(lambda z, x: 0.5 * z + x)).licenses[0]
 
 
 @pytest.mark.parametrize("f", [lambda z, x: 3 * z.flip(-1) + x, lambda z, x: torch.tanh(2 * z.sum(-1, keepdim=True) + x)])

@@ -10,26 +10,8 @@ import torch
 from torch import Tensor
 
 from wellposed.certify._functions import PLAIN, Function
+from wellposed.certify._operations import MOVES, SPLITS, SUMS
 from wellposed.certify._tape import Node
-
-#: Operations that read a number or take a decision.
-READS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
-#: Operations whose result depends on the shape of a tensor alone.
-BLANK = {
-    *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
-    *("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "scalar_tensor", "empty_strided", "new_empty_strided"),
-}
-#: Linear operations of one tensor that only move entries, or repeat or leave out some.
-_MOVES = (
-    *("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t", "slice", "select", "unsqueeze"),
-    *("squeeze", "clone", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
-    *("pixel_shuffle", "pixel_unshuffle", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
-    *("replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "narrow", "diag_embed"),
-)
-#: Linear operations of one tensor that add up entries with positive coefficients.
-_SUMS = ("sum", "mean", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "upsample_bilinear2d", "cumsum", "im2col", "col2im")
-#: Several linear results.
-_SPLITS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
 
 LOWER: dict[str, Callable[..., Any]] = {}
 
@@ -121,7 +103,7 @@ def times(tape: Any, a: Any, b: Any) -> Node:
     return bilinear(tape, a, b, torch.mul, torch.broadcast_shapes(a.shape, b.shape), 1, "mul")
 
 
-@lowers(*_MOVES)
+@lowers(*MOVES)
 def _move(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if any(isinstance(item, Node) for item in rest):
         return None
@@ -136,7 +118,7 @@ def _detach(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
     return linear(tape, (a,), lambda t: t, out.shape, name="detach")
 
 
-@lowers(*_SUMS)
+@lowers(*SUMS)
 def _sum(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if named.get("dtype") is not None or any(isinstance(item, int) and item < 0 for item in rest[5:]):
         return None  # the latter: a divisor that turns signs
@@ -146,7 +128,7 @@ def _sum(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, terms=terms, name="sum")
 
 
-@lowers(*_SPLITS)
+@lowers(*SPLITS)
 def _split(tape: Any, func: Any, out: Any, a: Node, *rest: Any, **named: Any) -> list[Node]:
     return [
         linear(tape, (a,), lambda t, i=i: func(t, *rest, **named)[i], part.shape, name="move") for i, part in enumerate(out)

@@ -18,6 +18,7 @@ from wellposed._torch import apart
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._image_sizes import is_same_for_other_images
+from wellposed.certify._inputs import every_input, states
 from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
 from wellposed.certify._tape import Node, Tape, TapeRefused
 from wellposed.certify._uniqueness import Constants, constants
@@ -37,8 +38,9 @@ _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are 
 def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto") -> Certificate:
     r"""Existence and uniqueness of the equilibria of any module; never refuses one.
 
-    Without an input: one equilibrium for every input. With one: the same for each sample, in a ball
-    around the z that was found (a `LocalCertificate`), with the first in its `others`.
+    Without an input: one equilibrium for every input, of the shapes and dtypes that it names.
+    With one: the same for each sample, in a ball around the z that was found (a
+    `LocalCertificate`), with the first in its `others`.
 
     Args:
         model: A module with any number of `EquilibriumLayer`s; all of them are looked at.
@@ -128,16 +130,18 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
     found = constants(tape, multiply_out=vector or not guessed)
     if found.every_size and not is_same_for_other_images(followed, tape, found.contraction):
         found = replace(found, every_size=False)
-    certificate = _judged(found, tape, theorem, _where(followed, found), _assumed(followed, found))
+    every_size = found.every_size and not followed.coupled
+    inputs, where = every_input(followed, every_size=every_size), states(followed, every_size=every_size)
+    certificate = _judged(found, tape, theorem, inputs, where, _assumed(followed, found))
     if certificate.certified or not guessed:
         return certificate
     second = second_equilibrium(followed)
     return certificate if second is None else replace(second, others=(certificate,))
 
 
-def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str) -> Certificate:
-    inputs = "every input at which the cell is finite" if any(map(_may_overflow, tape.steps)) else "every input"
-    first = f"For {inputs} there is exactly one equilibrium{where}."
+def _judged(found: Constants, tape: Tape, theorem: str, inputs: str, where: str, assumed: str) -> Certificate:
+    finite = " at which the cell is finite" if any(map(_may_overflow, tape.steps)) else ""
+    first = f"For {inputs}{finite} there is exactly one equilibrium{where}."
     picard = "Picard() converges to it from any start"
     tried = {
         "contraction": (
@@ -187,15 +191,6 @@ def _assumed(followed: Followed, found: Constants) -> str:
     rows = max(*_SIZES, followed.batch)
     images = ", and images of other sizes as it does the two that were compared" if found.every_size else ""
     return f"{ASSUMED[:-1]}, and computes batches of more than {rows} rows as it does smaller ones{images}."
-
-
-def _where(followed: Followed, found: Constants) -> str:
-    if found.every_size and not followed.coupled:
-        return ""
-    with followed._apart(), torch.no_grad():
-        shapes = followed.layer._bind(followed.x, followed.z0)[2].shapes
-    rows = f", batches of {followed.batch} coupled rows" if followed.coupled else ""
-    return f" (states of shape {', '.join(str(tuple(shape)) for shape in shapes)}{rows})"
 
 
 def _title(theorem: str) -> str:
