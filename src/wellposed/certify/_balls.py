@@ -25,7 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.certify._functions import PLAIN, TINY, ULPS, Function
+from wellposed.certify._activations import PLAIN
+from wellposed.certify._functions import TINY, ULPS, Function
 from wellposed.certify._tape import Node, Tape
 from wellposed.linalg.directed import ROUNDING
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._functions import PLAIN, Function
+from wellposed.certify._activations import PLAIN
+from wellposed.certify._functions import Function
 from wellposed.certify._operations import MOVES, SPLITS, SUMS
 from wellposed.certify._tape import Node
 
