@@ -154,7 +154,12 @@ def _cast(tape: Any, func: Any, out: Tensor, a: Node, *, dtype: Any = None, **na
 
 @lowers("slice_scatter", "select_scatter")
 def _scatter(tape: Any, func: Any, out: Tensor, a: Node, b: Node, *rest: Any, **named: Any) -> Node:
-    return linear(tape, (a, b), lambda s, t: func(s, t, *rest, **named), out.shape, name="cat")
+    # which entries are written: under vmap PyTorch fails for the number that stands for an open end of a slice
+    place = func(torch.full(a.shape, -1), torch.arange(b.shape.numel()).reshape(b.shape), *rest, **named)
+    written, entry = place >= 0, place.clamp(min=0)
+    if not b.shape.numel():
+        return linear(tape, (a,), lambda s: s.clone(), out.shape, name="move")
+    return linear(tape, (a, b), lambda s, t: torch.where(written, t.reshape(-1)[entry], s), out.shape, name="cat")
 
 
 @lowers("copy")
