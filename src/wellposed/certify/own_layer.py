@@ -8,8 +8,9 @@ known (a singular value decomposition in a parametrization, say) is taken as it 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +20,18 @@ from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._image_sizes import is_same_for_other_images
 from wellposed.certify._inputs import every_input, states
-from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
-from wellposed.certify._tape import Node, Tape, TapeRefused
+from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium, without_proof
+from wellposed.certify._tape import Node, Tape, TapeRefused, cause
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
 from wellposed.certify.well_posedness import has_one_equilibrium, well_posed
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
 from wellposed.solve._record import SolveRecord
 
+C = TypeVar("C", bound=Certificate)
 #: Sizes of batches in which a row must have the same map as alone, besides that of x.
 _SIZES = (2, 3)
 _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are sufficient, not necessary."
@@ -78,11 +80,31 @@ def _of_layer(
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
     followed = None if x is None else Followed(layer, model, *inside[:2])
     shown = followed if followed is not None and followed.batch else None
-    everywhere = known if known is not None and known.certified else _of_parts(layer, model, shown, theorem)
+    everywhere = known if known is not None and known.certified else None
+    if everywhere is None:
+        everywhere = _attempted(
+            lambda: _of_parts(layer, model, shown, theorem),
+            lambda reason: Certificate(_title(theorem), Verdict.UNDECIDED, note=reason),
+        )
     if followed is None:
         return everywhere
-    found = local_certificate(followed, everywhere)
+    found = _attempted(
+        lambda: local_certificate(followed, everywhere), lambda reason: without_proof(followed, everywhere, reason)
+    )
     return found if inside[2] == 1 else _of_first_call(found, inside[2])
+
+
+def _attempted(prove: Callable[[], C], otherwise: Callable[[str], C]) -> C:
+    """What is proved; if the computation of the proof fails, what `otherwise` makes of the reason.
+
+    What this library raises on purpose is about the arguments, and passes.
+    """
+    try:
+        return prove()
+    except WellposedError:
+        raise
+    except Exception as error:
+        return otherwise(f"The proof could not be computed: {cause(error)}")
 
 
 def _of_first_call(found: LocalCertificate, times: int) -> LocalCertificate:
