@@ -90,14 +90,14 @@ def test_a_convolution_contracts_for_images_of_every_size() -> None:
     torch.manual_seed(0)
     layer = layer_of(Conv())
     found = wp.certify(layer)
-    assert found.certified and "states of shape" not in found.licenses[0]
+    assert found.certified and "x of shape (batch, 3, any, any) in float32" in found.licenses[0]
     q = found.hypotheses[0].value
     for side in (5, 9):
         z = torch.randn(1, 3, side, side)
         J = torch.func.jacrev(lambda v, z=z: layer.cell.conv(v.reshape(z.shape)).reshape(-1))(z.reshape(-1)).detach()
         assert float(torch.linalg.matrix_norm(J, ord=2)) <= q
     at_size = wp.certify(layer, torch.randn(1, 3, 5, 5)).others[0]
-    assert "(3, 5, 5)" in at_size.licenses[0] and at_size.hypotheses[0].value <= q * (1 + 1e-6)
+    assert "(batch, 3, 5, 5)" in at_size.licenses[0] and at_size.hypotheses[0].value <= q * (1 + 1e-6)
 
 
 def test_two_equilibria_refute_uniqueness() -> None:
@@ -411,7 +411,7 @@ def test_a_state_of_several_tensors_is_certified_from_its_start(cell: Any, z0: A
         wp.certify(layer, x)
     found = wp.certify(layer, x, z0=z0(torch.zeros(2, 3, dtype=torch.float64)))
     assert isinstance(found, LocalCertificate) and found.verdicts == (CERTIFIED,) * 2
-    assert found.others[0].certified and "shape (3,), (3,)" in found.others[0].licenses[0]
+    assert found.others[0].certified and "states of shape (batch, 3), (batch, 3)" in found.others[0].licenses[0]
 
 
 def test_a_start_is_that_of_a_layer_at_an_input() -> None:

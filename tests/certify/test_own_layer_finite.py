@@ -80,14 +80,16 @@ def test_inputs_at_which_the_cell_is_not_finite_are_left_out(name: str) -> None:
         warnings.simplefilter("ignore")
         assert any(not f(x[None]).isfinite().all() for x in INPUTS)
     said = licensed(lambda z, x: 0.5 * torch.tanh(z) + f(x))
-    assert said.startswith("For every input at which the cell is finite there is exactly one equilibrium")
+    assert said.startswith("For every x of shape (batch, 4) in float32 at which the cell is finite there is exactly one")
 
 
 @pytest.mark.parametrize("name", TOTAL)
 def test_no_input_is_left_out_if_the_cell_is_finite_everywhere(name: str) -> None:
     f = TOTAL[name]
     assert f(INPUTS).isfinite().all()
-    assert licensed(lambda z, x: 0.5 * torch.tanh(z) + f(x)).startswith("For every input there is exactly one")
+    assert licensed(lambda z, x: 0.5 * torch.tanh(z) + f(x)).startswith(
+        "For every x of shape (batch, 4) in float32 there is exactly one"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from wellposed.certify import _functions
+from wellposed.certify import _activations
+from wellposed.certify._activations import PLAIN
 from wellposed.certify._balls import Boxes
 from wellposed.certify._composition import Bound, Lipschitz
 from wellposed.certify._followed import Followed
-from wellposed.certify._functions import PLAIN, Function
+from wellposed.certify._functions import ULPS, Function
 from wellposed.certify._uniqueness import constants
 
 F = nn.functional
@@ -173,11 +174,16 @@ def test_the_values_are_those_of_stored_weights() -> None:
 
 MORE: dict[str, Function] = {
     **PLAIN,
-    "softplus": _functions.softplus(1.0, 20.0),
-    "elu": _functions.elu(1.3, 1.1, 0.9),
-    "leaky": _functions.leaky_relu(0.2),
-    "clamp": _functions.clamp(-0.5, 1.0),
-    "softshrink": _functions.softshrink(0.3),
+    "softplus": _activations.softplus(1.0, 20.0),
+    "softplus 3": _activations.softplus(3.0, 28.0),
+    "elu": _activations.elu(1.3, 1.1, 0.9),
+    "selu": _activations.elu(1.6732632423543772, 1.0507009873554805, 1.0),
+    "celu": _activations.celu(1.7),
+    "celu 0.7": _activations.celu(0.7),
+    "leaky": _activations.leaky_relu(0.2),
+    "clamp": _activations.clamp(-0.5, 1.0),
+    "clamp from below": _activations.clamp(-0.5, None),
+    "softshrink": _activations.softshrink(0.3),
 }
 EXACT: dict[str, Callable[[Any], Any]] = {
     "tanh": mpmath.tanh, "sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)), "silu": lambda v: v / (1 + mpmath.exp(-v)),
@@ -202,7 +208,8 @@ def test_quotients_of_functions(name: str) -> None:
     rounding = 1e-9 * (1 + low.abs() + high.abs())
     assert bool(((quotients >= low - rounding) & (quotients <= high + rounding) | ~apart).all())
     least, largest = function.slope_range
-    assert bool((low >= least - 1e-12).all() and (high <= largest + 1e-12).all()) or positive or name == "exp"
+    # the derivatives of PyTorch are among the slopes; some have a factor in float32
+    assert bool((low >= least - 1e-7).all() and (high <= largest + 1e-7).all()) or positive or name == "exp"
     values = function.value(m)
     assert function.value_range[0] <= float(values.min()) and float(values.max()) <= function.value_range[1]
 
@@ -215,7 +222,7 @@ def test_values_of_functions_are_right_to_16_units(name: str) -> None:
     with mpmath.workdps(40):
         for point in points:
             value = float(function.value(torch.tensor(point, dtype=torch.float64)))
-            assert abs(value - truth(mpmath.mpf(point))) <= _functions.ULPS * (abs(value) + abs(point))
+            assert abs(value - truth(mpmath.mpf(point))) <= ULPS * (abs(value) + abs(point))
 
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "own_layer.md").read_text(encoding="utf-8")
@@ -249,3 +256,26 @@ def test_the_range_of_a_sum_is_not_too_small() -> None:
     (total,) = (found[id(parent)] for step in tape.steps if step.name == "reciprocal" for parent in step.parents)
     assert total.low <= 0 and total.high >= 2
     assert not wp.certify(layer).certified
+
+
+#: As PyTorch has them, if not under their names.
+GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"), "softplus 3": lambda v: F.softplus(v, 3.0, 28.0),
+    "elu": lambda v: torch.ops.aten.elu(v, 1.3, 1.1, 0.9), "leaky": lambda v: F.leaky_relu(v, 0.2),
+    "celu": lambda v: F.celu(v, 1.7), "celu 0.7": lambda v: F.celu(v, 0.7), "softshrink": lambda v: F.softshrink(v, 0.3),
+    "clamp": lambda v: v.clamp(-0.5, 1.0), "clamp from below": lambda v: v.clamp(min=-0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", MORE)
+def test_derivatives_of_pytorch_are_among_the_slopes(name: str, dtype: torch.dtype) -> None:
+    given = GIVEN.get(name) or getattr(torch, name, None) or getattr(F, name)
+    points = torch.cat([torch.linspace(-9, 9, 2001), torch.tensor([-0.5, 0.0, 1e-9, -1e-9, 7 / 3, 20.0, 30.0])]).to(dtype)
+    if name in ("sqrt", "rsqrt", "reciprocal"):
+        points = points[points > 0.05]
+    v = points.clone().requires_grad_()
+    (d,) = torch.autograd.grad(given(v).sum(), v)
+    low, high = MORE[name].slopes(points.double(), torch.zeros_like(points, dtype=torch.float64))
+    rounding = 0.0 if dtype is torch.float64 else 32 * torch.finfo(dtype).eps * (1 + d.double().abs())
+    assert bool(((d.double() >= low - rounding) & (d.double() <= high + rounding)).all())

@@ -86,6 +86,8 @@ class Lipschitz:
                 self.remarks.append(NOT_FINITE)
             ends = (mid - rad, mid + rad) if mid.numel() else (torch.zeros(1), torch.zeros(1))
             return Bound(0.0, -up(-float(ends[0].min())), up(float(ends[1].max())), ball)
+        if not step.shape.numel():  # an empty slice, which has no entry to bound
+            return Bound(0.0, 0.0, 0.0)
         if step.kind == "state":
             return Bound(1.0)
         if step.kind == "linear":
@@ -210,6 +212,8 @@ def norm_of_product(step: Node, fixed: Ball, which: int) -> float:
         which: 1 if it is the second factor.
     """
     mid, rad = fixed.value
+    if not mid.numel():
+        return 0.0
     if not bool(torch.isfinite(mid).all()):
         return math.inf
     if step.name == "mm" and mid.dim() >= 2:

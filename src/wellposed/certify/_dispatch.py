@@ -56,9 +56,9 @@ def certify(
     nothing is changed.
 
     Any module with equilibrium layers has a certificate of existence and uniqueness:
-    `certify(model)` for every input, `certify(layer, x)` for each sample, near the z that is found,
-    with a bound of its error: a `LocalCertificate`. What cannot be proved is UNDECIDED, with the
-    reason. See docs/howto/own_layer.md.
+    `certify(model)` for every input of the shape that it names, `certify(layer, x)` for each
+    sample, near the z that is found, with a bound of its error: a `LocalCertificate`. What cannot
+    be proved is UNDECIDED, with the reason. See docs/howto/own_layer.md.
 
     Args:
         model: A theory network, or any module.

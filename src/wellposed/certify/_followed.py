@@ -19,7 +19,7 @@ from wellposed.certify._outside import check_code
 from wellposed.certify._recording import record
 from wellposed.certify._repeated import check_repeats
 from wellposed.certify._rows import DEPENDENT, is_other, rows_touch, values
-from wellposed.certify._tape import Tape, TapeRefused
+from wellposed.certify._tape import Tape, TapeRefused, cause
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
@@ -233,8 +233,7 @@ def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tap
     except TapeRefused:
         raise
     except Exception as error:  # whatever the code of a cell raises under a transform
-        first = str(error).strip().splitlines()
-        raise TapeRefused(f"It could not be followed: {type(error).__name__}: {first[0] if first else ''}") from error
+        raise TapeRefused(f"It could not be followed: {cause(error)}") from error
 
 
 def objection(layer: EquilibriumLayer, owner: nn.Module) -> str:

@@ -64,8 +64,7 @@ def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCerti
     """
     z, image = followed.solve()
     objection = followed.objection() or followed.objection_to_rows(followed.batch)
-    if followed.coupled and not followed.layer.coupled:  # found by the solve: no statement about single rows is true
-        everywhere = replace(everywhere, verdict=Verdict.UNDECIDED, licenses=(), note=DEPENDENT)
+    everywhere = _of_rows(followed, everywhere)
     in_batch = None if objection or followed.coupled or not len(z) > 1 else followed.values_in_batch(z)
     more = [] if everywhere.certified or objection or not len(z) else followed.solve_from(starts(z))
     samples = []
@@ -74,12 +73,20 @@ def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCerti
         others = [(value[i], at[i]) for value, at in more if value.shape == z.shape]
         sample = _sample(followed, i, z[i], image[i], there, others, everywhere, objection)
         samples.append(sample if followed.rounding is None else _at_rounded(sample, followed.rounding[i]))
-    subject, remarks = f"Each of the {len(samples)} samples", as_rounded(tuple(followed.computed))
-    if followed.coupled:
-        remarks += () if followed.layer.coupled else (_OF_THIS_BATCH.format(followed.batch),)
-        samples = samples * followed.batch
-        subject = f"The batch of {followed.batch} coupled rows, which is one sample,"
-    return _assembled(samples, subject, everywhere, len(more) + 1, remarks)
+    return _assembled(followed, samples, everywhere, len(more) + 1)
+
+
+def without_proof(followed: Followed, everywhere: Certificate, reason: str) -> LocalCertificate:
+    """All samples UNDECIDED; what the layer itself raises at this input is raised."""
+    z, _ = followed.solve()
+    return _assembled(followed, [_Sample(Verdict.UNDECIDED, reason)] * len(z), _of_rows(followed, everywhere), 1)
+
+
+def _of_rows(followed: Followed, everywhere: Certificate) -> Certificate:
+    """UNDECIDED if the solve found that rows are coupled: nothing said of one row is true."""
+    if not followed.coupled or followed.layer.coupled:
+        return everywhere
+    return replace(everywhere, verdict=Verdict.UNDECIDED, licenses=(), note=DEPENDENT)
 
 
 def as_rounded(operations: tuple[str, ...]) -> tuple[str, ...]:
@@ -203,9 +210,13 @@ def _second(boxes: Boxes, first: Enclosure, candidates: list[Tensor]) -> Enclosu
     return None
 
 
-def _assembled(
-    samples: list[_Sample], subject: str, everywhere: Certificate, runs: int, remarks: tuple[str, ...]
-) -> LocalCertificate:
+def _assembled(followed: Followed, samples: list[_Sample], everywhere: Certificate, runs: int) -> LocalCertificate:
+    subject = f"Each of the {len(samples)} samples"
+    if followed.coupled:
+        samples = samples * followed.batch
+        subject = f"The batch of {followed.batch} coupled rows, which is one sample,"
+    found = followed.coupled and not followed.layer.coupled
+    remarks = (*as_rounded(tuple(followed.computed)), *([_OF_THIS_BATCH.format(followed.batch)] if found else []))
     verdicts = tuple(sample.verdict for sample in samples)
     open_ones = [i for i, verdict in enumerate(verdicts) if verdict is Verdict.UNDECIDED]
     double = [i for i, verdict in enumerate(verdicts) if verdict is Verdict.VIOLATED]

@@ -9,24 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify._functions import PLAIN
+from wellposed.certify._activations import PLAIN
+from wellposed.certify._operations import MOVES, SPLITS, SUMS
 from wellposed.certify._steps import bilinear, function, linear, lowers, operand, plus, scaled, times
 from wellposed.certify._tape import Node
 
-#: Linear operations of one tensor that only move entries, or repeat or leave out some.
-_MOVES = (
-    *("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t", "slice", "select", "unsqueeze"),
-    *("squeeze", "clone", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
-    *("pixel_shuffle", "pixel_unshuffle", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
-    *("replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "narrow", "diag_embed"),
-)
-#: Linear operations of one tensor that add up entries with positive coefficients.
-_SUMS = ("sum", "mean", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "upsample_bilinear2d", "cumsum", "im2col", "col2im")
-#: Several linear results.
-_SPLITS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
 
-
-@lowers(*_MOVES)
+@lowers(*MOVES)
 def _move(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if any(isinstance(item, Node) for item in rest):
         return None
@@ -41,7 +30,7 @@ def _detach(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
     return linear(tape, (a,), lambda t: t, out.shape, name="detach")
 
 
-@lowers(*_SUMS)
+@lowers(*SUMS)
 def _sum(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if named.get("dtype") is not None or any(isinstance(item, int) and item < 0 for item in rest[5:]):
         return None  # the latter: a divisor that turns signs
@@ -53,7 +42,7 @@ def _sum(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, terms=terms, name="sum")
 
 
-@lowers(*_SPLITS)
+@lowers(*SPLITS)
 def _split(tape: Any, func: Any, out: Any, a: Node, *rest: Any, **named: Any) -> list[Node]:
     return [
         linear(tape, (a,), lambda t, i=i: func(t, *rest, **named)[i], part.shape, name="move") for i, part in enumerate(out)
@@ -78,7 +67,12 @@ def _cast(tape: Any, func: Any, out: Tensor, a: Node, *, dtype: Any = None, **na
 
 @lowers("slice_scatter", "select_scatter")
 def _scatter(tape: Any, func: Any, out: Tensor, a: Node, b: Node, *rest: Any, **named: Any) -> Node:
-    return linear(tape, (a, b), lambda s, t: func(s, t, *rest, **named), out.shape, name="cat")
+    # which entries are written: under vmap PyTorch fails for the number that stands for an open end of a slice
+    place = func(torch.full(a.shape, -1), torch.arange(b.shape.numel()).reshape(b.shape), *rest, **named)
+    written, entry = place >= 0, place.clamp(min=0)
+    if not b.shape.numel():
+        return linear(tape, (a,), lambda s: s.clone(), out.shape, name="move")
+    return linear(tape, (a, b), lambda s, t: torch.where(written, t.reshape(-1)[entry], s), out.shape, name="cat")
 
 
 @lowers("copy")

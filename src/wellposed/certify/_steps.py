@@ -13,13 +13,6 @@ from torch import Tensor
 from wellposed.certify._functions import Function
 from wellposed.certify._tape import Node
 
-#: Operations that read a number or take a decision.
-READS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
-#: Operations whose result depends on the shape of a tensor alone.
-BLANK = {
-    *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
-    *("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "scalar_tensor", "empty_strided", "new_empty_strided"),
-}
 LOWER: dict[str, Callable[..., Any]] = {}
 
 

@@ -114,7 +114,7 @@ class _Atoms:
 
     def interpret(self, step: Node, parents: tuple[_Sum, ...]) -> _Sum:
         bound = self._bounds.interpret(step, tuple(parent.bound for parent in parents))
-        if not step.of_z:
+        if not step.of_z or not step.shape.numel():
             return _Sum(bound, {})
         if step.kind == "state":
             n = step.shape.numel()

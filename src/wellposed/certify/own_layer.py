@@ -8,8 +8,9 @@ known (a singular value decomposition in a parametrization, say) is taken as it 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +19,19 @@ from wellposed._torch import apart
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._image_sizes import is_same_for_other_images
-from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
-from wellposed.certify._tape import Tape, TapeRefused
+from wellposed.certify._inputs import every_input, states
+from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium, without_proof
+from wellposed.certify._tape import Tape, TapeRefused, cause
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
 from wellposed.certify.well_posedness import has_one_equilibrium, well_posed
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
 from wellposed.solve._record import SolveRecord
 
+C = TypeVar("C", bound=Certificate)
 #: Sizes of batches in which a row must have the same map as alone, besides that of x.
 _SIZES = (2, 3)
 _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are sufficient, not necessary."
@@ -37,8 +40,9 @@ _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are 
 def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto", z0: Any = None) -> Certificate:
     r"""Existence and uniqueness of the equilibria of any module; never refuses one.
 
-    Without an input: one equilibrium for every input. With one: the same for each sample, in a ball
-    around the z that was found (a `LocalCertificate`), with the first in its `others`.
+    Without an input: one equilibrium for every input, of the shapes and dtypes that it names.
+    With one: the same for each sample, in a ball around the z that was found (a
+    `LocalCertificate`), with the first in its `others`.
 
     Args:
         model: A module with any number of `EquilibriumLayer`s; all of them are looked at.
@@ -77,11 +81,31 @@ def _of_layer(
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
     followed = None if x is None else Followed(layer, model, *inside[:2])
     shown = followed if followed is not None and followed.batch else None
-    everywhere = known if known is not None and known.certified else _of_parts(layer, model, shown, theorem)
+    everywhere = known if known is not None and known.certified else None
+    if everywhere is None:
+        everywhere = _attempted(
+            lambda: _of_parts(layer, model, shown, theorem),
+            lambda reason: Certificate(_title(theorem), Verdict.UNDECIDED, note=reason),
+        )
     if followed is None:
         return everywhere
-    found = local_certificate(followed, everywhere)
+    found = _attempted(
+        lambda: local_certificate(followed, everywhere), lambda reason: without_proof(followed, everywhere, reason)
+    )
     return found if inside[2] == 1 else _of_first_call(found, inside[2])
+
+
+def _attempted(prove: Callable[[], C], otherwise: Callable[[str], C]) -> C:
+    """What is proved; if the computation of the proof fails, what `otherwise` makes of the reason.
+
+    What this library raises on purpose is about the arguments, and passes.
+    """
+    try:
+        return prove()
+    except WellposedError:
+        raise
+    except Exception as error:
+        return otherwise(f"The proof could not be computed: {cause(error)}")
 
 
 def _of_first_call(found: LocalCertificate, times: int) -> LocalCertificate:
@@ -129,16 +153,18 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
     found = constants(tape, multiply_out=vector or not guessed)
     if found.every_size and not is_same_for_other_images(followed, tape, found.contraction):
         found = replace(found, every_size=False)
-    certificate = _judged(found, tape, theorem, _where(followed, found), _assumed(followed, found))
+    every_size = found.every_size and not followed.coupled
+    inputs, where = every_input(followed, every_size=every_size), states(followed, every_size=every_size)
+    certificate = _judged(found, tape, theorem, inputs, where, _assumed(followed, found))
     if certificate.certified or not guessed:
         return certificate
     second = second_equilibrium(followed)
     return certificate if second is None else replace(second, others=(certificate,))
 
 
-def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str) -> Certificate:
-    inputs = "every input" if found.finite else "every input at which the cell is finite"
-    first = f"For {inputs} there is exactly one equilibrium{where}."
+def _judged(found: Constants, tape: Tape, theorem: str, inputs: str, where: str, assumed: str) -> Certificate:
+    finite = "" if found.finite else " at which the cell is finite"
+    first = f"For {inputs}{finite} there is exactly one equilibrium{where}."
     picard = "Picard() converges to it from any start"
     tried = {
         "contraction": (
@@ -183,15 +209,6 @@ def _assumed(followed: Followed, found: Constants) -> str:
     rows = max(*_SIZES, followed.batch)
     images = ", and images of other sizes as it does the two that were compared" if found.every_size else ""
     return f"{ASSUMED[:-1]}, and computes batches of more than {rows} rows as it does smaller ones{images}."
-
-
-def _where(followed: Followed, found: Constants) -> str:
-    if found.every_size and not followed.coupled:
-        return ""
-    with followed._apart(), torch.no_grad():
-        shapes = followed.layer._bind(followed.x, followed.z0)[2].shapes
-    rows = f", batches of {followed.batch} coupled rows" if followed.coupled else ""
-    return f" (states of shape {', '.join(str(tuple(shape)) for shape in shapes)}{rows})"
 
 
 def _title(theorem: str) -> str:
