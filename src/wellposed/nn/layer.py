@@ -58,8 +58,8 @@ class EquilibriumLayer(nn.Module):
             change an answer, with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
-        last_solution, last_adjoint: The `Solution` of the last forward pass, of whose `num_steps`
-            the last is recorded for the gradient, and of the last linear solve of a backward pass.
+        last_solution, last_adjoint: The `Solution` of the last forward pass, and of the last linear
+            solve of a backward pass. `num_steps` is of the solve: a gradient may take a few more.
             None after transforms of `torch.func`, which hide it; failures there count too.
         failure_counts: How many solves failed, by direction and cause; each is warned of once.
     """
