@@ -17,6 +17,7 @@ from wellposed._torch import apart, eager, full_precision, require_values, trans
 from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves, to_device, to_host
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, ImplicitGradient
+from wellposed.implicit._lost import without_lost
 from wellposed.implicit.adjoint import AbstractStructuredMap
 from wellposed.implicit.gradient import AbstractUnrolled, Linearised
 from wellposed.implicit.warm_start import WarmStart, begin
@@ -57,8 +58,8 @@ class EquilibriumLayer(nn.Module):
             change an answer, with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
-        last_solution, last_adjoint: The `Solution` of the last forward pass, of whose `num_steps`
-            the last is recorded for the gradient, and of the last linear solve of a backward pass.
+        last_solution, last_adjoint: The `Solution` of the last forward pass, and of the last linear
+            solve of a backward pass. `num_steps` is of the solve: a gradient may take a few more.
             None after transforms of `torch.func`, which hide it; failures there count too.
         failure_counts: How many solves failed, by direction and cause; each is warned of once.
     """
@@ -159,9 +160,8 @@ class EquilibriumLayer(nn.Module):
         self, f: AbstractMap, start: Tensor, layout: Layout, options: SolveOptions, warm: WarmStart | None
     ) -> Tensor:
         """(batch, features) z*, with a graph if one is being made."""
-        tracked, gradient = torch.is_grad_enabled(), self.gradient
-        if warm is not None:
-            gradient = warm.gradient(gradient)
+        tracked = torch.is_grad_enabled()
+        gradient = self.gradient if warm is None else warm.gradient(self.gradient)
         unrolled = gradient if tracked and isinstance(gradient, AbstractUnrolled) else None
         if unrolled is not None:
             rows = unrolled.unroll(f, start, options)
@@ -180,7 +180,7 @@ class EquilibriumLayer(nn.Module):
         if warm is not None:
             warm.keep(outcome)
         # where f was finite at no point there is no best value: a start of zeros is not an answer
-        return rows if finite.all() else torch.where(to_device(finite, rows.device).unsqueeze(1), rows, torch.nan)
+        return rows if finite.all() else without_lost(rows, to_device(~finite, rows.device))
 
     @eager
     def solve(
