@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wellposed as wp
-from wellposed import _latex
+from wellposed import _latex, _latex_characters
 from wellposed.certify.certificate import Hypothesis
 from wellposed.references import CITED, bibliography, cite
 
@@ -81,6 +81,31 @@ def test_text(plain: str, latex: str) -> None:
     assert _latex.text(plain) == latex
 
 
+@pytest.mark.parametrize(
+    ("plain", "latex"),
+    [
+        ("‖W‖ ≤ ε", r"$\|$W$\|$ $\le$ $\varepsilon$"),
+        (
+            "λ ≥ Λ ≠ Α × √2 − ∞ … ± · ∈ ℝ",
+            r"$\lambda$ $\ge$ $\Lambda$ $\ne$ $A$ $\times$ $\surd$2 $-$ $\infty$ \dots{} $\pm$ $\cdot$ $\in$ $\mathbf{R}$",
+        ),
+        ("Žižek, naïve, λ̄, z̄, ά", r"\v{Z}i\v{z}ek, na\"{\i}ve, $\bar{\lambda}$, \={z}, $\acute{\alpha}$"),
+        ("x² a₁ ½ 𝐖 ﬁ", "x$^{2}$ a$_{1}$ 1/2 W fi"),
+        ("a\x07 😀 \ue000", "a(U+0007) (grinning face) (U+E000)"),
+        ("٣e5", "(arabic-indic digit three)e5"),
+    ],
+)
+def test_other_alphabets(plain: str, latex: str) -> None:
+    assert _latex.text(plain) == latex
+
+
+@given(st.text(max_size=60))
+def test_text_is_ascii(plain: str) -> None:
+    latex = _latex.text(plain)
+    assert latex.isascii() and (latex.isprintable() or not latex)
+    assert latex.count("$") % 2 == latex.count(r"\$") % 2
+
+
 def test_numbers() -> None:
     assert [_latex.number(v) for v in (6.6171, 1.28e-18, -2e9, 0.0, None)] == [
         "$6.617$", r"$1.28\times 10^{-18}$", r"$-2\times 10^{9}$", "$0$", "--",
@@ -107,9 +132,10 @@ def test_tables_compile(latex: Path, results: list[wp.Certificate | wp.Proof]) -
     certificate = results[0]
     assert isinstance(certificate, wp.Certificate)
     nasty = Hypothesis(r"50 % of {a_b} & \c ~ #1 $", "[ling2022, (7)]", float("inf"), None, "<", None)
-    odd = dataclasses.replace(certificate, verdict=wp.Verdict.UNDECIDED, hypotheses=(nasty,), note="|x|^2 >= 1e-300")
+    foreign = Hypothesis("‖W‖ ≤ ε λ̄ √2 ï 😀 " + " ".join(_latex_characters.MATHEMATICS), "Žižek", 1.0, 2.0, "<", True)
+    odd = dataclasses.replace(certificate, verdict=wp.Verdict.UNDECIDED, hypotheses=(nasty, foreign), note="|x|^2 >= 1e-300")
     body = "\n".join(result.to_latex() for result in [*results, odd])
-    assert r"\cite[(7)]{ling2022}" in body
+    assert r"\cite[(7)]{ling2022}" in body and body.isascii()
     start, end = r"\documentclass{article}\begin{document}", r"\end{document}"
     (latex / "results.tex").write_text(f"{start}\n{body}\n{end}\n", encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "results.tex"]

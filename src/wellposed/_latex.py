@@ -6,31 +6,16 @@ import math
 import re
 from collections.abc import Sequence
 
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "|": r"\textbar{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "`": "",
-    '"': "''",
-}
+from wellposed._latex_characters import in_ascii
+
 _CITATION = re.compile(r"\[([a-z]+[12][0-9]{3}[a-z]?)(?:, ([^\]]*))?\]")
 #: What is set as mathematics inside a text: relations, and numbers with an exponent.
-_MATHEMATICS = re.compile(r"<=|>=|(?<![\w.])-?\d+(?:\.\d+)?e[+-]?\d+(?![\w.]*\w)")
+_MATHEMATICS = re.compile(r"<=|>=|(?<![\w.])-?\d+(?:\.\d+)?e[+-]?\d+(?![\w.]*\w)", re.ASCII)
 RELATIONS = {"<": "$<$", "<=": r"$\le$", ">": "$>$", ">=": r"$\ge$"}
 
 
 def text(plain: str) -> str:
-    r"""Plain text with its special characters escaped; [ling2022, (7)] becomes
+    r"""Plain text in ASCII, with its special characters as commands; [ling2022, (7)] becomes
     \cite[(7)]{ling2022}."""
     parts, end = [], 0
     for found in _CITATION.finditer(plain):
@@ -77,8 +62,10 @@ def table(columns: str, rows: Sequence[Sequence[str]], caption: str, *, heading:
 def _escaped(plain: str) -> str:
     parts, end = [], 0
     for found in _MATHEMATICS.finditer(plain):
-        before = "".join(_SPECIAL.get(character, character) for character in plain[end : found.start()])
         mantissa, _, exponent = found[0].partition("e")
-        parts += [before, RELATIONS.get(found[0], rf"${mantissa}\times 10^{{{int(exponent or 0)}}}$")]
+        parts += [
+            in_ascii(plain[end : found.start()]),
+            RELATIONS.get(found[0], rf"${mantissa}\times 10^{{{int(exponent or 0)}}}$"),
+        ]
         end = found.end()
-    return re.sub(r"\s+", " ", "".join([*parts, *(_SPECIAL.get(character, character) for character in plain[end:])]))
+    return re.sub(r"\s+", " ", "".join([*parts, in_ascii(plain[end:])]))
