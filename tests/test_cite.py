@@ -51,7 +51,8 @@ def test_results_name_their_theorems(results: list[wp.Certificate | wp.Proof]) -
     by_theorem = {getattr(result, "theorem", "proof"): keys(cite(result)) for result in results}
     assert by_theorem["ling2022"] == ["wellposed", "ling2022"]
     assert by_theorem["proof"] == ["wellposed", "ling2022"]
-    assert by_theorem["radius"] == ["wellposed"]  # a theorem of the library
+    radius = next(result for result in results if getattr(result, "theorem", "") == "radius")
+    assert by_theorem["radius"] == ["wellposed"] and r"\cite[Certificates]{wellposed}" in radius.to_latex()  # our own theorem
 
 
 def test_what_is_not_of_the_library_is_refused() -> None:
@@ -72,6 +73,7 @@ def test_entries_are_whole() -> None:
         ("50 % of a_b & c", r"50 \% of a\_b \& c"),
         ("[ling2022, (7)] with 8", r"\cite[(7)]{ling2022} with 8"),
         ("see [bai2019].", r"see \cite{bai2019}."),
+        ("[wellposed, Certificates]", r"\cite[Certificates]{wellposed}"),
         ("|r| <= 1.5e-08", r"\textbar{}r\textbar{} $\le$ $1.5\times 10^{-8}$"),
         ("v1e5x and 2e3", r"v1e5x and $2\times 10^{3}$"),
         (r"a\b{c}", r"a\textbackslash{}b\{c\}"),
@@ -136,11 +138,37 @@ def test_tables_compile(latex: Path, results: list[wp.Certificate | wp.Proof]) -
     odd = dataclasses.replace(certificate, verdict=wp.Verdict.UNDECIDED, hypotheses=(nasty, foreign), note="|x|^2 >= 1e-300")
     body = "\n".join(result.to_latex() for result in [*results, odd])
     assert r"\cite[(7)]{ling2022}" in body and body.isascii()
+    wide = Hypothesis(
+        "a parametrization of a module of one's own", "[winston2020, Proposition 1]", 1.2345e-123, 1.2345e123, "<", None
+    )
+    body += dataclasses.replace(odd, hypotheses=(wide,)).to_latex() + own_certificates()
     start, end = r"\documentclass{article}\begin{document}", r"\end{document}"
     (latex / "results.tex").write_text(f"{start}\n{body}\n{end}\n", encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "results.tex"]
     done = subprocess.run(command, cwd=latex, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and (latex / "results.pdf").exists(), done.stdout[-2000:]
+    assert "Overfull" not in done.stdout  # wider than the lines of an article
+
+
+def own_certificates() -> str:
+    """Tables about layers from outside the families."""
+    generator = torch.Generator().manual_seed(0)
+    cell = torch.nn.Linear(6, 6)
+    layers = [
+        wp.EquilibriumLayer(wp.nn.DenseCell(6, 6, weight=weight, generator=generator))
+        for weight in (wp.nn.Spectral(0.9), wp.nn.Monotone(0.1))
+    ]
+    layers.append(wp.EquilibriumLayer(lambda z, x: torch.tanh(0.1 * cell(z) + x)))
+    found = [wp.certify(layer, *x) for layer in layers for x in ((), (torch.ones(2, 6),))]
+    return "\n".join(table.to_latex() for certificate in found for table in (certificate, *certificate.others))
+
+
+def test_what_may_be_long_wraps() -> None:
+    """Less than half a line for the words leaves room for two numbers, a relation and a verdict."""
+    wide = Hypothesis("a long name " * 9, "[winston2020, Proposition 1] " * 3, 1.234e-12, 1.234e-12, "<", None)
+    table = wp.Certificate("own", wp.Verdict.UNDECIDED, (wide,)).to_latex()
+    fractions = re.search(r"\{tabular\}\{p\{([\d.]+)\\linewidth\}p\{([\d.]+)\\linewidth\}rcrl\}", table)
+    assert fractions is not None and 0.4 <= sum(map(float, fractions.groups())) < 0.5
 
 
 def test_tables_hold_the_numbers(results: list[wp.Certificate | wp.Proof]) -> None:

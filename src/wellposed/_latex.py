@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from wellposed._latex_characters import in_ascii
 
-_CITATION = re.compile(r"\[([a-z]+[12][0-9]{3}[a-z]?)(?:, ([^\]]*))?\]")
+_CITATION = re.compile(r"\[([a-z]+[12][0-9]{3}[a-z]?|wellposed)(?:, ([^\]]*))?\]")
 #: What is set as mathematics inside a text: relations, and numbers with an exponent.
 _MATHEMATICS = re.compile(r"<=|>=|(?<![\w.])-?\d+(?:\.\d+)?e[+-]?\d+(?![\w.]*\w)", re.ASCII)
 RELATIONS = {"<": "$<$", "<=": r"$\le$", ">": "$>$", ">=": r"$\ge$"}
@@ -40,7 +40,8 @@ def table(columns: str, rows: Sequence[Sequence[str]], caption: str, *, heading:
     """A table environment.
 
     Args:
-        columns: The argument of tabular.
+        columns: The argument of tabular. What may be long needs a column p{...}, which wraps; those
+            and the others must together be as wide as the text at most.
         rows: Cells in LaTeX.
         caption: In LaTeX.
         heading: Whether a line follows the first row.
@@ -48,6 +49,8 @@ def table(columns: str, rows: Sequence[Sequence[str]], caption: str, *, heading:
     lines = [
         r"\begin{table}",
         r"  \centering",
+        r"  \small",
+        r"  \setlength{\tabcolsep}{3pt}",
         rf"  \caption{{{caption}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \hline",
@@ -57,6 +60,11 @@ def table(columns: str, rows: Sequence[Sequence[str]], caption: str, *, heading:
         if heading and index == 0:
             lines.append(r"    \hline")
     return "\n".join([*lines, r"    \hline", r"  \end{tabular}", r"\end{table}", ""])
+
+
+def wrapped(plain: str) -> str:
+    """Text in a column p{...} other than the last, with its words not spread over the line."""
+    return rf"\raggedright {text(plain)}"
 
 
 def _escaped(plain: str) -> str:
