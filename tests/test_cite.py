@@ -123,6 +123,15 @@ def test_no_special_character_is_left(plain: str) -> None:
     assert not re.search(r"(?<!\\)[{}$&#%_^~|<>]", latex) and not re.search(r"\\[^{}$&#%_]", latex)
 
 
+def test_bibtex_reads_the_bibliography(tmp_path: Path) -> None:
+    if shutil.which("bibtex") is None:
+        pytest.skip("bibtex is not installed")
+    (tmp_path / "all.bib").write_text("\n".join([cite(), *bibliography().values()]), encoding="utf-8")
+    (tmp_path / "paper.aux").write_text("\\citation{*}\n\\bibstyle{plain}\n\\bibdata{all}\n")
+    done = subprocess.run(["bibtex", "paper"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Warning" not in done.stdout, done.stdout
+
+
 @pytest.fixture
 def latex(tmp_path: Path) -> Iterator[Path]:
     if shutil.which("pdflatex") is None:
