@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wellposed._io import check_outputs, write_whole, writing
 from wellposed._progress import progress_display
+from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
@@ -112,7 +113,7 @@ def landscape(
         "run": str(run),
         "at": "at the start" if checkpoint is None else f"after epoch {checkpoint.epoch}",
         "model": config.model.name,
-        "data": config.data.name,
+        "data": short_name(config.data.name),
         "loss": type(problem.loss).__name__,
         "samples": len(X),
         "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
@@ -126,7 +127,7 @@ def landscape(
         "seconds": round(found.seconds, 3),
     }
     summary |= _sharpness(summary, curved, seed, model, loss, X, y)
-    picture = _draw(found, folder / "landscape.png", f"{config.model.name} on {config.data.name}, {summary['at']}")
+    picture = _draw(found, folder / "landscape.png", _title(summary))
     summary["files"] = {"record": str(file), "summary": str(folder / "landscape.json"), "picture": picture}
     text = json.dumps(summary, indent=2)
     write_whole(folder / "landscape.json", f"{text}\n".encode(), begun=False)
@@ -209,8 +210,12 @@ def _draw(found: Surface, path: Path, title: str) -> str | None:
     return str(path)
 
 
+def _title(summary: dict[str, Any]) -> str:
+    return f"{summary['model']} on {summary['data']}, {summary['at']}"
+
+
 def _show(summary: dict[str, Any]) -> None:
-    table = Table(title=f"{summary['model']} on {summary['data']}, {summary['at']}", show_header=False, title_justify="left")
+    table = Table(title=_title(summary), show_header=False, title_justify="left")
     shape = " x ".join(map(str, summary["points"]))
     table.add_row(
         "points", f"{shape}, {summary['direction']} directions, radius {summary['radius']:g}, {summary['seconds']:.1f} s"
