@@ -127,8 +127,8 @@ def landscape(
         "seconds": round(found.seconds, 3),
     }
     summary |= _sharpness(summary, curved, seed, model, loss, X, y)
-    picture = _draw(found, folder / "landscape.png", _title(summary))
-    summary["files"] = {"record": str(file), "summary": str(folder / "landscape.json"), "picture": picture}
+    pictures = _draw(found, folder / "landscape.png", _title(summary))
+    summary["files"] = {"record": str(file), "summary": str(folder / "landscape.json"), **pictures}
     text = json.dumps(summary, indent=2)
     write_whole(folder / "landscape.json", f"{text}\n".encode(), begun=False)
     if as_json:
@@ -195,19 +195,19 @@ def _sharpness(summary: dict[str, Any], asked: bool | None, seed: int, *of: Any)
     return {"sharpness": found.to_dict()}
 
 
-def _draw(found: Surface, path: Path, title: str) -> str | None:
-    """The path of the picture; None, with a message, without matplotlib."""
+def _draw(found: Surface, path: Path, title: str) -> dict[str, str | None]:
+    """The paths of the picture in all formats; without matplotlib a message, and None."""
     ends = _range(found)
     log = ends is not None and ends[0] > 0 and ends[1] > 100 * ends[0]
     try:
         figure = line(found, log=log) if found.values.ndim == 1 else contour(found, log=log)
     except MissingPackage as missing:
         print_message(f"There is no picture: {missing}")
-        return None
+        return {"picture": None}
     figure.axes[0].set_title(title, fontsize=10)
     for ending, content in rendered(figure).items():
         write_whole(path.with_suffix(ending), content, begun=False)
-    return str(path)
+    return {"picture" if ending == ".png" else ending[1:]: str(path.with_suffix(ending)) for ending in FORMATS}
 
 
 def _title(summary: dict[str, Any]) -> str:

@@ -105,6 +105,7 @@ def test_the_table_and_the_default_folder(run: Path) -> None:
     for words in ("gaussian on digits, after epoch 2", "5 x 5, filter directions", "Squared of 12", "largest eigenvalues"):
         assert words in result.stdout
     assert f"{last_loss(run):.6g}" in result.stdout and str(run / "figures" / "landscape.png") in result.stdout
+    assert all(str(run / "figures" / f"landscape.{kind}") in result.stdout for kind in ("pdf", "svg"))
     failed(call("landscape", run, "--points", 5), 2, "holds a landscape already", "--resume")
 
 
