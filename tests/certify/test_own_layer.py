@@ -219,6 +219,17 @@ def test_coupled_rows_are_one_sample() -> None:
         assert found.verdicts == (CERTIFIED,) * 3 and len(set(found.error_bound.tolist())) == 1
 
 
+def test_what_is_licensed_has_numbers() -> None:
+    """Upper bounds with three digits, so they are rounded up."""
+    found = local(layer_of(Tanh(0.5 * torch.eye(2, dtype=DOUBLE))), torch.ones(3, 2, dtype=DOUBLE))
+    numbers = [float(number) for number in re.findall(r"largest: ([\d.e+-]+)", found.licenses[0])]
+    for number, bounds in zip(numbers, (found.error_bound, found.gradient_error), strict=True):
+        assert float(bounds.max()) <= number <= 1.01 * float(bounds.max())
+    assert found.to_latex().count("largest: $") == 2
+    none = wp.certify(layer_of(Tanh(5 * torch.eye(2, dtype=DOUBLE))), torch.zeros(0, 2, dtype=DOUBLE))
+    assert "equilibria seen from 1 start," in none.note
+
+
 def test_the_record_of_a_certificate() -> None:
     found = local(layer_of(Tanh(3 * torch.eye(2))), torch.tensor([[0.0, 0.0], [5.0, 5.0]]))
     again = LocalCertificate.from_json(found.to_json())

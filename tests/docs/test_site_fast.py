@@ -117,6 +117,7 @@ def test_every_formula_is_typeset(site: Path, tmp_path: Path) -> None:
 def test_tutorials_can_be_downloaded_as_notebooks(site: Path) -> None:
     for script in (doc_hooks.DOCS / "tutorials").glob("*.py"):
         notebook = json.loads((site / "tutorials" / f"{script.stem}.ipynb").read_text())
+        assert notebook["metadata"]["kernelspec"]["name"] == "python3"  # or Jupyter asks for it
         code = "".join("".join(cell["source"]) + "\n" for cell in notebook["cells"] if cell["cell_type"] == "code")
         assert "import wellposed as wp" in code and compile(code, script.name, "exec")
         assert f'href="{script.stem}.ipynb"' in (site / "tutorials" / f"{script.stem}.html").read_text()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from wellposed._latex import RELATIONS, number, table, text
+from wellposed._latex import RELATIONS, number, table, text, wrapped
 
 if TYPE_CHECKING:
     from wellposed.certify.certificate import Certificate, Hypothesis
@@ -59,7 +59,7 @@ def certificate_latex(certificate: Certificate) -> str:
     """A row for each hypothesis; the caption says the verdict, what follows, and the numbers."""
     rows = [["hypothesis", "source", "value", "", "bound", ""]]
     rows += [
-        [text(h.name), text(h.equation), number(h.value), RELATIONS[h.relation], number(h.bound), _WORDS[h.holds]]
+        [wrapped(h.name), wrapped(h.equation), number(h.value), RELATIONS[h.relation], number(h.bound), _WORDS[h.holds]]
         for h in certificate.hypotheses
     ]
     kind = f" ({certificate.dynamics})" if certificate.dynamics else ""
@@ -71,7 +71,7 @@ def certificate_latex(certificate: Certificate) -> str:
         if numbers is not None:
             named = {"": numbers} if isinstance(numbers, float) else dict(numbers)
             sentences.append(f"{label}: {', '.join(f'{text(key)} {number(value)}'.strip() for key, value in named.items())}.")
-    return table(r"p{0.36\linewidth}lrcrl", rows, " ".join(sentences), heading=True)
+    return table(r"p{0.27\linewidth}p{0.16\linewidth}rcrl", rows, " ".join(sentences), heading=True)
 
 
 def _sentence(part: str) -> str:

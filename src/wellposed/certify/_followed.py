@@ -24,6 +24,7 @@ from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
 from wellposed.nn.families import is_theory_network
+from wellposed.solve._graph_data import tensor_of_rows
 from wellposed.solve._record import SolveRecord
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
@@ -61,7 +62,7 @@ class Followed:
         tensors = [leaf for leaf in leaves(x) if isinstance(leaf, Tensor) and leaf.dim()]
         if not tensors:
             raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
-        self.batch = tensors[0].shape[0]
+        self.batch = tensor_of_rows(x if z0 is None else z0).shape[0]
         self.coupled = bool(layer.coupled)
         self.computed: list[str] = []
         self.rounding: Tensor | None = None  # (batch, n) of what is returned in low precision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ _OF_THIS_BATCH = (
 )
 #: What no evaluation shows; mistakes in it are searched for, see `_repeated` and `_outside`.
 ASSUMED = "Assumed: the cell is a function of z and x."
+
+
+_THREE_DIGITS = Context(prec=3, rounding=ROUND_CEILING)
 
 
 @dataclass(frozen=True)
@@ -251,13 +255,15 @@ def _assembled(followed: Followed, samples: list[_Sample], everywhere: Certifica
             else "in a ball around it, or around a point near it where the radius is 0; others far away are not excluded"
         )
         licenses = (
-            f"{subject} has exactly one equilibrium {where}. `error_bound` bounds |z - z*|, `gradient_error` "
-            "the relative error of the adjoint, in exact arithmetic for the stored weights.",
+            f"{subject} has exactly one equilibrium {where}. `error_bound` bounds |z - z*| (largest: "
+            f"{_largest(samples, 'error')}), `gradient_error` the relative error of the adjoint (largest: "
+            f"{_largest(samples, 'gradient')}), in exact arithmetic for the stored weights.",
         )
     if proved:
         notes.append(ASSUMED)
     if not everywhere.certified:
-        notes.append(f"Numbers called estimates, and equilibria seen from {runs} starts, are evidence and prove nothing.")
+        count = "1 start" if runs == 1 else f"{runs} starts"
+        notes.append(f"Numbers called estimates, and equilibria seen from {count}, are evidence and prove nothing.")
     return LocalCertificate(
         "local",
         verdict,
@@ -278,6 +284,12 @@ def _assembled(followed: Followed, samples: list[_Sample], everywhere: Certifica
 
 def _column(samples: list[_Sample], name: str) -> Tensor:
     return torch.tensor([getattr(sample, name) for sample in samples], dtype=torch.float64)
+
+
+def _largest(samples: list[_Sample], name: str) -> str:
+    """Of an upper bound, with three digits, rounded up."""
+    largest = max(getattr(sample, name) for sample in samples)
+    return f"{_THREE_DIGITS.create_decimal_from_float(largest):g}" if math.isfinite(largest) else "infinite"
 
 
 def _measured(samples: list[_Sample]) -> dict[str, float]:

@@ -16,8 +16,7 @@ from wellposed.errors import InvalidArgument
 
 OUT_OF_RANGE = "The numbers leave the range of float64"
 RELATIONS = ("<", "<=", ">", ">=")
-
-
+OWN_SOURCE = "[wellposed, Certificates]"  #: Of theorems of the library: the page of its documentation.
 #: The fields of a certificate that hold a number, or numbers by name.
 _NUMBERS = ("step_size", "rates", "rate", "radii", "measured", "errors")
 

@@ -14,7 +14,8 @@ from wellposed._checks import check_positive_integer, check_tolerances
 from wellposed._torch import apart, eager, watched
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn.cell import AbstractCell, DenseCell, zero_state
+from wellposed.nn._start import zero_state
+from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.layer import DEFAULT_RTOL, EquilibriumLayer
 from wellposed.solve._closing import RANDOM
 from wellposed.solve._samples import RUNAWAY_LIMIT

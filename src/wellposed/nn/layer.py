@@ -22,7 +22,8 @@ from wellposed.implicit.adjoint import AbstractStructuredMap
 from wellposed.implicit.gradient import AbstractUnrolled, Linearised
 from wellposed.implicit.warm_start import WarmStart, begin
 from wellposed.nn._broadcast import warn_of_broadcast
-from wellposed.nn.cell import AbstractCell, bind_function, zero_state
+from wellposed.nn._start import zero_state
+from wellposed.nn.cell import AbstractCell, bind_function
 from wellposed.solve._fixed_point import check_options, in_groups
 from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import Outcome
@@ -32,8 +33,7 @@ from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import Solution, SolveOptions, judge, read_record
 from wellposed.solve.solver import AbstractSolver, Tolerance
 
-#: Tolerance by dtype of the solve when none is given.
-DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
+DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}  #: By dtype of the solve, when none is given.
 
 
 class EquilibriumLayer(nn.Module):
@@ -250,7 +250,7 @@ class EquilibriumLayer(nn.Module):
             layout = self._check_start(state, shape, dtype)
             f: AbstractMap = self.cell.bind(x)
         else:
-            state = zero_state(x, self._state_shape) if z0 is None else z0
+            state = zero_state(x, self._state_shape, groups) if z0 is None else z0
             layout = Layout.of(state, "z0")
             costs = self._record.costs[self.training]
             origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape, "costs": costs}
