@@ -1,7 +1,7 @@
 """Are the error bars of a Gaussian process right? Calibration of the kernel of an infinitely wide
 equilibrium network, before and after its hyper-parameters are learnt.
 
-    pip install 'wellposed[gp,plot]'
+    pip install -c constraints.txt '.[gp,plot]'
     python examples/gaussian_process.py [--out docs/images/gaussian_process.png]
 
 The target is a fixed function with noise, not a draw of the process. For every level p, the share

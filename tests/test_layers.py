@@ -17,6 +17,7 @@ COMMON = {
     "_checks",
     "_io",
     "_latex",
+    "_latex_characters",
     "_memory",
     "_package",
     "_progress",

@@ -13,6 +13,8 @@ CITATIONS = re.compile(rf"\[({KEY}(?:[,;][^\]]*)?)\]")
 ENTRY = re.compile(r"^@(\w+)\{([^,\s]+),(.*?)^\}", re.MULTILINE | re.DOTALL)
 
 BIBLIOGRAPHY = (ROOT / "src" / "wellposed" / "references.bib").read_text(encoding="utf-8")
+#: The types that every BibTeX style knows; others, such as @thesis, are of biblatex.
+TYPES = set("article book booklet inbook incollection inproceedings manual mastersthesis misc phdthesis techreport".split())
 KEYS = [key for _, key, _ in ENTRY.findall(BIBLIOGRAPHY)]
 
 
@@ -41,7 +43,8 @@ def test_citations_exist() -> None:
 
 def test_entries_are_complete_and_unique() -> None:
     assert len(KEYS) == len(set(KEYS)) == len(re.findall(r"^@", BIBLIOGRAPHY, re.MULTILINE))
-    for _, key, fields in ENTRY.findall(BIBLIOGRAPHY):
+    for kind, key, fields in ENTRY.findall(BIBLIOGRAPHY):
+        assert kind in TYPES, f"{key}: BibTeX has no type @{kind}; expected one of {', '.join(sorted(TYPES))}"
         names = re.findall(r"^\s*(\w+)\s*=", fields, re.MULTILINE)
         assert {"author", "title", "year"} <= set(names), f"{key} lacks an author, a title or a year"
         assert CITATION.fullmatch(f"[{key}]"), f"{key} does not look like a citation, so it would never be checked"

@@ -41,6 +41,20 @@ def test_the_changelog_begins_with_the_version_and_its_date() -> None:
         assert first == f"[{PROJECT['version']}] - {datetime.date.fromisoformat(date)}"
 
 
+def test_the_citation_has_the_year_of_the_last_release() -> None:
+    (year, *_) = re.findall(r"^## \[.*\] - (\d{4})-", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert f"  year   = {{{year}}},\n" in wellposed.cite()
+
+
+def test_what_builds_a_release_is_pinned() -> None:
+    """`build` installs hatchling in an environment of its own, where only PIP_CONSTRAINT reaches it."""
+    pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    assert {"build", "hatchling", "twine"} <= set(pinned)
+    for file in ("docs/releasing.md", ".github/workflows/release.yml"):
+        builds = re.findall(r"^.*python -m build$", (ROOT / file).read_text(), flags=re.MULTILINE)
+        assert builds and all("PIP_CONSTRAINT=$PWD/constraints.txt" in line for line in builds)
+
+
 def test_the_recipe_needs_what_the_package_needs() -> None:
     wanted = {requirement.replace("torch>=", "pytorch>=") for requirement in PROJECT["dependencies"]}
     run = re.search(r"^  run:\n((?:    - .*\n)+)", RECIPE.read_text(), flags=re.MULTILINE)

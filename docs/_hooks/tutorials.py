@@ -74,6 +74,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
     for script in _scripts(config):
         notebook = jupytext.read(script)
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         for number, cell in enumerate(notebook.cells):
             cell["id"] = f"cell-{number}"  # by default at random: another file in every build
         jupytext.write(notebook, Path(config.site_dir, "tutorials", f"{script.stem}.ipynb"))

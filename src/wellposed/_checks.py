@@ -7,13 +7,26 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from wellposed._tree import describe, leaves
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 
 #: What to do about a failure.
 Policy = Literal["raise", "warn", "ignore"]
+LONGEST = 120  #: Characters of a wrong value in an error message.
+
+
+def shown(value: Any) -> str:
+    """A wrong value in an error message: a tensor or array by its shape, all else in one line."""
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    if any(isinstance(leaf, Tensor) for leaf in leaves(value)):
+        return describe(value)
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
 
 
 def check_policy(value: object) -> None:
@@ -21,13 +34,15 @@ def check_policy(value: object) -> None:
     policies = ("raise", "warn", "ignore")
     if value not in policies:
         hint = did_you_mean(str(value), policies)
-        raise InvalidArgument(f"on_failure must be 'raise', 'warn' or 'ignore'; got {value!r}.{hint}")
+        raise InvalidArgument(f"on_failure must be 'raise', 'warn' or 'ignore'; got {shown(value)}.{hint}")
 
 
 def check_positive_integer(owner: str, name: str, value: object) -> None:
     """An integer option of `owner` must be at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {value!r} instead.")
+        raise InvalidArgument(
+            f"The {name!r} parameter of {owner} must be an integer of at least 1. Got {shown(value)} instead."
+        )
 
 
 def check_path(what: str, value: Any) -> Path:
@@ -44,16 +59,16 @@ def check_interval(owner: str, name: str, value: object, *, low: float, high: fl
     ok = ok and low <= value <= high and (left or value != low) and (right or value != high)  # type: ignore[operator]  # a number, by `ok`
     if not ok:
         bounds = f"{'[' if left else '('}{low:g}, {high:g}{']' if right else ')'}"
-        raise InvalidArgument(f"The {name!r} parameter of {owner} must be a float in {bounds}. Got {value!r} instead.")
+        raise InvalidArgument(f"The {name!r} parameter of {owner} must be a float in {bounds}. Got {shown(value)} instead.")
 
 
 def check_tolerances(*, rtol: object, atol: object, max_steps: object) -> None:
     """Tolerances must be finite and not negative, the budget an integer of at least 1."""
     for name, value in (("rtol", rtol), ("atol", atol)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise InvalidArgument(f"{name} must be a finite float of at least 0; got {value!r}.")
+            raise InvalidArgument(f"{name} must be a finite float of at least 0; got {shown(value)}.")
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-        raise InvalidArgument(f"max_steps must be an integer of at least 1; got {max_steps!r}.")
+        raise InvalidArgument(f"max_steps must be an integer of at least 1; got {shown(max_steps)}.")
 
 
 def check_state_shape(shape: object, cell: object, *, own: bool) -> None:
@@ -61,12 +76,12 @@ def check_state_shape(shape: object, cell: object, *, own: bool) -> None:
     if shape is None:
         return
     if own:
-        raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shape!r} has no effect.")
+        raise InvalidArgument(f"{type(cell).__name__} sets the shape of its state; state_shape={shown(shape)} has no effect.")
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
         several = " For a state of several tensors give their start to each call: layer(x, (a, b))."
         hint = several if isinstance(shape, (tuple, list, dict)) and not all(isinstance(size, int) for size in shape) else ""
         raise InvalidArgument(
-            f"state_shape must be a tuple of integers such as (width,), without the batch; got {shape!r}.{hint}"
+            f"state_shape must be a tuple of integers such as (width,), without the batch; got {shown(shape)}.{hint}"
         )
 
 

@@ -57,16 +57,18 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return function(tree) if isinstance(tree, Tensor) else pytree.tree_map_only(Tensor, function, tree)
 
 
-def describe(tree: Any) -> str:
-    """The structure and the shapes in it, for error messages."""
+def describe(tree: Any, leaf: Callable[[Any], str] | None = None) -> str:
+    """The structure, and its shapes or what `leaf` says of each leaf, for messages."""
+    if leaf is not None and pytree.tree_is_leaf(tree):
+        return leaf(tree)
     if isinstance(tree, Tensor):
         return str(tuple(tree.shape))
     if isinstance(tree, dict):
-        return "{" + ", ".join(f"{key!r}: {describe(value)}" for key, value in tree.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {describe(value, leaf)}" for key, value in tree.items()) + "}"
     if isinstance(tree, (tuple, list)):
-        return type(tree).__name__ + "(" + ", ".join(map(describe, tree)) + ")"
+        return type(tree).__name__ + "(" + ", ".join(describe(value, leaf) for value in tree) + ")"
     parts = [] if pytree.tree_is_leaf(tree) else leaves(tree)
-    return type(tree).__name__ + ("(" + ", ".join(map(describe, parts)) + ")" if parts else "")
+    return type(tree).__name__ + ("(" + ", ".join(describe(part, leaf) for part in parts) + ")" if parts else "")
 
 
 @dataclass(frozen=True)

@@ -278,11 +278,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """The end of a sentence about a missing package: how to install it, also in a clone.
+    """The end of a sentence about a missing package: how to install it, first as README does.
 
-    In a clone the constraints keep pip from fetching another torch.
+    In the source tree the constraints keep pip from fetching another torch.
     """
-    return f"pip install 'wellposed[{extra}]' (in a clone of the repository: pip install -c constraints.txt -e '.[{extra}]')"
+    return (
+        f"pip install -c constraints.txt '.[{extra}]' in the source tree (a released version: pip install 'wellposed[{extra}]')"
+    )
 
 
 def required(module: str, why: str, *, extra: str) -> Any:

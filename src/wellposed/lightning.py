@@ -186,7 +186,7 @@ class EquilibriumMonitor(Callback):
             like = next(pl_module.parameters())
             nothing = like.new_zeros(0)  # well-posedness is about the network alone
             return certify(pl_module, nothing, nothing, theorem=self.theorem), None
-        return None, f"no theorem is known for {type(pl_module).__name__}"
+        return None, f"no theorem covers the training of {type(pl_module).__name__}; wp.certify(module) looks at its equilibria"
 
     def _decide(self, trainer: Any, logged: dict[str, float]) -> None:
         worst = max(logged["equilibrium/unconverged"], logged["adjoint/unconverged"])

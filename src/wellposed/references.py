@@ -15,6 +15,7 @@ from wellposed.errors import InvalidType
 
 #: A key of references.bib in a text, as in [bai2019] or [ling2022, (7)].
 CITED = re.compile(r"\[([a-z]+[12][0-9]{3}[a-z]?)(?:, [^\]]*)?\]")
+RELEASED = "2026"  #: The year of this version; `tests/test_release.py` compares it with CHANGELOG.md.
 ENTRY = re.compile(r"^@\w+\{([^,\s]+),\n.*?^\}", re.MULTILINE | re.DOTALL)
 
 
@@ -56,6 +57,7 @@ def _software() -> str:
     fields = {
         "author": "{The wellposed authors}",
         "title": "{wellposed}: equilibrium networks in {PyTorch}",
+        "year": RELEASED,
         "note": f"Python package, version {importlib.metadata.version('wellposed')}",
     }
     lines = (f"  {name:<6} = {{{value}}},\n" for name, value in fields.items())

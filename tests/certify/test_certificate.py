@@ -134,6 +134,14 @@ def test_table() -> None:
     assert certificate.certified
 
 
+def test_the_rounding_of_0_is_printed_as_0() -> None:
+    hypothesis = Hypothesis.compare("the margin", "m > 0", -1.784e-317, ">", 0.0, refutes=False)
+    certificate = Certificate("monotone", Verdict.UNDECIDED, (hypothesis,), measured={"m": 8e-320, "n": 3e-308})
+    for shown in (str(certificate), certificate.to_latex()):
+        assert "e-317" not in shown and "10^{-317}" not in shown and "e-320" not in shown
+    assert "measured: m 0, n 3e-308" in str(certificate)
+
+
 def test_neither_a_certificate_nor_a_verdict_is_a_bare_yes() -> None:
     with pytest.raises(TypeError, match="not a bare yes or no"):
         bool(Certificate("radius", Verdict.UNDECIDED))

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,7 +172,16 @@ def test_the_package_is_called_and_pickles() -> None:
     model = wp.GaussianDEQ(3, 5, weight_variance=0.01, dtype=torch.float64)
     X, y = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     assert pickle.loads(pickle.dumps(bound))(model, X, y).theorem == "contraction"
-    assert list(inspect.signature(wp.certify).parameters) == ["model", "X", "y", "theorem", "options"]
+    assert list(inspect.signature(wp.certify).parameters) == ["model", "X", "y", "z0", "theorem", "options"]
+
+
+def test_every_known_theorem_is_documented() -> None:
+    model, X, y = problem("gaussian", 3)
+    with pytest.raises(wp.InvalidArgument, match="Unknown theorem 'ling'") as error:
+        wp.certify(model, X, y, theorem="ling")
+    known = str(error.value).partition("known are ")[2].partition(".")[0].split(", ")
+    page = (Path(__file__).parents[2] / "docs" / "certificates.md").read_text(encoding="utf-8")
+    assert "well_posed" in known and all(f'`"{name}"' in page for name in known)
 
 
 def test_the_well_posedness_that_fits() -> None:

@@ -158,3 +158,25 @@ def test_so_has_one_behind_other_steps() -> None:
 
     found = wp.certify(wp.EquilibriumLayer(Behind(), state_shape=(2,)), torch.ones(1, 2, dtype=torch.float64))
     assert isinstance(found, LocalCertificate) and found.certified and found.parameter_error.tolist() == [torch.inf]
+
+
+@pytest.mark.parametrize(
+    ("f", "point", "slope"),
+    [
+        (lambda v: nn.functional.hardsigmoid(3 * v - 1), 0.0, 0.5),
+        (lambda v: nn.functional.celu(0.9 * v - 1e-6, 1.7), -1e-5, 0.9 * math.exp(-1e-5 / 1.7)),
+    ],
+)
+def test_bounds_hold_where_a_derivative_of_pytorch_has_a_factor_in_float32(
+    f: Callable[[Tensor], Tensor], point: float, slope: float
+) -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: f(z) + x, rtol=1e-14)
+    z = torch.full((1, 1), point, dtype=torch.float64)
+    x = (z - f(z)).requires_grad_()  # z is the equilibrium
+    found = wp.certify(layer, x.detach())
+    (g,) = torch.autograd.grad(layer(x).sum(), x)
+    assert isinstance(found, LocalCertificate) and found.certified
+    error = abs(float(g) - 1 / (1 - slope))
+    assert 1e-8 < error
+    for bound in (found.gradient_error, found.input_error):
+        assert error <= float(bound) < 20 * error

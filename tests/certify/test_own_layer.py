@@ -90,14 +90,14 @@ def test_a_convolution_contracts_for_images_of_every_size() -> None:
     torch.manual_seed(0)
     layer = layer_of(Conv())
     found = wp.certify(layer)
-    assert found.certified and "states of shape" not in found.licenses[0]
+    assert found.certified and "x of shape (batch, 3, any, any) in float32" in found.licenses[0]
     q = found.hypotheses[0].value
     for side in (5, 9):
         z = torch.randn(1, 3, side, side)
         J = torch.func.jacrev(lambda v, z=z: layer.cell.conv(v.reshape(z.shape)).reshape(-1))(z.reshape(-1)).detach()
         assert float(torch.linalg.matrix_norm(J, ord=2)) <= q
     at_size = wp.certify(layer, torch.randn(1, 3, 5, 5)).others[0]
-    assert "(3, 5, 5)" in at_size.licenses[0] and at_size.hypotheses[0].value <= q * (1 + 1e-6)
+    assert "(batch, 3, 5, 5)" in at_size.licenses[0] and at_size.hypotheses[0].value <= q * (1 + 1e-6)
 
 
 def test_two_equilibria_refute_uniqueness() -> None:
@@ -217,6 +217,17 @@ def test_coupled_rows_are_one_sample() -> None:
     for layer in (layer_of(Mean(), coupled=True), layer_of(Mean())):
         found = local(layer, torch.randn(3, 2))
         assert found.verdicts == (CERTIFIED,) * 3 and len(set(found.error_bound.tolist())) == 1
+
+
+def test_what_is_licensed_has_numbers() -> None:
+    """Upper bounds with three digits, so they are rounded up."""
+    found = local(layer_of(Tanh(0.5 * torch.eye(2, dtype=DOUBLE))), torch.ones(3, 2, dtype=DOUBLE))
+    numbers = [float(number) for number in re.findall(r"largest: ([\d.e+-]+)", found.licenses[0])]
+    for number, bounds in zip(numbers, (found.error_bound, found.gradient_error), strict=True):
+        assert float(bounds.max()) <= number <= 1.01 * float(bounds.max())
+    assert found.to_latex().count("largest: $") == 2
+    none = wp.certify(layer_of(Tanh(5 * torch.eye(2, dtype=DOUBLE))), torch.zeros(0, 2, dtype=DOUBLE))
+    assert "equilibria seen from 1 start," in none.note
 
 
 def test_the_record_of_a_certificate() -> None:
@@ -388,6 +399,37 @@ def test_the_start_that_a_model_gives_is_kept(named: bool) -> None:
     assert all(verdict is not wp.Verdict.UNDECIDED for verdict in found.verdicts)
     assert found.measured["spectral radius of J, estimate"] < 0.2  # 2 at zero
     assert float(found.error_bound.max()) < 1e-9
+
+
+def test_a_layer_is_certified_from_a_given_start() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: torch.tanh(2 * z) + 0 * x)
+    x = torch.tensor([[0.3], [-0.2]], dtype=torch.float64)
+    found = wp.certify(layer, x, z0=x.sign())
+    assert isinstance(found, LocalCertificate) and found.measured["spectral radius of J, estimate"] < 0.2
+    assert torch.equal(found.error_bound, wp.certify(Started(named=True), x).error_bound)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("cell", "z0"),
+    [
+        (lambda z, x: (0.5 * torch.tanh(z[1]) + x, 0.3 * z[0]), lambda z: (z, z)),
+        (lambda z, x: {"a": 0.5 * torch.tanh(z["b"]) + x, "b": 0.3 * z["a"]}, lambda z: {"a": z, "b": z}),
+    ],
+)
+def test_a_state_of_several_tensors_is_certified_from_its_start(cell: Any, z0: Any) -> None:
+    layer, x = wp.EquilibriumLayer(cell), torch.randn(2, 3, dtype=torch.float64)
+    with pytest.raises(wp.InvalidArgument, match="give"):
+        wp.certify(layer, x)
+    found = wp.certify(layer, x, z0=z0(torch.zeros(2, 3, dtype=torch.float64)))
+    assert isinstance(found, LocalCertificate) and found.verdicts == (CERTIFIED,) * 2
+    assert found.others[0].certified and "states of shape (batch, 3), (batch, 3)" in found.others[0].licenses[0]
+
+
+def test_a_start_is_that_of_a_layer_at_an_input() -> None:
+    x, layer = torch.ones(2, 3), layer_of(Tanh(torch.eye(3) / 2))
+    for given, options in (((nn.Sequential(layer), x), {}), ((layer,), {}), ((layer, x, x), {"theorem": "radius"})):
+        with pytest.raises(wp.InvalidArgument, match=r"certify\(layer, x, z0=z0\)"):
+            wp.certify(*given, z0=x, **options)  # type: ignore[arg-type]
 
 
 def test_networks_that_start_at_their_own_state() -> None:

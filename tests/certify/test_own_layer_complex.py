@@ -53,4 +53,10 @@ def test_a_weight_made_of_complex_numbers(name: str, norm: float) -> None:
 def test_complex_steps_of_the_state_are_not_decided() -> None:
     layer = wp.EquilibriumLayer(Modulus(), state_shape=(1,), on_failure="ignore")
     certificate = wp.certify(layer)
-    assert certificate.verdict is not wp.Verdict.CERTIFIED and "of complex numbers" in str(certificate)
+    assert certificate.verdict is not wp.Verdict.CERTIFIED and "proved of complex states" in str(certificate)
+
+
+def test_a_complex_state_is_named() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: 0.3 * z + x)
+    found = wp.certify(layer, torch.ones(2, 3, dtype=torch.complex64))
+    assert "Nothing is proved of complex states" in found.note and "view_as" not in found.note

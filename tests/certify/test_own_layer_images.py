@@ -82,10 +82,10 @@ def test_what_contracts_for_small_images_alone_is_not_certified_for_every_size(c
     some[..., ::5, ::5] = 1e-3
     quotients = [float((cell(z + d, 0 * z) - cell(z, 0 * z)).detach().norm() / d.norm()) for d in (everywhere, some)]
     assert max(quotients) > 1  # it does not contract
-    assert not found.certified or "states of shape (1, 8, 8)" in found.licenses[0]
+    assert not found.certified or "x of shape (batch, 1, 8, 8)" in found.licenses[0]
 
 
 def test_a_transposed_convolution_is_certified_for_images_of_every_size() -> None:
     found = wp.certify(wp.EquilibriumLayer(Conv(nn.ConvTranspose2d(2, 2, 3, padding=1, groups=2), 0.1)))
-    assert found.certified and "states of shape" not in found.licenses[0]
+    assert found.certified and "x of shape (batch, 2, any, any) in float64" in found.licenses[0]
     assert found.hypotheses[0].value == pytest.approx(0.9, rel=0.1) and "images of other sizes" in found.note

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wellposed as wp
-from wellposed.certify import Verdict, _functions
+from wellposed.certify import Verdict, _activations
 
 DOUBLE = torch.float64
 
@@ -67,7 +67,7 @@ def test_a_softplus_of_weights_or_inputs_does_no_harm_and_logsigmoid_does_not_ju
 @pytest.mark.parametrize("threshold", [-3.0, 0.0, 2.0])
 def test_slopes_and_values_of_softplus_are_bounded_at_the_jump_too(beta: float, threshold: float) -> None:
     mid = torch.linspace(-6, 6, 121, dtype=DOUBLE)
-    function = _functions.softplus(beta, threshold)
+    function = _activations.softplus(beta, threshold)
     low, high = function.slopes(mid, torch.full_like(mid, 0.5))
     ends = mid.unsqueeze(1) + torch.linspace(-0.5, 0.5, 41, dtype=DOUBLE)
     quotients = F.softplus(ends, beta, threshold).diff(dim=1) / ends.diff(dim=1)

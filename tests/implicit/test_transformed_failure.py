@@ -89,3 +89,32 @@ def test_a_random_map_without_an_evaluation_left() -> None:
     layer = wp.EquilibriumLayer(lambda z, x: 0 * z + x + 0 * torch.rand(()), max_steps=1)
     with pytest.warns(wp.NotConvergedWarning, match="f may be random"):
         torch.func.jacrev(layer)(torch.zeros(1, 1, dtype=F64))
+
+
+def test_a_residual_that_is_small_because_the_state_grew_is_not_convergence() -> None:
+    layer = wp.EquilibriumLayer(lambda z, x: torch.floor(z) + 1 + x, rtol=1e-2, max_steps=500)
+    with pytest.warns(wp.NotConvergedWarning, match=r"1 of 1 samples .* only because \|f\(z\)\| has grown"):
+        torch.func.vmap(layer)(torch.zeros(1, 1, 1))
+
+
+def test_batched_cotangents_are_judged_by_the_rule_of_plain_iteration() -> None:
+    def factor(z: Tensor, x: Tensor) -> Tensor:
+        return 0.995 * z + x
+
+    layer = wp.EquilibriumLayer(
+        factor, gradient=wp.ImplicitGradient(wp.Picard()), rtol=1e-2, max_steps=2000, on_failure="raise"
+    )
+    x = torch.ones(1, 1, dtype=F64, requires_grad=True)
+    z = layer(x)
+    (alone,) = torch.autograd.grad(z, x, torch.ones_like(z), retain_graph=True)
+    batched = torch.func.vmap(lambda v: torch.autograd.grad(z, x, v, retain_graph=True)[0])(torch.ones(1, 1, 1, dtype=F64))
+    torch.testing.assert_close(batched[0], alone, rtol=1e-2, atol=0)
+    assert alone > 0.9 / (1 - 0.995)
+
+
+def test_a_row_that_has_not_run_away_is_held_beside_one_that_has() -> None:
+    layer = wp.EquilibriumLayer(
+        lambda z, x: torch.where(x > 0, torch.floor(z) + 1, 0.5 * z - 1), rtol=1e-2, max_steps=300, on_failure="ignore"
+    )
+    z = torch.func.vmap(layer)(torch.tensor([1.0, -1.0], dtype=F64)[:, None, None])
+    assert abs(z[1] + 2) < 0.1 and layer.failure_counts == {"forward inside torch.func": 1}

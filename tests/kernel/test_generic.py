@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -195,12 +200,54 @@ class Peeking(nn.Linear):
         (lambda: nn.BatchNorm1d(4, track_running_stats=False).eval(), "statistics from the batch"),
         (lambda: Centred(4, 2), "another output alone than in a batch"),
         (lambda: Peeking(4, 1), "depends on another sample"),
-        (lambda: nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5)), "mixes samples or is random"),
     ],
 )
 def test_models_that_mix_samples_are_refused(make: object, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         wp.tangent_kernel(seeded(make), inputs(5))
+
+
+class Noisy(nn.Linear):
+    """Multiplies its outputs by what `draw` returns."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__(4, 1)
+        self.draw = draw
+
+    def forward(self, X: Tensor) -> Tensor:
+        return super().forward(X) * self.draw()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Dropout(0.2)),
+        lambda: Noisy(lambda: 1.0 if torch.rand(()) < 0.999 else 2.0),
+        lambda: Noisy(lambda: 1.0 if random.random() < 0.999 else 2.0),
+        lambda: Noisy(lambda: 1.0 if np.random.rand() < 0.999 else 2.0),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize(
+    "compute", [wp.tangent_kernel, wp.least_eigenvalue, lambda model, X: wp.TangentKernel(model, X).diagonal()]
+)
+def test_random_models_are_refused_whatever_they_draw(make: object, n: int, compute: Callable[..., Any]) -> None:
+    model = seeded(make)
+    with torch.random.fork_rng():
+        for seed in range(3):  # by chance all outputs may agree: with one dropout in five, in about every second case
+            torch.manual_seed(seed)
+            with pytest.raises(InvalidArgument, match="is random: it draws random numbers"):
+                compute(model, inputs(n))
+
+
+def test_draws_of_another_thread_or_of_a_seeded_generator_are_no_draws_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw() -> Tensor:
+        return torch.rand((), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    assert wp.tangent_kernel(Noisy(draw).double(), inputs(3)).shape == (3, 3)
+    states = iter([torch.tensor([1]), torch.tensor([2])])  # another thread drew between two looks
+    monkeypatch.setattr("wellposed.kernel._outputs.random_state", lambda device: next(states))
+    assert wp.tangent_kernel(nn.Linear(4, 1).double(), inputs(3)).shape == (3, 3)
 
 
 def test_a_refused_batch_norm_keeps_its_statistics_and_works_in_eval() -> None:
@@ -220,6 +267,9 @@ def test_a_refused_batch_norm_keeps_its_statistics_and_works_in_eval() -> None:
         (nn.Unflatten(1, (2, 2)), inputs(2), InvalidArgument, "no parameter of the model requires a gradient"),
         (nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2))).double(), inputs(3), InvalidArgument, r"\(n,\) or \(n, c\)"),
         (nn.LSTM(4, 2).double(), inputs(3), InvalidType, "must return a tensor, got tuple"),
+        (nn.Linear(4, 1).double(), [[0.0] * 4], InvalidType, r"got list\. Use torch\.as_tensor"),
+        (nn.Bilinear(4, 4, 1), (inputs(2), inputs(2)), InvalidType, "got tuple of tensors.*Module that takes one tensor"),
+        (nn.Bilinear(4, 4, 1), {"a": inputs(2)}, InvalidType, "got dict of tensors"),
     ],
 )
 def test_errors_say_what_was_wrong(model: nn.Module, X: Tensor, error: type, message: str) -> None:

@@ -86,7 +86,11 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyP
     assert doctor.extras()["flow"] == ["torchdiffeq"]
     monkeypatch.setattr(doctor, "_version", lambda package: None if package == "torchdiffeq" else "1.0")
     (flow,) = (finding for finding in doctor._extras() if finding.name == "extra flow")
-    assert flow.level == "note" and flow.found == "without torchdiffeq" and "pip install 'wellposed[flow]'" in flow.advice
+    assert (
+        flow.level == "note"
+        and flow.found == "without torchdiffeq"
+        and "pip install -c constraints.txt '.[flow]'" in flow.advice
+    )
 
 
 def test_data_are_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

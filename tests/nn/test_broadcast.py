@@ -60,6 +60,10 @@ class Two(nn.Module):
     ("cell", "message"),
     [
         (Two(), r"If the state is several tensors, give their start: layer\(x, \(a, b\)\)"),
+        (
+            lambda z, x: {"a": 0.5 * torch.tanh(z["b"]) + x, "b": 0.3 * z["a"]},
+            r"give their start: layer\(x, \(a, b\)\), or a dict",
+        ),
         (nn.Linear(8, 8), r"A cell is a module or function of two arguments"),
         (lambda z, x: z[:, :3], r"expected \(4, 8\), got \(4, 3\)"),
     ],

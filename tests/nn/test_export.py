@@ -176,6 +176,16 @@ class Branching(nn.Module):
         ),
         (wp.EquilibriumLayer(lambda z, x: 0.9 * z + x), {"steps": 0}, "integer of at least 1"),
         (wp.EquilibriumLayer(lambda z, x: 0.9 * z + x), {"rtol": -1.0}, "rtol must be a finite float"),
+        (
+            wp.EquilibriumLayer(lambda z, x: 0.5 * z + x),
+            {"steps": torch.zeros(2, 2)},
+            r"at least 1. Got Tensor of shape \(2, 2\) instead",
+        ),
+        (
+            wp.EquilibriumLayer(lambda z, x: 0.5 * nn.functional.dropout(z, 0.3, True) + x),
+            {},
+            "f is random: it draws random numbers.*dropout",
+        ),
         (wp.EquilibriumLayer(wp.nn.DenseCell(3, 3)), {}, r"DenseCell expects x of shape \(batch, 3\); got \(2, 2\)"),
     ],
 )

@@ -281,6 +281,7 @@ def test_solvers_that_a_cell_cannot_serve_say_so():
         ({"max_steps": 0}, "max_steps must be an integer of at least 1; got 0"),
         ({"max_steps": 10.0}, "max_steps must be an integer of at least 1; got 10.0"),
         ({"max_steps": True}, "max_steps must be an integer"),
+        ({"coupled": "yes"}, r"coupled must be True or False; got 'yes'"),
         ({"state_shape": 3}, r"state_shape must be a tuple of integers .*\(width,\).*got 3"),
         ({"state_shape": (2.5,)}, r"state_shape must be a tuple of integers"),
         ({"state_shape": (-1,)}, r"state_shape must be a tuple of integers"),

@@ -106,12 +106,20 @@ def test_correction_loss_is_the_weighted_sum() -> None:
     assert abs(float(ours - by_hand)) <= 1e-13 * float(by_hand)
 
 
+def test_the_start_comes_after_x_as_in_the_layer() -> None:
+    own, start = layer(), torch.ones_like(X)
+    given, named = wp.nn.trajectory(own, X, start, states=2), wp.nn.trajectory(own, X, z0=start, states=2)
+    assert len(given) == 2 and all(torch.equal(a, b) for a, b in zip(given, named, strict=True))
+    assert not torch.equal(given[0], wp.nn.trajectory(own, X, states=2)[0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"states": 0}, "integer of at least 1, or rising numbers"),
         ({"states": [5, 3]}, r"rising numbers of evaluations; got \[5, 3\]"),
         ({"states": "3"}, "rising numbers"),
+        ({"states": torch.zeros(9, 9)}, r"rising numbers of evaluations; got Tensor of shape \(9, 9\)\."),
         ({"gradient": wp.UnrolledGradient(2)}, r"take a gradient such as JacobianFree\(\)"),
     ],
 )

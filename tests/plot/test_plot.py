@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ import wellposed as wp
 from wellposed import plot
 from wellposed.landscape import CellStatus, Surface
 from wellposed.landscape.trajectories import Projection
+from wellposed.plot._files import rendered
 
 
 def made(bad: CellStatus | None = CellStatus.NOT_UNIQUE) -> Surface:
@@ -219,7 +222,7 @@ def test_bad_records() -> None:
 def test_a_sentence_says_that_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ["matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(wp.errors.MissingPackage, match=r"pip install 'wellposed\[plot\]'"):
+    with pytest.raises(wp.errors.MissingPackage, match=r"'\.\[plot\]' in the source tree"):
         plot.spectrum([1.0])
 
 
@@ -232,4 +235,15 @@ def test_matplotlib_is_only_needed_to_draw() -> None:
         "except wp.errors.MissingPackage as error:\n    print(error)\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'wellposed[plot]'" in out.stdout
+    assert "pip install -c constraints.txt '.[plot]'" in out.stdout
+
+
+def test_files_for_papers_hold_fonts_that_journals_take() -> None:
+    """TrueType in the PDF, not Type 3; the settings of the caller stay."""
+    before = dict(matplotlib.rcParams)
+    files = rendered(plot.contour(made(), path=[[0.0, 0.0], [0.5, 1.0]]))
+    fonts = set(re.findall(rb"/Subtype /(Type\w+|CIDFontType\w+)", files[".pdf"]))
+    assert b"CIDFontType2" in fonts and b"Type3" not in fonts
+    assert b"<text" not in files[".svg"]  # shapes: it looks the same without the font
+    assert files == rendered(plot.contour(made(), path=[[0.0, 0.0], [0.5, 1.0]]))
+    assert dict(matplotlib.rcParams) == before

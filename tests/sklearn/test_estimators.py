@@ -214,7 +214,11 @@ def test_other_certificates_are_about_equilibria() -> None:
     with torch.no_grad():
         layer.cell.weight.mul_(0.05)
     model = quietly(wp.EquilibriumRegressor(layer, max_iter=2, random_state=0), X, y)
-    assert model.certificate_ is None and "no theorem" in model.certificate_reason_
+    assert model.certificate_.to_dict() == wp.certify(model.model_).to_dict(), (
+        "the answer of certify, also where it is undecided"
+    )
+    model = quietly(wp.EquilibriumRegressor(torch.nn.Linear(3, 3), max_iter=2, random_state=0), X, y)
+    assert model.certificate_ is None and "Linear holds no EquilibriumLayer" in model.certificate_reason_
     model = quietly(wp.EquilibriumRegressor("dense", 6, max_iter=2, certify=False), X, y)
     assert model.certificate_ is None and model.certificate_reason_ == "certify=False"
 
@@ -237,6 +241,12 @@ def test_convergence_warnings_tell_what_failed() -> None:
     texts = [str(warning.message) for warning in said]
     assert any("of the last epoch did not converge" in text for text in texts)
     assert any(f"{len(X)} of {len(X)} equilibria did not converge" in text for text in texts)
+
+
+def test_one_class_is_learned_at_once_and_without_a_warning() -> None:
+    X, _ = wave()
+    model = wp.EquilibriumClassifier("dense", 6, max_iter=5, random_state=0).fit(X, ["only"] * len(X))
+    assert model.n_iter_ == 1 and model.loss_curve_ == [0.0] and (model.predict(X) == "only").all()
 
 
 def test_no_warning_when_training_ends_by_itself() -> None:

@@ -42,6 +42,13 @@ def test_objects_and_classes(family: Any) -> None:
     assert all(p.dtype == torch.float64 for p in model.model_.parameters())
 
 
+def test_the_certificate_of_an_own_cell_is_that_of_certify() -> None:
+    model = wp.EquilibriumClassifier(Cell, 5, family_options={"gain": 0.1}, **QUICK).fit(X, Y > 0)
+    found = wp.certify(model.model_)
+    assert found.certified and model.certificate_ is not None and model.certificate_.to_dict() == found.to_dict()
+    assert model.certificate_reason_.startswith("about equilibria")
+
+
 def test_an_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["import torch", "class Mine(torch.nn.Linear):", "    def forward(self, z, x):"]
     code = "\n".join([*lines, "        return 0.2 * super().forward(z).tanh() + x", ""])
@@ -60,6 +67,8 @@ def test_an_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("gausian", {}, "Unknown family 'gausian'.*import paths such as.*Did you mean 'gaussian'"),
         ("torch.relu", {}, "must be a class of torch.nn.Module"),
         (Cell(3, 5), {"gain": 1.0}, "no effect on a module"),
+        (Cell(3, 8), {}, r"neither for z of \(5,\).*: give width=8, or wrap it: EquilibriumLayer\(cell, state_shape=\(8,\)\)"),
+        (nn.Bilinear(4, 3, 5), {}, r"Give the width that it has, or wrap it: EquilibriumLayer\(cell, state_shape=\.\.\.\)"),
     ],
 )
 def test_mistakes(family: Any, options: dict[str, Any], message: str) -> None:

@@ -106,7 +106,7 @@ def test_graphs_that_depend_on_each_other_are_found() -> None:
     x, edges, groups, _ = batch()
     between = torch.cat([edges, torch.tensor([[0, 13, 5], [13, 0, 3]])], dim=1)  # edges between graphs
     x = x / x.norm(dim=1, keepdim=True)
-    with pytest.warns(wp.errors.CoupledRowsWarning):
+    with pytest.warns(wp.errors.CoupledRowsWarning, match="Groups depend on each other.*Correct groups or the edges"):
         sol = wp.fixed_point(cell, torch.zeros_like(x), args=((x, between),), groups=groups, rtol=1e-9, on_failure="warn")
     fz = cell(sol.value, (x, between))
     assert sol.converged.all() and (fz - sol.value).norm() <= 1.001e-9 * fz.norm()
@@ -193,3 +193,33 @@ def test_words_of_two_nodes_are_not_edges() -> None:
     words = torch.tensor([[11, 12, 13], [21, 22, 23]])
     assert take_nodes((words, words - 12), torch.tensor([1]), 2)[1].tolist() == [[9, 10, 11]]
     assert take_nodes((words,), torch.tensor([1]), 2)[0].tolist() == [[21, 22, 23]]
+
+
+def named_cell(z: Tensor, x: Any) -> Tensor:
+    edges, nodes = (x["edges"], x["nodes"]) if isinstance(x, dict) else x
+    return cell(z, (nodes, edges))
+
+
+def test_edges_may_stand_before_the_nodes() -> None:
+    """The rows of the state are those of `groups`, or of what is not named like data of edges."""
+    x, edges, groups, _ = batch()
+    wanted = wp.EquilibriumLayer(named_cell, rtol=1e-10)({"nodes": x, "edges": edges}, torch.zeros_like(x), groups)
+    layer = wp.EquilibriumLayer(named_cell, rtol=1e-10, state_shape=(3,))
+    weights = torch.ones(edges.shape[1])  # of another dtype than the state
+    named = {"edge_weight": weights, "edges": edges, "scale": torch.tensor(1.0), "nodes": x}
+    for given in (named, (edges, x)):
+        assert torch.equal(layer(given, groups=groups), wanted)
+    whole = wp.EquilibriumLayer(named_cell, rtol=1e-10, state_shape=(3,), coupled=True)
+    assert (whole(named) - wanted).norm() <= 1e-8 * wanted.norm()
+    assert len(wp.certify(whole, named).error_bound) == len(x)  # the batch is one sample, with one bound for its rows
+    with pytest.raises(wp.InvalidArgument, match=r"one index for each of the 14 rows; got shape \(13,\)"):
+        layer(named, groups=groups[1:])
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_rows_of_the_wrong_tensor_are_named(coupled: bool) -> None:
+    x, edges, _, _ = batch()
+    layer = wp.EquilibriumLayer(named_cell, state_shape=(3,), coupled=coupled)
+    for call in (layer, lambda given: wp.certify(layer, given)):
+        with pytest.raises(wp.InvalidArgument, match=r"as many rows as the tensor \(2, 28\).*put the nodes first, or give z0"):
+            call((edges, x))

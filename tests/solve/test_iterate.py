@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -137,3 +140,32 @@ def test_a_large_run_is_the_sum_of_its_samples() -> None:
             alone = wp.fixed_point(part.f, part.z0, solver, args=part.args, rtol=1e-8, on_failure="ignore")
             assert alone.num_steps[0] == together.num_steps[i] and alone.status[0] == together.status[i]
             assert torch.allclose(flat(alone.value)[0], flat(together.value)[i], rtol=1e-9, atol=1e-11)
+
+
+def test_a_failed_sample_keeps_the_least_absolute_residual_recorded_or_not() -> None:
+    values = torch.tensor([0.0, 1.0, 11.0, 20.0, 119.0, 150.0, 350.0])[:, None]  # f of each is the next one
+
+    def f(z: Tensor) -> Tensor:
+        return values[(values == z).long().argmax() + 1].expand_as(z)
+
+    for record in (False, True):
+        solution = wp.fixed_point(f, torch.zeros(1, 1), wp.Picard(), max_steps=6, on_failure="ignore", record=record)
+        assert solution.status[0] is Status.MAX_STEPS and float(solution.value) == 0.0
+        assert float(solution.absolute_residual) == 1.0 and float(solution.residual) == 1.0
+    assert solution.history is not None and float(solution.history.nan_to_num(9.0).min()) < 0.3  # relative, and later
+
+
+def test_what_is_returned_does_not_depend_on_record() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(16, 12, generator=generator)
+    options: dict[str, Any] = {"args": (x,), "max_steps": 17, "on_failure": "ignore"}
+    failed = 0
+    for scale in (0.95, 1.5, 3.0):
+        W = scale * torch.randn(12, 12, generator=generator) / 12**0.5
+        f = functools.partial(lambda W, z, x: torch.tanh(z @ W.T + x), W)
+        for solver in (wp.Picard(), wp.Auto(), wp.Anderson(), wp.Broyden()):
+            found = [wp.fixed_point(f, 0 * x, solver, record=record, **options) for record in (False, True)]
+            assert torch.equal(found[0].status.codes, found[1].status.codes)
+            assert torch.allclose(found[0].value, found[1].value, rtol=1e-4, atol=1e-5)
+            failed += int((~found[0].converged).sum())
+    assert failed > 100

@@ -152,7 +152,7 @@ def test_message_with_an_absolute_tolerance() -> None:
 
 def test_message_of_a_single_evaluation_measures_no_factor() -> None:
     text = message(lambda z: 0.5 * z + 1, ONE, wp.Picard(), max_steps=1)
-    assert "after 1 steps (max_steps=1)" in text and "measured factor" not in text
+    assert "after 1 step (max_steps=1)" in text and "measured factor" not in text
 
 
 # --- arguments that cannot work --------------------------------------------------------------------------------------
@@ -182,6 +182,9 @@ def test_message_of_a_single_evaluation_measures_no_factor() -> None:
         ({"max_steps": 0}, InvalidArgument, r"max_steps must be an integer of at least 1; got 0"),
         ({"max_steps": 10.0}, InvalidArgument, r"max_steps must be .*got 10\.0"),
         ({"max_steps": True}, InvalidArgument, r"max_steps must be .*got True"),
+        ({"coupled": "yes"}, InvalidArgument, r"coupled must be True or False; got 'yes'"),
+        ({"max_steps": ONE}, InvalidArgument, r"got Tensor of shape \(\d+, \d+\)\.$"),
+        ({"rtol": "x" * 500}, InvalidArgument, r"got 'x{115} \.\.\.\.$"),
         ({"z0": [1.0]}, InvalidType, r"z0 must be a tensor, or a tuple, list or dict of tensors; found a float"),
         (
             {"z0": torch.ones(2, 1, dtype=torch.int64)},

@@ -108,6 +108,33 @@ def test_a_flat_function_is_reported() -> None:
     assert again.note == "" and (again.value - 3).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("atol", [1e-12, 1e-6])
+def test_the_residual_is_that_of_F_also_where_it_is_below_the_digits_of_z(atol: float, coupled: bool) -> None:
+    start = torch.full((2, 1), 1.2999)
+    solution = wp.root(lambda z: 0.02 * (z - 1.3), start, rtol=0, atol=atol, coupled=coupled, on_failure="ignore")
+    measured = (0.02 * (solution.value - 1.3)).norm(dim=None if coupled else 1).expand(2)
+    assert 0 < measured[0] < 1e-7
+    torch.testing.assert_close(solution.absolute_residual, measured)
+    assert solution.converged.tolist() == [atol > 1e-7] * 2
+    assert ("|F(z)| is" in solution.note) == (atol < 1e-7)
+
+
+def test_a_tolerance_that_z_cannot_show_is_told() -> None:
+    with pytest.raises(wp.NotConverged, match=r"root: 1 of 2 samples .* of sample 1 \|F\(z\)\| is .* Multiply F"):
+        start = torch.tensor([[1.3], [1.2999]])
+        wp.root(lambda z: 0.02 * (z - 1.3), start, rtol=0, atol=1e-12, on_failure="raise")
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_function_without_derivatives_is_measured_too(rows: int) -> None:
+    def F(z: Tensor) -> Tensor:
+        return torch.from_numpy(z.numpy() - 3)
+
+    solution = wp.root(F, torch.ones(rows, 1), wp.Picard(), on_failure="raise")
+    assert solution.absolute_residual.tolist() == [0.0] * rows and solution.note == ""
+
+
 def test_inside_transforms() -> None:
     with pytest.raises(wp.WellposedError, match="root needs concrete values"):
         torch.func.vmap(lambda z: wp.root(lambda y: y - 1, z).value)(torch.zeros(2, 3, 1))

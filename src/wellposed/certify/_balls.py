@@ -25,7 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.certify._functions import PLAIN, TINY, ULPS, Function
+from wellposed.certify._activations import PLAIN
+from wellposed.certify._functions import TINY, ULPS, Function
 from wellposed.certify._tape import Node, Tape
 from wellposed.linalg.directed import ROUNDING
 
@@ -122,7 +123,7 @@ class Boxes:
             ball = Ball(Interval(value64, torch.zeros_like(value64)))
             if step is not self._varied:
                 return ball
-            eye = torch.eye(value64.numel(), dtype=torch.float64).view(-1, *step.shape)
+            eye = torch.eye(value64.numel(), dtype=torch.float64).view(value64.numel(), *step.shape)
             return Ball(ball.value, Interval(eye, torch.zeros_like(eye)))
         if step.name == "detach" and self._varied is not None:
             return Ball(parents[0].value)

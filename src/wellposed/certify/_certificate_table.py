@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from wellposed._latex import RELATIONS, number, table, text
+from wellposed._latex import RELATIONS, number, table, text, wrapped
 
 if TYPE_CHECKING:
     from wellposed.certify.certificate import Certificate, Hypothesis
@@ -33,13 +34,15 @@ def moves(certificate: Certificate) -> str:
     return f"all parameters, hidden {what} {ratio:.2g} of the read-out's"
 
 
+def short(value: float | None) -> str:
+    """A number in words: 0 for one that is only the rounding of 0, "?" for none."""
+    return "?" if value is None else f"{0.0 if abs(value) < sys.float_info.min else value:.4g}"
+
+
 def plain_table(hypotheses: tuple[Hypothesis, ...]) -> list[str]:
     """Lines of equal columns; a note is at the end of its line."""
     if not hypotheses:
         return []
-
-    def short(value: float | None) -> str:
-        return "?" if value is None else f"{value:.4g}"
 
     rows = [("hypothesis", "source", "value", "", "bound", "")]
     rows += [(h.name, h.equation, short(h.value), h.relation, short(h.bound), _WORDS[h.holds]) for h in hypotheses]
@@ -56,7 +59,7 @@ def certificate_latex(certificate: Certificate) -> str:
     """A row for each hypothesis; the caption says the verdict, what follows, and the numbers."""
     rows = [["hypothesis", "source", "value", "", "bound", ""]]
     rows += [
-        [text(h.name), text(h.equation), number(h.value), RELATIONS[h.relation], number(h.bound), _WORDS[h.holds]]
+        [wrapped(h.name), wrapped(h.equation), number(h.value), RELATIONS[h.relation], number(h.bound), _WORDS[h.holds]]
         for h in certificate.hypotheses
     ]
     kind = f" ({certificate.dynamics})" if certificate.dynamics else ""
@@ -68,7 +71,7 @@ def certificate_latex(certificate: Certificate) -> str:
         if numbers is not None:
             named = {"": numbers} if isinstance(numbers, float) else dict(numbers)
             sentences.append(f"{label}: {', '.join(f'{text(key)} {number(value)}'.strip() for key, value in named.items())}.")
-    return table(r"p{0.36\linewidth}lrcrl", rows, " ".join(sentences), heading=True)
+    return table(r"p{0.27\linewidth}p{0.16\linewidth}rcrl", rows, " ".join(sentences), heading=True)
 
 
 def _sentence(part: str) -> str:

@@ -68,12 +68,13 @@ class Lipschitz:
 
     Attributes:
         every_size: Whether nothing in the proof depends on the size of the images.
+        finite: Whether every step is finite for all states and inputs, in exact arithmetic.
         remarks: What functions and constants say about statements for all arguments.
     """
 
     def __init__(self, tape: Tape) -> None:
         self._boxes = Boxes(tape)
-        self.every_size = True
+        self.every_size = self.finite = True
         self.remarks: list[str] = []
 
     def interpret(self, step: Node, parents: tuple[Bound, ...]) -> Bound:
@@ -85,6 +86,8 @@ class Lipschitz:
                 self.remarks.append(NOT_FINITE)
             ends = (mid - rad, mid + rad) if mid.numel() else (torch.zeros(1), torch.zeros(1))
             return Bound(0.0, -up(-float(ends[0].min())), up(float(ends[1].max())), ball)
+        if not step.shape.numel():  # an empty slice, which has no entry to bound
+            return Bound(0.0, 0.0, 0.0)
         if step.kind == "state":
             return Bound(1.0)
         if step.kind == "linear":
@@ -94,17 +97,20 @@ class Lipschitz:
         if step.kind == "function":
             return self._function(step, parents[0])
         if step.kind == "normalise":
-            size = math.sqrt(step.shape[-1]) * SLACK
+            size = math.sqrt(step.shape[-1]) * SLACK if step.epsilon >= 0 else math.inf
+            self.finite = self.finite and step.epsilon > 0
             L = up(parents[0].lipschitz / math.sqrt(step.epsilon)) if step.epsilon > 0 else math.inf
             self.every_size = False
             return Bound(0.0 if parents[0].lipschitz == 0 else L, -size, size)
-        return Bound(0.0)  # data, or computed from them: any number
+        self.finite = self.finite and step.kind == "data"  # what is computed by log, say, need not be
+        return Bound(0.0)  # any number
 
     def _function(self, step: Node, a: Bound) -> Bound:
         function = step.function
         assert function is not None
         if function.remark and step.of_z:
             self.remarks.append(function.remark)
+        self.finite = self.finite and _is_defined(step.name, a)
         least, largest = function.slopes_on(a.low, a.high)
         return Bound(of_product(max(abs(least), abs(largest)), a.lipschitz), *function.values_on(a.low, a.high))
 
@@ -137,6 +143,13 @@ class Lipschitz:
         return Bound(0.0 if a.lipschitz == b.lipschitz == 0 else math.inf)
 
 
+def _is_defined(name: str, a: Bound) -> bool:
+    """Whether a function is finite at all arguments within these bounds."""
+    if name == "reciprocal":
+        return a.low > 0 or a.high < 0
+    return a.low > 0 if name == "rsqrt" else a.low >= 0 if name == "sqrt" else True
+
+
 def _signs(step: Node) -> list[float]:
     """The sign of each parent in a linear step."""
     assert step.apply is not None
@@ -149,12 +162,15 @@ def _signs(step: Node) -> list[float]:
 
 
 def norm_of_linear(step: Node, which: int) -> tuple[float, float]:
-    """Upper bounds of the norm of a linear step in one parent, by (1), and of its row sums."""
+    """Upper bounds of the norm of a linear step in one parent, by (1), and of its row sums.
+
+    The row sums of a sum and of a scaling are their coefficients, and exact.
+    """
     if step.name == "add" and step.parents[which].shape == step.shape:
         return 1.0, 1.0
     if step.name.startswith("scale "):
         factor = abs(float(step.name.removeprefix("scale ")))
-        return up(factor), up(factor)
+        return up(factor), factor
     absolute = step.absolute
     assert absolute is not None
     zeros = [torch.zeros(parent.shape, dtype=torch.float64) for parent in step.parents]
@@ -168,7 +184,7 @@ def norm_of_linear(step: Node, which: int) -> tuple[float, float]:
     largest = float(rows.detach().max()), float(columns.max())
     if largest == (1.0, 1.0):
         return 1.0, 1.0
-    return up(math.sqrt(largest[0] * largest[1]) * SLACK), up(largest[0] * SLACK)
+    return up(math.sqrt(largest[0] * largest[1]) * SLACK), 1.0 if step.name == "add" else up(largest[0] * SLACK)
 
 
 def _extent(step: Node, moving: Bound, fixed: Ball, which: int) -> tuple[float, float]:
@@ -196,6 +212,8 @@ def norm_of_product(step: Node, fixed: Ball, which: int) -> float:
         which: 1 if it is the second factor.
     """
     mid, rad = fixed.value
+    if not mid.numel():
+        return 0.0
     if not bool(torch.isfinite(mid).all()):
         return math.inf
     if step.name == "mm" and mid.dim() >= 2:

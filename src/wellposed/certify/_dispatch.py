@@ -21,6 +21,7 @@ from wellposed.certify.radius_certificate import radius, radius_at
 from wellposed.certify.theorems import PAPERS, TRIED
 from wellposed.certify.well_posedness import contraction, has_one_equilibrium, monotone, perron_frobenius, well_posed
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
+from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network, theory_of
 
 #: (model, X, y, **options) -> Certificate.
@@ -34,7 +35,13 @@ WELL_POSED: dict[str, Callable[[Any], Certificate]] = {
 
 
 def certify(
-    model: nn.Module, X: Any = None, y: Tensor | None = None, *, theorem: str | OwnTheorem = "auto", **options: Any
+    model: nn.Module,
+    X: Any = None,
+    y: Tensor | None = None,
+    *,
+    z0: Any = None,
+    theorem: str | OwnTheorem = "auto",
+    **options: Any,
 ) -> Certificate:
     r"""Checks a theorem on a model and data, at the present parameters.
 
@@ -49,14 +56,15 @@ def certify(
     nothing is changed.
 
     Any module with equilibrium layers has a certificate of existence and uniqueness:
-    `certify(model)` for every input, `certify(layer, x)` for each sample, near the z that is found,
-    with a bound of its error: a `LocalCertificate`. What cannot be proved is UNDECIDED, with the
-    reason. See docs/howto/own_layer.md.
+    `certify(model)` for every input of the shape that it names, `certify(layer, x)` for each
+    sample, near the z that is found, with a bound of its error: a `LocalCertificate`. What cannot
+    be proved is UNDECIDED, with the reason. See docs/howto/own_layer.md.
 
     Args:
         model: A theory network, or any module.
         X: (n, d) inputs; what the module takes, if there is no y.
         y: (n,) targets; only theorems about training read them.
+        z0: Where a layer starts at X, as in `layer(X, z0)`: needed if z is a dict or tuple.
         theorem: "radius" (ours), "ling2022", "nguyen2022", "gao2022", "gao2023"; "contraction",
             "monotone", "perron_frobenius" for existence and uniqueness alone, or "well_posed"
             for the one of them that fits the model; "auto" tries all that fit and returns the
@@ -69,6 +77,8 @@ def certify(
             for "auto". A callable gets them as keyword arguments.
     """
     check_theorem(theorem)
+    if z0 is not None:
+        _check_start(model, X, theorem)
     # bounds of norms are derivatives, which inference mode does not have
     with (
         torch.inference_mode(False),
@@ -76,14 +86,24 @@ def certify(
     ):
         if not isinstance(theorem, str):
             return certificate_by(theorem, model, X, y, options)
-        found = _certify(model, X, y, theorem, options)
+        found = _certify(model, X, y, z0, theorem, options)
     if found.certified and theory_of(model) is not None and declared_outside(model):
         assumed = f"Assumed: {type(model).__name__} computes what it declares, which was compared at random points."
         found = replace(found, note=f"{found.note} {assumed}".strip())
     return found
 
 
-def _certify(model: nn.Module, X: Any, y: Tensor | None, theorem: str, options: dict[str, Any]) -> Certificate:
+def _check_start(model: Any, X: Any, theorem: object) -> None:
+    if isinstance(model, EquilibriumLayer) and X is not None and isinstance(theorem, str) and theorem not in CONVERGENCE:
+        return
+    raise InvalidArgument(
+        f"z0 is the start of a layer at an input: certify(layer, x, z0=z0). Got {type(model).__name__}"
+        f"{' without an input' if X is None else ''}, theorem={getattr(theorem, '__name__', theorem)!r}. In a larger model "
+        "call the layer as layer(x, z0)."
+    )
+
+
+def _certify(model: nn.Module, X: Any, y: Tensor | None, z0: Any, theorem: str, options: dict[str, Any]) -> Certificate:
     """By a theorem that has a name."""
     known = ("auto", *CONVERGENCE, *WELL_POSED, "well_posed")
     if theorem not in known:
@@ -92,9 +112,9 @@ def _certify(model: nn.Module, X: Any, y: Tensor | None, theorem: str, options: 
     function = CONVERGENCE.get(theorem)
     _check_options(theorem, options, tuple(inspect.signature(function).parameters)[3:] if function else ())
     if y is None:
-        return _without_targets(model, X, theorem)
+        return _without_targets(model, X, z0, theorem)
     if theorem not in CONVERGENCE and not has_certificate(model) and has_layers(model):
-        return _without_training(certify_layers(model, X, "auto" if theorem == "well_posed" else theorem), model)
+        return _without_training(certify_layers(model, X, "auto" if theorem == "well_posed" else theorem, z0), model)
     if theorem == "well_posed" or (theory_of(model) is None and has_one_equilibrium(model)):
         return _without_training(well_posed(model, X, "auto" if theorem == "well_posed" else theorem), model)
     check_data(model, X, y)
@@ -113,7 +133,7 @@ def _without_training(certificate: Certificate, model: nn.Module) -> Certificate
     return replace(certificate, note=f"{note} {certificate.note}".strip())
 
 
-def _without_targets(model: nn.Module, X: Any, theorem: str) -> Certificate:
+def _without_targets(model: nn.Module, X: Any, z0: Any, theorem: str) -> Certificate:
     """Existence and uniqueness, of any module."""
     if theorem in CONVERGENCE:
         raise InvalidArgument(f"theorem={theorem!r} is about training, so it needs targets: certify(model, X, y).")
@@ -121,7 +141,7 @@ def _without_targets(model: nn.Module, X: Any, theorem: str) -> Certificate:
         raise InvalidType(f"certify needs a torch.nn.Module; got {type(model).__name__}.")
     if X is None and theorem in WELL_POSED and is_theory_network(model):
         return WELL_POSED[theorem](model)
-    return certify_layers(model, X, "auto" if theorem == "well_posed" else theorem)
+    return certify_layers(model, X, "auto" if theorem == "well_posed" else theorem, z0)
 
 
 def has_certificate(model: nn.Module) -> bool:
@@ -173,9 +193,16 @@ class CertifyPackage(CallablePackage):
     """The class of `wellposed.certify`, which is called like the function of its name."""
 
     def __call__(
-        self, model: nn.Module, X: Any = None, y: Tensor | None = None, *, theorem: str | OwnTheorem = "auto", **options: Any
+        self,
+        model: nn.Module,
+        X: Any = None,
+        y: Tensor | None = None,
+        *,
+        z0: Any = None,
+        theorem: str | OwnTheorem = "auto",
+        **options: Any,
     ) -> Certificate:
-        return certify(model, X, y, theorem=theorem, **options)
+        return certify(model, X, y, z0=z0, theorem=theorem, **options)
 
 
 CertifyPackage.__call__.__doc__ = certify.__doc__

@@ -19,11 +19,12 @@ from wellposed.certify._outside import check_code
 from wellposed.certify._recording import record
 from wellposed.certify._repeated import check_repeats
 from wellposed.certify._rows import DEPENDENT, is_other, rows_touch, values
-from wellposed.certify._tape import Tape, TapeRefused
+from wellposed.certify._tape import Tape, TapeRefused, cause
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.cell import AbstractCell, check_norms
 from wellposed.nn.families import is_theory_network
+from wellposed.solve._graph_data import tensor_of_rows
 from wellposed.solve._record import SolveRecord
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
@@ -61,7 +62,7 @@ class Followed:
         tensors = [leaf for leaf in leaves(x) if isinstance(leaf, Tensor) and leaf.dim()]
         if not tensors:
             raise InvalidType(f"x must be a tensor or a structure of tensors, batch first; got {type(x).__name__}.")
-        self.batch = tensors[0].shape[0]
+        self.batch = tensor_of_rows(x if z0 is None else z0).shape[0]
         self.coupled = bool(layer.coupled)
         self.computed: list[str] = []
         self.rounding: Tensor | None = None  # (batch, n) of what is returned in low precision
@@ -151,20 +152,34 @@ class Followed:
             return ""
         for size in sizes:
             if size not in self._objections:
-                self._objections[size] = self._objection_to(size) if size > 1 else ""
+                found = self._objection_to(size) if size > 1 else ""
+                self._objections[size] = found + (self._hint if found else "")
         return next((self._objections[size] for size in sizes if self._objections[size]), "")
 
     def _objection_to(self, rows: int) -> str:
         try:
-            batch = self._batch_tape(rows)
-            alone, equal = self.tape(0), batch if rows != self.batch else self._tape_of_equal(rows)
+            alone = self.tape(0)
         except TapeRefused as refused:
-            return f"For {rows} rows: {refused}"
+            return str(refused)
+        try:
+            batch = self._batch_tape(rows)
+            equal = batch if rows != self.batch else self._tape_of_equal(rows)
+        except TapeRefused as refused:
+            return f"A row alone can be followed, but not a batch of {rows} rows: {refused}"
         if rows_touch(batch, rows):
             return DEPENDENT
         if is_other(alone, equal, rows):
             return f"It computes a row otherwise in a batch of {rows} rows than alone; what is proved is about one row alone."
         return ""
+
+    @property
+    def _hint(self) -> str:
+        """About an x that seems to have no batch."""
+        if not isinstance(self.x, Tensor) or self.x.dim() != 1:
+            return ""
+        return (
+            f" x has the shape {tuple(self.x.shape)}, which is one number for each sample: if it is one, give x.unsqueeze(0)."
+        )
 
     def values_in_batch(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, n) each: f at z as the steps of the whole batch give it, and a bound of its
@@ -219,8 +234,7 @@ def _recorded(layer: EquilibriumLayer, owner: nn.Module, x: Any, z0: Any) -> Tap
     except TapeRefused:
         raise
     except Exception as error:  # whatever the code of a cell raises under a transform
-        first = str(error).strip().splitlines()
-        raise TapeRefused(f"It could not be followed: {type(error).__name__}: {first[0] if first else ''}") from error
+        raise TapeRefused(f"It could not be followed: {cause(error)}") from error
 
 
 def objection(layer: EquilibriumLayer, owner: nn.Module) -> str:

@@ -99,13 +99,13 @@ def gradient_errors(boxes: Boxes, enclosure: Enclosure, z: Tensor) -> tuple[floa
         unknown = any(step.kind == "computed" and (wanted == "data" or step.name == wanted) for step in steps)
         squares = math.inf if unknown else 0.0
         for step in steps:
-            if wanted in (step.kind, step.name if step.kind == "constant" else ""):
-                size = step.shape.numel() * max(other.shape.numel() for other in steps)
+            if step.shape.numel() and wanted in (step.kind, step.name if step.kind == "constant" else ""):
+                p = step.shape.numel()
+                size = p * max(other.shape.numel() for other in steps)
                 if not math.isfinite(adjoint) or size > LARGEST_DERIVATIVE:
                     squares = math.inf
                     break
                 D = boxes.varied(enclosure.centre, enclosure.within, step)
-                p = step.shape.numel()
                 change = _norm_upper(2 * D.rad.reshape(p, -1))
                 norm = _norm_upper((D.mid.abs() + D.rad).reshape(p, -1))
                 part = up(up(change * enclosure.inverse) + up(norm * adjoint))

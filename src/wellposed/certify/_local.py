@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 
 import torch
 from torch import Tensor
@@ -23,8 +24,16 @@ from wellposed.linalg.directed import ROUNDING, down, up, vector_norm_upper
 LARGEST_STATE = 2048
 #: Points further apart than this, of their size, may be different equilibria; residuals are smaller.
 _APART = 1e-3
+#: Where the solve, and not `coupled=True`, made one sample of a batch.
+_OF_THIS_BATCH = (
+    "Rows depend on each other: f of a row alone is not f of it in this batch. So this is about the batch of {} rows, and says "
+    "nothing about a row alone, or in another batch. If that is meant, give coupled=True to the layer."
+)
 #: What no evaluation shows; mistakes in it are searched for, see `_repeated` and `_outside`.
 ASSUMED = "Assumed: the cell is a function of z and x."
+
+
+_THREE_DIGITS = Context(prec=3, rounding=ROUND_CEILING)
 
 
 @dataclass(frozen=True)
@@ -59,8 +68,7 @@ def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCerti
     """
     z, image = followed.solve()
     objection = followed.objection() or followed.objection_to_rows(followed.batch)
-    if followed.coupled and not followed.layer.coupled:  # found by the solve: no statement about single rows is true
-        everywhere = replace(everywhere, verdict=Verdict.UNDECIDED, licenses=(), note=DEPENDENT)
+    everywhere = _of_rows(followed, everywhere)
     in_batch = None if objection or followed.coupled or not len(z) > 1 else followed.values_in_batch(z)
     more = [] if everywhere.certified or objection or not len(z) else followed.solve_from(starts(z))
     samples = []
@@ -69,11 +77,20 @@ def local_certificate(followed: Followed, everywhere: Certificate) -> LocalCerti
         others = [(value[i], at[i]) for value, at in more if value.shape == z.shape]
         sample = _sample(followed, i, z[i], image[i], there, others, everywhere, objection)
         samples.append(sample if followed.rounding is None else _at_rounded(sample, followed.rounding[i]))
-    subject = f"Each of the {len(samples)} samples"
-    if followed.coupled:
-        samples = samples * followed.batch
-        subject = f"The batch of {followed.batch} coupled rows, which is one sample,"
-    return _assembled(samples, subject, everywhere, len(more) + 1, as_rounded(tuple(followed.computed)))
+    return _assembled(followed, samples, everywhere, len(more) + 1)
+
+
+def without_proof(followed: Followed, everywhere: Certificate, reason: str) -> LocalCertificate:
+    """All samples UNDECIDED; what the layer itself raises at this input is raised."""
+    z, _ = followed.solve()
+    return _assembled(followed, [_Sample(Verdict.UNDECIDED, reason)] * len(z), _of_rows(followed, everywhere), 1)
+
+
+def _of_rows(followed: Followed, everywhere: Certificate) -> Certificate:
+    """UNDECIDED if the solve found that rows are coupled: nothing said of one row is true."""
+    if not followed.coupled or followed.layer.coupled:
+        return everywhere
+    return replace(everywhere, verdict=Verdict.UNDECIDED, licenses=(), note=DEPENDENT)
 
 
 def as_rounded(operations: tuple[str, ...]) -> tuple[str, ...]:
@@ -197,9 +214,13 @@ def _second(boxes: Boxes, first: Enclosure, candidates: list[Tensor]) -> Enclosu
     return None
 
 
-def _assembled(
-    samples: list[_Sample], subject: str, everywhere: Certificate, runs: int, remarks: tuple[str, ...]
-) -> LocalCertificate:
+def _assembled(followed: Followed, samples: list[_Sample], everywhere: Certificate, runs: int) -> LocalCertificate:
+    subject = f"Each of the {len(samples)} samples"
+    if followed.coupled:
+        samples = samples * followed.batch
+        subject = f"The batch of {followed.batch} coupled rows, which is one sample,"
+    found = followed.coupled and not followed.layer.coupled
+    remarks = (*as_rounded(tuple(followed.computed)), *([_OF_THIS_BATCH.format(followed.batch)] if found else []))
     verdicts = tuple(sample.verdict for sample in samples)
     open_ones = [i for i, verdict in enumerate(verdicts) if verdict is Verdict.UNDECIDED]
     double = [i for i, verdict in enumerate(verdicts) if verdict is Verdict.VIOLATED]
@@ -234,13 +255,15 @@ def _assembled(
             else "in a ball around it, or around a point near it where the radius is 0; others far away are not excluded"
         )
         licenses = (
-            f"{subject} has exactly one equilibrium {where}. `error_bound` bounds |z - z*|, `gradient_error` "
-            "the relative error of the adjoint, in exact arithmetic for the stored weights.",
+            f"{subject} has exactly one equilibrium {where}. `error_bound` bounds |z - z*| (largest: "
+            f"{_largest(samples, 'error')}), `gradient_error` the relative error of the adjoint (largest: "
+            f"{_largest(samples, 'gradient')}), in exact arithmetic for the stored weights.",
         )
     if proved:
         notes.append(ASSUMED)
     if not everywhere.certified:
-        notes.append(f"Numbers called estimates, and equilibria seen from {runs} starts, are evidence and prove nothing.")
+        count = "1 start" if runs == 1 else f"{runs} starts"
+        notes.append(f"Numbers called estimates, and equilibria seen from {count}, are evidence and prove nothing.")
     return LocalCertificate(
         "local",
         verdict,
@@ -261,6 +284,12 @@ def _assembled(
 
 def _column(samples: list[_Sample], name: str) -> Tensor:
     return torch.tensor([getattr(sample, name) for sample in samples], dtype=torch.float64)
+
+
+def _largest(samples: list[_Sample], name: str) -> str:
+    """Of an upper bound, with three digits, rounded up."""
+    largest = max(getattr(sample, name) for sample in samples)
+    return f"{_THREE_DIGITS.create_decimal_from_float(largest):g}" if math.isfinite(largest) else "infinite"
 
 
 def _measured(samples: list[_Sample]) -> dict[str, float]:

@@ -1,127 +1,21 @@
-"""Operations of torch as steps of a tape."""
+"""Linear operations of torch, and products, as steps of a tape; importing this registers them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.certify._functions import PLAIN, Function
+from wellposed.certify._activations import PLAIN
+from wellposed.certify._operations import MOVES, SPLITS, SUMS
+from wellposed.certify._steps import bilinear, function, linear, lowers, operand, plus, scaled, times
 from wellposed.certify._tape import Node
 
-#: Operations that read a number or take a decision.
-READS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
-#: Operations whose result depends on the shape of a tensor alone.
-BLANK = {
-    *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
-    *("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "scalar_tensor", "empty_strided", "new_empty_strided"),
-}
-#: Linear operations of one tensor that only move entries, or repeat or leave out some.
-_MOVES = (
-    *("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t", "slice", "select", "unsqueeze"),
-    *("squeeze", "clone", "alias", "flip", "roll", "diagonal", "repeat", "lift_fresh", "contiguous", "unfold"),
-    *("pixel_shuffle", "pixel_unshuffle", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
-    *("replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "narrow", "diag_embed"),
-)
-#: Linear operations of one tensor that add up entries with positive coefficients.
-_SUMS = ("sum", "mean", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "upsample_bilinear2d", "cumsum", "im2col", "col2im")
-#: Several linear results.
-_SPLITS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
 
-LOWER: dict[str, Callable[..., Any]] = {}
-
-
-def lowers(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        LOWER.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
-def depends(parents: Sequence[Node]) -> dict[str, Any]:
-    return {
-        "parents": tuple(parents),
-        "of_z": any(parent.of_z for parent in parents),
-        "of_x": any(parent.of_x for parent in parents),
-    }
-
-
-def linear(
-    tape: Any,
-    parents: Sequence[Node],
-    apply: Callable[..., Tensor],
-    shape: torch.Size,
-    *,
-    terms: int = 0,
-    absolute: Callable[..., Tensor] | None = None,
-    name: str = "",
-) -> Node:
-    """A linear step of all parents together."""
-    step = Node("linear", shape, apply=apply, absolute=absolute or apply, terms=terms, name=name, **depends(parents))
-    result: Node = tape.add(step)
-    return result
-
-
-def bilinear(
-    tape: Any, a: Node, b: Node, apply: Callable[[Tensor, Tensor], Tensor], shape: torch.Size, terms: int, name: str
-) -> Node:
-    """A step that is linear in each of two parents, with coefficients 0 and 1."""
-    result: Node = tape.add(Node("bilinear", shape, apply=apply, terms=terms, name=name, **depends((a, b))))
-    return result
-
-
-def function(tape: Any, a: Node, function: Function, name: str) -> Node:
-    result: Node = tape.add(Node("function", a.shape, function=function, name=name, **depends((a,))))
-    return result
-
-
-def scaled(tape: Any, a: Node, factor: float) -> Node:
-    if factor == 1:
-        return a
-    exact = math.frexp(abs(factor))[0] == 0.5
-    return linear(
-        tape,
-        (a,),
-        lambda t: t * factor,
-        a.shape,
-        terms=0 if exact else 1,
-        absolute=lambda t: t * abs(factor),
-        name=f"scale {factor!r}",
-    )
-
-
-def _operand(tape: Any, a: Any) -> Node:
-    """A number as a constant."""
-    if isinstance(a, Node):
-        return a
-    step: Node = tape.add(Node("constant", torch.Size(), value=torch.tensor(float(a), dtype=torch.float64)))
-    return step
-
-
-def plus(tape: Any, a: Any, b: Any, alpha: float = 1.0) -> Node:
-    """a + alpha b."""
-    a, b = _operand(tape, a), _operand(tape, b)
-    if alpha not in (1, -1):
-        b, alpha = scaled(tape, b, alpha), 1
-    shape = torch.broadcast_shapes(a.shape, b.shape)
-    return linear(
-        tape, (a, b), lambda s, t: s + t if alpha == 1 else s - t, shape, terms=1, absolute=lambda s, t: s + t, name="add"
-    )
-
-
-def times(tape: Any, a: Any, b: Any) -> Node:
-    """a b, entry by entry."""
-    for one, other in ((a, b), (b, a)):
-        if not isinstance(other, Node):
-            return scaled(tape, one, float(other))
-    return bilinear(tape, a, b, torch.mul, torch.broadcast_shapes(a.shape, b.shape), 1, "mul")
-
-
-@lowers(*_MOVES)
+@lowers(*MOVES)
 def _move(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if any(isinstance(item, Node) for item in rest):
         return None
@@ -136,17 +30,19 @@ def _detach(tape: Any, func: Any, out: Tensor, a: Node) -> Node:
     return linear(tape, (a,), lambda t: t, out.shape, name="detach")
 
 
-@lowers(*_SUMS)
+@lowers(*SUMS)
 def _sum(tape: Any, func: Any, out: Tensor, a: Node, *rest: Any, **named: Any) -> Node | None:
     if named.get("dtype") is not None or any(isinstance(item, int) and item < 0 for item in rest[5:]):
         return None  # the latter: a divisor that turns signs
+    if not a.shape.numel():  # a mean of nothing is NaN
+        return None
     terms = a.shape.numel() + 16  # windows may overlap
     if str(func).startswith(("aten.sum", "aten.mean")):
         terms = a.shape.numel() // max(1, out.numel()) + 16
     return linear(tape, (a,), lambda t: func(t, *rest, **named), out.shape, terms=terms, name="sum")
 
 
-@lowers(*_SPLITS)
+@lowers(*SPLITS)
 def _split(tape: Any, func: Any, out: Any, a: Node, *rest: Any, **named: Any) -> list[Node]:
     return [
         linear(tape, (a,), lambda t, i=i: func(t, *rest, **named)[i], part.shape, name="move") for i, part in enumerate(out)
@@ -171,7 +67,12 @@ def _cast(tape: Any, func: Any, out: Tensor, a: Node, *, dtype: Any = None, **na
 
 @lowers("slice_scatter", "select_scatter")
 def _scatter(tape: Any, func: Any, out: Tensor, a: Node, b: Node, *rest: Any, **named: Any) -> Node:
-    return linear(tape, (a, b), lambda s, t: func(s, t, *rest, **named), out.shape, name="cat")
+    # which entries are written: under vmap PyTorch fails for the number that stands for an open end of a slice
+    place = func(torch.full(a.shape, -1), torch.arange(b.shape.numel()).reshape(b.shape), *rest, **named)
+    written, entry = place >= 0, place.clamp(min=0)
+    if not b.shape.numel():
+        return linear(tape, (a,), lambda s: s.clone(), out.shape, name="move")
+    return linear(tape, (a, b), lambda s, t: torch.where(written, t.reshape(-1)[entry], s), out.shape, name="cat")
 
 
 @lowers("copy")
@@ -200,7 +101,7 @@ def _where(tape: Any, func: Any, out: Tensor, condition: Node, a: Any, b: Any) -
     if condition.kind != "constant" or condition.value is None:
         return None
     mask = condition.value
-    parents = (_operand(tape, a), _operand(tape, b))
+    parents = (operand(tape, a), operand(tape, b))
     return linear(tape, parents, lambda s, t: torch.where(mask, s, t), out.shape, name="cat")
 
 
@@ -237,9 +138,11 @@ def _mul(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Node:
 
 
 @lowers("div")
-def _div(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Node:
+def _div(tape: Any, func: Any, out: Tensor, a: Any, b: Any) -> Node | None:
     if isinstance(b, Node):
         return times(tape, a, function(tape, b, PLAIN["reciprocal"], "reciprocal"))
+    if b == 0:
+        return None
     return linear(tape, (a,), lambda t: t / b, a.shape, terms=1, absolute=lambda t: t / abs(b), name=f"scale {1 / b!r}")
 
 

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.certify import _functions
-from wellposed.certify._functions import PLAIN
-from wellposed.certify._lowering import LOWER, depends, function, linear, lowers, plus, scaled, times
+from wellposed.certify import _activations
+from wellposed.certify._activations import PLAIN
+from wellposed.certify._steps import depends, function, linear, lowers, plus, scaled, times
 from wellposed.certify._tape import Node
-
-__all__ = ["LOWER"]
 
 
 @lowers(
@@ -32,7 +30,7 @@ def _gelu(tape: Any, func: Any, out: Tensor, a: Node, *, approximate: str = "non
 
 @lowers("leaky_relu")
 def _leaky_relu(tape: Any, func: Any, out: Tensor, a: Node, negative_slope: float = 0.01) -> Node:
-    return function(tape, a, _functions.leaky_relu(float(negative_slope)), "leaky_relu")
+    return function(tape, a, _activations.leaky_relu(float(negative_slope)), "leaky_relu")
 
 
 @lowers("_prelu_kernel")
@@ -46,49 +44,54 @@ def _prelu(tape: Any, func: Any, out: Tensor, a: Node, weight: Node) -> Node:
 def _elu(tape: Any, func: Any, out: Tensor, a: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Node | None:
     if min(alpha, scale, input_scale) <= 0:
         return None
-    return function(tape, a, _functions.elu(float(alpha), float(scale), float(input_scale)), "elu")
+    return function(tape, a, _activations.elu(float(alpha), float(scale), float(input_scale)), "elu")
 
 
 @lowers("celu")
 def _celu(tape: Any, func: Any, out: Tensor, a: Node, alpha: float = 1) -> Node | None:
-    return _elu(tape, func, out, a, alpha, 1, 1 / alpha) if alpha > 0 else None
+    return function(tape, a, _activations.celu(float(alpha)), "elu") if alpha > 0 else None
 
 
-@lowers("softplus")
-def _softplus(tape: Any, func: Any, out: Tensor, a: Node, beta: float = 1, threshold: float = 20) -> Node:
-    return function(tape, a, _functions.softplus(float(beta), float(threshold)), "softplus")
+@lowers("softplus", infinite=True)
+def _softplus(tape: Any, func: Any, out: Tensor, a: Node, beta: float = 1, threshold: float = 20) -> Node | None:
+    if beta == 0 or math.isinf(beta):
+        return None
+    return function(tape, a, _activations.softplus(float(beta), float(threshold)), "softplus")
 
 
 @lowers("log_sigmoid_forward")
 def _log_sigmoid(tape: Any, func: Any, out: Any, a: Node) -> list[Node | str]:
-    inner = function(tape, scaled(tape, a, -1.0), _functions.softplus(1.0, math.inf), "softplus")
+    inner = function(tape, scaled(tape, a, -1.0), _activations.softplus(1.0, math.inf), "softplus")
     return [scaled(tape, inner, -1.0), "It uses a part of log_sigmoid that is not known to this proof."]
 
 
 @lowers("logaddexp")
 def _logaddexp(tape: Any, func: Any, out: Tensor, a: Node, b: Node) -> Node:
     # log(e^a + e^b) = b + softplus(a - b)
-    return plus(tape, function(tape, plus(tape, a, b, -1.0), _functions.softplus(1.0, math.inf), "softplus"), b)
+    return plus(tape, function(tape, plus(tape, a, b, -1.0), _activations.softplus(1.0, math.inf), "softplus"), b)
 
 
 @lowers("softshrink")
 def _softshrink(tape: Any, func: Any, out: Tensor, a: Node, threshold: float = 0.5) -> Node:
-    return function(tape, a, _functions.softshrink(float(threshold)), "softshrink")
+    return function(tape, a, _activations.softshrink(float(threshold)), "softshrink")
 
 
-@lowers("hardtanh")
-def _hardtanh(tape: Any, func: Any, out: Tensor, a: Node, low: float = -1, high: float = 1) -> Node:
-    return function(tape, a, _functions.clamp(float(low), float(high)), "clamp")
+@lowers("hardtanh", infinite=True)
+def _hardtanh(tape: Any, func: Any, out: Tensor, a: Node, low: float = -1, high: float = 1) -> Node | None:
+    return _clamp(tape, func, out, a, float(low), float(high))
 
 
-@lowers("clamp", "clamp_min")
+@lowers("clamp", "clamp_min", infinite=True)
 def _clamp(tape: Any, func: Any, out: Tensor, a: Node, min: Any = None, max: Any = None) -> Node | None:  # noqa: A002
+    min, max = (None if end == free else end for end, free in ((min, -math.inf), (max, math.inf)))  # noqa: A001
     if isinstance(min, Node) or isinstance(max, Node) or (min is not None and max is not None and min > max):
         return None
-    return function(tape, a, _functions.clamp(min, max), "clamp")
+    if math.inf in (min, max) or -math.inf in (min, max):
+        return None
+    return function(tape, a, _activations.clamp(min, max), "clamp") if (min, max) != (None, None) else a
 
 
-@lowers("clamp_max")
+@lowers("clamp_max", infinite=True)
 def _clamp_max(tape: Any, func: Any, out: Tensor, a: Node, max: Any) -> Node | None:  # noqa: A002
     return _clamp(tape, func, out, a, None, max)
 

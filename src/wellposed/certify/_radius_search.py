@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from wellposed.certify.certificate import Hypothesis
+from wellposed.certify.certificate import OWN_SOURCE, Hypothesis
 from wellposed.linalg.directed import DataUnit, down, rate_after, up
 from wellposed.nn.sensitivity import AbstractSensitivity, DescentBounds, JacobianBounds
 
@@ -271,13 +271,13 @@ def ball(mean: float, e: float, R: float | None) -> Hypothesis:
     name = "radius R >= e/(mean of s on the way)"
     if R is None:
         return no_radius(name, e / mean if mean > 0 else math.inf)
-    return Hypothesis.compare(name, "docs/certificates.md", R, ">=", e / mean)
+    return Hypothesis.compare(name, OWN_SOURCE, R, ">=", e / mean)
 
 
 def no_radius(name: str, needed: float, note: str = "") -> Hypothesis:
     """The condition that failed for every radius, with what it asks for at the present point."""
     text = "no radius satisfies it; the bound shown is that of the present point" + (f", {note}" if note else "")
-    return Hypothesis(name, "docs/certificates.md", None, needed, ">=", None, text)
+    return Hypothesis(name, OWN_SOURCE, None, needed, ">=", None, text)
 
 
 def outweighs(h: float, E: float, s: float, unit: DataUnit, *, here: bool = False) -> Hypothesis:
@@ -295,6 +295,6 @@ def steady(bounds: JacobianBounds, share: float, unit: DataUnit, *, here: bool =
 
 def _compared(name: str, sides: tuple[float, str, float], unit: DataUnit, power: int, **options: Any) -> Hypothesis:
     """A comparison that was made in the unit, with the sides of the data as they were given."""
-    made = Hypothesis.compare(name, "docs/certificates.md", *sides, **options)
+    made = Hypothesis.compare(name, OWN_SOURCE, *sides, **options)
     value, bound, where = unit.sides(sides[0], sides[2], power)
     return replace(made, value=value, bound=bound, note=", ".join(filter(None, (made.note, where))))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from wellposed._torch import DispatchMode, pytree
-from wellposed.certify._lowering import BLANK, READS
-from wellposed.certify._nonlinear import LOWER
+from wellposed.certify import _lowering, _nonlinear  # noqa: F401  # which fill the table
+from wellposed.certify._operations import BLANK, READS, decide_size
+from wellposed.certify._steps import LOWER
 from wellposed.certify._tape import Node, Tape, TapeRefused
 
 #: Ways out of torch, after which nothing is known of a number.
@@ -201,10 +202,11 @@ class _Recorder(DispatchMode):
         fresh = name == "lift_fresh"
         inputs = {id(tensor): self._step(tensor, fresh) for tensor in tensors}
         of_z, of_x = any(step.of_z for step in inputs.values()), any(step.of_x for step in inputs.values())
+        read = inputs.values() if name in READS else [inputs[id(tensor)] for tensor in decide_size(func, name, args)]
+        if any(step.of_z for step in read):
+            raise self.refuse("It takes a decision or a number from the values of z.")
+        self.reads_x = self.reads_x or any(step.of_x for step in read)
         if name in READS:
-            if of_z:
-                raise self.refuse("It takes a decision or a number from the values of z.")
-            self.reads_x = self.reads_x or of_x
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         if name in BLANK:
@@ -213,8 +215,10 @@ class _Recorder(DispatchMode):
         imaginary = any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in [*tensors, *pytree.tree_leaves(out)])
         # integers wrap around, and True + True is True; the bounds are of real numbers
         lower = None if whole or imaginary else LOWER.get(name)
+        if imaginary and of_z:
+            raise self.refuse("Nothing is proved of complex states or steps. Write the cell with real and imaginary parts.")
         if lower is None and of_z:
-            raise self.refuse(f"The operation {name}{' of complex numbers' if imaginary else ''} is not known to this proof.")
+            raise self.refuse(f"The operation {name} is not known to this proof.")
         found: Any = None
         if lower is not None:
             steps = pytree.tree_map_only(Tensor, lambda tensor: inputs[id(tensor)], (args, kwargs))

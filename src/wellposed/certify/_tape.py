@@ -22,6 +22,12 @@ class TapeRefused(Exception):
     """Why a cell cannot be written as a list of steps, in a sentence."""
 
 
+def cause(error: Exception) -> str:
+    """Its type, and the first line of what it says."""
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """One step.

@@ -43,13 +43,14 @@ class Constants:
         contraction: Of the Lipschitz constant of f.
         monotone: Of (2).
         perron_frobenius: Of the spectral radius.
-        every_size: Whether they hold for images of every size. remarks: As in `Lipschitz`.
+        every_size: Whether they hold for images of every size. finite, remarks: As in `Lipschitz`.
     """
 
     contraction: float
     monotone: float = math.inf
     perron_frobenius: float = math.inf
     every_size: bool = False
+    finite: bool = False
     remarks: tuple[str, ...] = ()
 
 
@@ -66,14 +67,16 @@ def constants(tape: Tape, *, multiply_out: bool) -> Constants:
         bounds = Lipschitz(tape)
         if not multiply_out or max(sizes) ** 2 > LARGEST_MATRIX:
             L = tape.run(bounds).lipschitz
-            return Constants(L, every_size=bounds.every_size, remarks=tuple(dict.fromkeys(bounds.remarks)))
+            remarks = tuple(dict.fromkeys(bounds.remarks))
+            return Constants(L, every_size=bounds.every_size, finite=bounds.finite, remarks=remarks)
         atoms = _Atoms(bounds)
         result = tape.run(atoms)
         remarks = tuple(dict.fromkeys(bounds.remarks))
         norm = min(result.bound.lipschitz, atoms.lipschitz(result))
         outer = atoms.outer(result)
         growth = atoms.one_sided(result if outer is None else outer)
-        return Constants(norm, min(growth, norm), atoms.spectral_radius(result), remarks=remarks)
+        rho = atoms.spectral_radius(result)
+        return Constants(norm, min(growth, norm), rho, finite=bounds.finite, remarks=remarks)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class _Atoms:
 
     def interpret(self, step: Node, parents: tuple[_Sum, ...]) -> _Sum:
         bound = self._bounds.interpret(step, tuple(parent.bound for parent in parents))
-        if not step.of_z:
+        if not step.of_z or not step.shape.numel():
             return _Sum(bound, {})
         if step.kind == "state":
             n = step.shape.numel()

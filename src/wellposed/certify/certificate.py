@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from wellposed._reading import parse_json
-from wellposed.certify._certificate_table import certificate_latex, hidden_ratio, moves, plain_table
+from wellposed.certify._certificate_table import certificate_latex, hidden_ratio, moves, plain_table, short
 from wellposed.errors import InvalidArgument
 
 OUT_OF_RANGE = "The numbers leave the range of float64"
 RELATIONS = ("<", "<=", ">", ">=")
-
-
+OWN_SOURCE = "[wellposed, Certificates]"  #: Of theorems of the library: the page of its documentation.
 #: The fields of a certificate that hold a number, or numbers by name.
 _NUMBERS = ("step_size", "rates", "rate", "radii", "measured", "errors")
 
@@ -220,7 +219,7 @@ class Certificate:
         if self.rate is not None:
             lines.append(f"rate: {self.rate:.10g}")
         if self.measured:
-            lines.append("measured: " + ", ".join(f"{key} {value:.4g}" for key, value in self.measured.items()))
+            lines.append("measured: " + ", ".join(f"{key} {short(value)}" for key, value in self.measured.items()))
         if self.errors:
             lines.append("errors considered: " + ", ".join(f"{key} {value:.1e}" for key, value in self.errors.items()))
         if self.others:

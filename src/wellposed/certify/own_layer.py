@@ -8,8 +8,9 @@ known (a singular value decomposition in a parametrization, say) is taken as it 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,33 +19,37 @@ from wellposed._torch import apart
 from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._image_sizes import is_same_for_other_images
-from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium
-from wellposed.certify._tape import Node, Tape, TapeRefused
+from wellposed.certify._inputs import every_input, states
+from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium, without_proof
+from wellposed.certify._tape import Tape, TapeRefused, cause
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict
 from wellposed.certify.local_certificate import LocalCertificate
 from wellposed.certify.well_posedness import has_one_equilibrium, well_posed
-from wellposed.errors import InvalidArgument
+from wellposed.errors import InvalidArgument, WellposedError
 from wellposed.nn import EquilibriumLayer
 from wellposed.nn.families import is_theory_network
 from wellposed.solve._record import SolveRecord
 
+C = TypeVar("C", bound=Certificate)
 #: Sizes of batches in which a row must have the same map as alone, besides that of x.
 _SIZES = (2, 3)
 _NOTHING = "Nothing is proved about existence or uniqueness; the conditions are sufficient, not necessary."
 
 
-def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto") -> Certificate:
+def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto", z0: Any = None) -> Certificate:
     r"""Existence and uniqueness of the equilibria of any module; never refuses one.
 
-    Without an input: one equilibrium for every input. With one: the same for each sample, in a ball
-    around the z that was found (a `LocalCertificate`), with the first in its `others`.
+    Without an input: one equilibrium for every input, of the shapes and dtypes that it names.
+    With one: the same for each sample, in a ball around the z that was found (a
+    `LocalCertificate`), with the first in its `others`.
 
     Args:
         model: A module with any number of `EquilibriumLayer`s; all of them are looked at.
         x: Its input, batch first.
         theorem: "auto", "contraction", "monotone" or "perron_frobenius": what may prove one
             equilibrium for every input.
+        z0: Where the model, which is a layer, starts at x.
     """
     layers = [module for module in model.modules() if isinstance(module, EquilibriumLayer)]
     if not layers:
@@ -53,7 +58,7 @@ def certify_layers(model: nn.Module, x: Any = None, theorem: str = "auto") -> Ce
             "f(z, x) into wellposed.EquilibriumLayer(cell)."
         )
         return Certificate(theorem, Verdict.UNDECIDED, note=note)
-    entered = _entered(model, layers, x)
+    entered = _entered(model, layers, x, z0)
     if len(layers) == 1:
         return _of_layer(layers[0], model, entered.get(id(layers[0])), x, theorem, _built_in(model, x, theorem))
     found = []
@@ -76,11 +81,31 @@ def _of_layer(
         return Certificate(_title(theorem), Verdict.UNDECIDED, note=note)
     followed = None if x is None else Followed(layer, model, *inside[:2])
     shown = followed if followed is not None and followed.batch else None
-    everywhere = known if known is not None and known.certified else _of_parts(layer, model, shown, theorem)
+    everywhere = known if known is not None and known.certified else None
+    if everywhere is None:
+        everywhere = _attempted(
+            lambda: _of_parts(layer, model, shown, theorem),
+            lambda reason: Certificate(_title(theorem), Verdict.UNDECIDED, note=reason),
+        )
     if followed is None:
         return everywhere
-    found = local_certificate(followed, everywhere)
+    found = _attempted(
+        lambda: local_certificate(followed, everywhere), lambda reason: without_proof(followed, everywhere, reason)
+    )
     return found if inside[2] == 1 else _of_first_call(found, inside[2])
+
+
+def _attempted(prove: Callable[[], C], otherwise: Callable[[str], C]) -> C:
+    """What is proved; if the computation of the proof fails, what `otherwise` makes of the reason.
+
+    What this library raises on purpose is about the arguments, and passes.
+    """
+    try:
+        return prove()
+    except WellposedError:
+        raise
+    except Exception as error:
+        return otherwise(f"The proof could not be computed: {cause(error)}")
 
 
 def _of_first_call(found: LocalCertificate, times: int) -> LocalCertificate:
@@ -128,16 +153,18 @@ def _of_parts(layer: EquilibriumLayer, model: nn.Module, followed: Followed | No
     found = constants(tape, multiply_out=vector or not guessed)
     if found.every_size and not is_same_for_other_images(followed, tape, found.contraction):
         found = replace(found, every_size=False)
-    certificate = _judged(found, tape, theorem, _where(followed, found), _assumed(followed, found))
+    every_size = found.every_size and not followed.coupled
+    inputs, where = every_input(followed, every_size=every_size), states(followed, every_size=every_size)
+    certificate = _judged(found, tape, theorem, inputs, where, _assumed(followed, found))
     if certificate.certified or not guessed:
         return certificate
     second = second_equilibrium(followed)
     return certificate if second is None else replace(second, others=(certificate,))
 
 
-def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str) -> Certificate:
-    inputs = "every input at which the cell is finite" if any(map(_may_overflow, tape.steps)) else "every input"
-    first = f"For {inputs} there is exactly one equilibrium{where}."
+def _judged(found: Constants, tape: Tape, theorem: str, inputs: str, where: str, assumed: str) -> Certificate:
+    finite = "" if found.finite else " at which the cell is finite"
+    first = f"For {inputs}{finite} there is exactly one equilibrium{where}."
     picard = "Picard() converges to it from any start"
     tried = {
         "contraction": (
@@ -176,26 +203,12 @@ def _judged(found: Constants, tape: Tape, theorem: str, where: str, assumed: str
     return replace(strongest, others=tuple(other for other in made if other is not strongest))
 
 
-def _may_overflow(step: Node) -> bool:
-    """Whether it may be NaN or infinite for some x, as log x and 1/x are."""
-    return step.of_x and not step.of_z and (step.kind == "computed" or step.name in ("reciprocal", "sqrt", "rsqrt"))
-
-
 def _assumed(followed: Followed, found: Constants) -> str:
     if followed.coupled:
         return ASSUMED
     rows = max(*_SIZES, followed.batch)
     images = ", and images of other sizes as it does the two that were compared" if found.every_size else ""
     return f"{ASSUMED[:-1]}, and computes batches of more than {rows} rows as it does smaller ones{images}."
-
-
-def _where(followed: Followed, found: Constants) -> str:
-    if found.every_size and not followed.coupled:
-        return ""
-    with followed._apart(), torch.no_grad():
-        shapes = followed.layer._bind(followed.x, followed.z0)[2].shapes
-    rows = f", batches of {followed.batch} coupled rows" if followed.coupled else ""
-    return f" (states of shape {', '.join(str(tuple(shape)) for shape in shapes)}{rows})"
 
 
 def _title(theorem: str) -> str:
@@ -212,13 +225,13 @@ def _built_in(model: nn.Module, x: Any, theorem: str) -> Certificate | None:
         return None
 
 
-def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[int, Any]:
+def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any, z0: Any) -> dict[int, Any]:
     """The input and the start that the model first gives to each layer, by identity, and how often
     it calls it."""
     if x is None:
         return {}
     if model in layers and len(layers) == 1:
-        return {id(model): (x, None, 1)}
+        return {id(model): (x, z0, 1)}
     entered: dict[int, Any] = {}
 
     def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -235,7 +248,7 @@ def _entered(model: nn.Module, layers: list[EquilibriumLayer], x: Any) -> dict[i
         layer._record = SolveRecord(coupled=set(layer._record.coupled))
     try:
         with torch.no_grad(), apart():
-            model(x)
+            model(x) if z0 is None else model(x, z0)
     finally:
         for hook in hooks:
             hook.remove()

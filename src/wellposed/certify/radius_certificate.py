@@ -13,7 +13,7 @@ from wellposed.certify import _radius_search as search
 from wellposed.certify._gate import changed, check_data, not_finite, trained_otherwise
 from wellposed.certify._radius_search import ball, full_rank, no_radius, outweighs, steady
 from wellposed.certify._sensitivity import SHARPENINGS, sensitivity_of
-from wellposed.certify.certificate import Certificate, Hypothesis, Verdict, finish, in_range
+from wellposed.certify.certificate import OWN_SOURCE, Certificate, Hypothesis, Verdict, finish, in_range
 from wellposed.certify.measurement import LIMIT, Measurement, has_no_bias, measure, no_room
 from wellposed.errors import InvalidArgument
 from wellposed.linalg.directed import DataUnit, ldexp
@@ -110,7 +110,7 @@ def radius_at(
 
 
 def _not_measured(reason: str, dynamics: str) -> Certificate:
-    well_posed = Hypothesis("exactly one equilibrium", "docs/certificates.md", None, None, "<", None, reason)
+    well_posed = Hypothesis("exactly one equilibrium", OWN_SOURCE, None, None, "<", None, reason)
     return Certificate("radius", Verdict.UNDECIDED, (well_posed,), dynamics, note=reason)
 
 

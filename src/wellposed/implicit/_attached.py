@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wellposed._checks import Policy, check_policy, check_tolerances
+from wellposed._checks import Policy, check_policy, check_tolerances, shown
 from wellposed._torch import eager, require_values
 from wellposed._tree import LOW_PRECISION, Layout, map_leaves
 from wellposed.errors import InvalidType
@@ -65,7 +65,7 @@ def attach_gradient(
     if not isinstance(gradient, AbstractGradient) or isinstance(gradient, AbstractUnrolled):
         raise InvalidType(
             "The 'gradient' parameter of attach_gradient must be a gradient mode at an equilibrium, such as ImplicitGradient() "
-            f"or PhantomGradient(); got {gradient!r}."
+            f"or PhantomGradient(); got {shown(gradient)}."
         )
     check_options(f, Auto())
     check_args(f, args)

@@ -27,6 +27,7 @@ from wellposed.errors import (
 )
 from wellposed.solve._closing import RANDOM, UNREPEATED
 from wellposed.solve._failure import user_level
+from wellposed.solve._samples import ran_away
 from wellposed.solve.loop import GROWTH_LIMIT
 from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import SolveOptions
@@ -71,8 +72,8 @@ def iterate_transformed(
         tolerance: When a sample is done.
         max_steps: Evaluations at most.
     """
-    least: Tensor | None = None
-    most = max_steps
+    seen: tuple[Tensor, Tensor, Tensor] | None = None  # the least and the largest r, and the first s
+    most, eps = max_steps, torch.finfo(z.dtype).eps
     for steps in range(1, max_steps + 1):
         before = random_state(z.device)
         fz = f(z)
@@ -82,7 +83,10 @@ def iterate_transformed(
         r, s = scaled_norm(fz - z), scaled_norm(fz)
         finite = r.isfinite() & s.isfinite()
         done = ((r <= tolerance.rtol * s) | (r <= tolerance.atol)) & finite  # inf <= inf is not convergence
-        least = r if least is None else torch.minimum(least, r)
+        least, most_r, first_s = (r, r, s) if seen is None else (torch.minimum(seen[0], r), torch.maximum(seen[1], r), seen[2])
+        seen = least, most_r, first_s
+        if bool(concrete(done).any()):
+            done = done & ~ran_away(r, s, first_s, most_r, tolerance.atol, eps)
         going = concrete(~done & finite & (r <= GROWTH_LIMIT * least))
         if steps == most or not bool(going.any()):
             break
@@ -135,8 +139,10 @@ def report(outcome: TransformedOutcome, options: SolveOptions, *, backward: bool
     if outcome.note:
         text += f". {outcome.note}"
     else:
+        above = f"> rtol={options.tolerance.rtol:.0e}"
+        above = above if outcome.worst > options.tolerance.rtol else "only because |f(z)| has grown,"
         text += (
-            f"; the worst has residual {outcome.worst:.1e} > rtol={options.tolerance.rtol:.0e} after {outcome.steps} steps "
+            f"; the worst has residual {outcome.worst:.1e} {above} after {outcome.steps} steps "
             f"(max_steps={options.max_steps}). Only plain iteration works under transforms: raise max_steps, or make the map "
             "contract more."
         )

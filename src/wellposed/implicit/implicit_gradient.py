@@ -53,8 +53,8 @@ class ImplicitGradient(AbstractGradient):
     Holds when I - J is invertible at z. Costs one vector-Jacobian product per step of the linear
     solve; memory does not depend on the number of steps. The linear solve has its own per-sample
     status (`layer.last_adjoint`) and obeys the `on_failure` of the layer; where it meets NaN or
-    infinity the gradient is NaN, never zero. Cotangents batched by `torch.func.vmap` are solved by
-    plain iteration: `layer.last_adjoint` is None then, and the gradient NaN where that fails.
+    infinity, or there is no equilibrium, the gradient is NaN, never zero. Cotangents batched by
+    `torch.func.vmap` take plain iteration: `last_adjoint` is None then, and failures give NaN.
 
     Args:
         linear_solver: Solves (1): a solver of linear systems (`GMRES` needs only invertibility;

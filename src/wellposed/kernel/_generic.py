@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from wellposed._memory import available_memory
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed.errors import InvalidArgument
 from wellposed.kernel._kernel_memory import KernelMemory
 from wellposed.kernel._method import TOTAL, Block, Done, KernelLayout, KernelMethod, slices, trained_parameters
+from wellposed.kernel._outputs import outputs_of
 from wellposed.nn.tangent import GramProduct
 
 #: Bytes of Jacobian rows held at once, unless something else is asked for.
@@ -28,11 +28,6 @@ HELD_TO_STREAMED = 8
 TILE = 512
 #: Samples whose graph is held at once.
 ROWS = 512
-#: Rows that are evaluated together and alone, to see whether the model treats every sample by itself.
-_COMPARED = 3
-# The equilibrium of a sample alone and in a batch agree to the tolerance of the solve, which the user may have set high.
-_VALUE_TOLERANCE = 1e-3
-_GRADIENT_TOLERANCE = 1e-6
 
 
 class GenericMethod(KernelMethod):
@@ -63,7 +58,7 @@ class GenericMethod(KernelMethod):
         if not self.trained:
             raise InvalidArgument("tangent_kernel: no parameter of the model requires a gradient, so there is no kernel.")
         self.parameters = tuple(self.trained)
-        output = _outputs_of(model, X)
+        output = outputs_of(model, X)
         self.vector_output = output.dim() == 1
         self.outputs = 1 if self.vector_output else output.shape[1]
         self.dtype, self.device = dtype or output.dtype, output.device
@@ -229,61 +224,3 @@ def jacobian_product(model: nn.Module, X: Tensor, parameters: list[nn.Parameter]
                     (product,) = torch.autograd.grad([grad for grad, _ in used], w, [u for _, u in used])
         parts.append(product.detach())
     return torch.cat(parts)
-
-
-def _outputs_of(model: nn.Module, X: Tensor) -> Tensor:
-    """The outputs of the first few rows, if they are those of a model that keeps samples apart."""
-    _refuse_batch_statistics(model)
-    rows = X[:_COMPARED].detach()
-    differentiable = rows.is_floating_point() and rows.shape[0] > 1
-    if differentiable:
-        rows = rows.clone().requires_grad_()
-    with torch.enable_grad():
-        together = _call(model, rows)
-        if rows.shape[0] > 1:
-            alone = torch.cat([_call(model, rows[i : i + 1]).detach() for i in range(rows.shape[0])])
-            scale = together.detach().abs().max()
-            if bool((alone - together.detach()).abs().max() > _VALUE_TOLERANCE * scale):
-                raise _mixing("a sample has another output alone than in a batch")
-        if differentiable and together.requires_grad:
-            (gradient,) = torch.autograd.grad(together[0].sum(), rows, allow_unused=True)
-            if gradient is not None:
-                gradient = gradient.abs()
-                if bool(gradient[1:].max() > _GRADIENT_TOLERANCE * gradient.max()):
-                    raise _mixing("the output of one sample depends on another sample")
-    return together.detach()
-
-
-def _call(model: nn.Module, rows: Tensor) -> Tensor:
-    try:
-        output = model(rows)
-    except (RuntimeError, IndexError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise InvalidArgument(
-            f"tangent_kernel: model(X) fails on rows of shape {tuple(rows.shape)} and dtype {rows.dtype}: {reason}. "
-            "Give X the shape and dtype that the model takes."
-        ) from error
-    if not isinstance(output, Tensor):
-        raise InvalidType(f"tangent_kernel: model(X) must return a tensor, got {type(output).__name__}.")
-    if output.dim() not in (1, 2) or output.shape[0] != rows.shape[0] or output.numel() == 0:
-        raise InvalidArgument(
-            f"tangent_kernel: model(X) must be (n,) or (n, c); got {tuple(output.shape)} for n = {rows.shape[0]} samples. "
-            "Flatten the outputs of a sample into one dimension."
-        )
-    if not output.is_floating_point():
-        raise InvalidArgument(f"tangent_kernel: model(X) must be real and floating-point, got {output.dtype}.")
-    return output
-
-
-def _refuse_batch_statistics(model: nn.Module) -> None:
-    """Before any call: a call would change the running statistics of the model."""
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            raise _mixing(f"{type(module).__name__} {name!r} takes its statistics from the batch")
-
-
-def _mixing(reason: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"tangent_kernel: the model mixes samples or is random: {reason}. A single prediction has no gradient; "
-        "call model.eval() first, or use a normalization within samples."
-    )

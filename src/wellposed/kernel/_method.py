@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed._tree import leaves
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.kernel._kernel_memory import KernelMemory
 from wellposed.nn.tangent import GramProduct
@@ -152,7 +153,10 @@ def check_batches(X: Any, X2: Any, function: str) -> None:
 
 def _check_batch(X: Any, name: str, function: str) -> None:
     if not isinstance(X, Tensor):
-        raise InvalidType(f"{function}: {name} must be a torch.Tensor, got {type(X).__name__}. Use torch.as_tensor.")
+        several = any(isinstance(part, Tensor) for part in leaves(X))
+        what = " of tensors" if several else ""
+        advice = "Wrap the model in a Module that takes one tensor, and splits it." if several else "Use torch.as_tensor."
+        raise InvalidType(f"{function}: {name} must be a torch.Tensor, got {type(X).__name__}{what}. {advice}")
     if X.dim() == 0 or X.numel() == 0:
         raise InvalidArgument(
             f"{function}: {name} must hold at least one sample, samples first, got shape {tuple(X.shape)}. "

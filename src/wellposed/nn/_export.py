@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wellposed._checks import check_positive_integer, check_tolerances
-from wellposed._torch import apart, eager
+from wellposed._torch import apart, eager, watched
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn.cell import AbstractCell, DenseCell, zero_state
+from wellposed.nn._start import zero_state
+from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.layer import DEFAULT_RTOL, EquilibriumLayer
+from wellposed.solve._closing import RANDOM
 from wellposed.solve._samples import RUNAWAY_LIMIT
 
 #: Past steps that accelerated iteration keeps.
@@ -85,6 +87,8 @@ def export(
         module = _FixedSteps(layer, z0 is not None)
         inputs = (x,) if z0 is None else (x, z0)
         f, start, _ = module.bind(*inputs)
+        if watched(f, start)[1]:
+            raise InvalidArgument(f"export: {RANDOM}")
         if steps is None:
             wanted = rtol if rtol is not None else layer.rtol if layer.rtol is not None else DEFAULT_RTOL[start.dtype]
             _choose(module, f, start, wanted, layer.max_steps)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._checks import check_interval
+from wellposed._checks import check_interval, shown
 from wellposed._torch import apart, eager, require_values
 from wellposed._tree import LOW_PRECISION, map_leaves
 from wellposed.errors import InvalidArgument, InvalidType
@@ -23,9 +23,9 @@ from wellposed.solve.loop import iterate
 def trajectory(
     layer: EquilibriumLayer,
     x: Any,
-    states: int | Sequence[int] = 3,
-    *,
     z0: Any = None,
+    *,
+    states: int | Sequence[int] = 3,
     groups: Tensor | None = None,
     gradient: AbstractGradient | None = None,
 ) -> list[Any]:
@@ -45,16 +45,17 @@ def trajectory(
     Args:
         layer: The layer.
         x, z0, groups: As for the layer.
-        states: How many states, at equal numbers of evaluations up to those of the slowest sample;
-            or the numbers of evaluations after which states are taken, rising, to which the
-            equilibrium is added. The solver starts anew at each, with an empty memory.
+        states: How many states, at equal numbers of evaluations up to those of the slowest sample,
+            fewer if that takes fewer; or the numbers of evaluations after which states are taken,
+            rising, to which the equilibrium is added. The solver starts anew at each, with an
+            empty memory.
         gradient: Of the states before the last: `JacobianFree()` if not given, one recorded step.
     """
     if not isinstance(layer, EquilibriumLayer):
         raise InvalidType(f"trajectory needs an EquilibriumLayer; got {type(layer).__name__}.")
     gradient = JacobianFree() if gradient is None else gradient
     if not isinstance(gradient, AbstractGradient) or isinstance(gradient, AbstractUnrolled):
-        raise InvalidType(f"The states of a trajectory take a gradient such as JacobianFree(); got {gradient!r}.")
+        raise InvalidType(f"The states of a trajectory take a gradient such as JacobianFree(); got {shown(gradient)}.")
     if isinstance(layer.gradient, AbstractUnrolled):
         mode = type(layer.gradient).__name__
         raise InvalidArgument(f"A layer with {mode} has no solve to take states from; use another gradient.")
@@ -113,5 +114,7 @@ def _marks(states: Any, total: int) -> list[int]:
     marks = list(states) if isinstance(states, Sequence) and not isinstance(states, str) else []
     rising = all(type(m) is int and m >= 1 for m in marks) and all(a < b for a, b in zip(marks, marks[1:], strict=False))
     if not marks or not rising:
-        raise InvalidArgument(f"states must be an integer of at least 1, or rising numbers of evaluations; got {states!r}.")
+        raise InvalidArgument(
+            f"states must be an integer of at least 1, or rising numbers of evaluations; got {shown(states)}."
+        )
     return marks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +12,15 @@ from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
 from wellposed._torch import BatchNorm
-from wellposed._tree import LOW_PRECISION, Layout, check_features, first_tensor, leaves, map_tensors
+from wellposed._tree import LOW_PRECISION, Layout, check_features, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn._activation import check_activation
+from wellposed.nn._start import with_shape_hint
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.maps.affine import DenseMap, OperatorMap
 from wellposed.nn.maps.operator import MonotoneOperator, OperatorCache
 from wellposed.nn.parametrizations import Monotone, Spectral
 from wellposed.solve.map import AbstractMap, FunctionMap
-
-#: Words of torch's errors about shapes and dtypes.
-ABOUT_SHAPES = re.compile("shape|size|dimension|dtype|mat1|channels|type")
-ABOUT_DTYPES = re.compile("dtype|scalar type|[Ii]nput type")
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -215,23 +211,6 @@ def _lifted(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
 
 
-def zero_state(x: Any, state_shape: tuple[int, ...] | None) -> Tensor:
-    """The start for the input x: one zero for all entries, of the shape `state_shape`, or of x."""
-    tensor = first_tensor(x)
-    if state_shape is None and not isinstance(x, Tensor):
-        raise InvalidArgument("x is a structure, so the shape of z is unknown: give z0, or state_shape to the layer.")
-    if tensor.dim() == 0:
-        raise InvalidArgument("x must be batch first, but has no dimension. For one sample give shape (1, features).")
-    shape = tensor.shape if state_shape is None else (tensor.shape[0], *state_shape)
-    floating = [t.dtype for t in leaves(x) if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())]
-    if not floating:
-        raise InvalidType(
-            f"x must be floating point, real or complex; got {tensor.dtype}, in which z cannot start. Convert it, e.g. by "
-            ".to(torch.float32), or give z0 if the cell needs this x."
-        )
-    return torch.zeros((), dtype=floating[0], device=tensor.device).expand(shape)
-
-
 def check_norms(cell: nn.Module, *, coupled: bool) -> None:
     for name, module in cell.named_modules():
         if not isinstance(module, BatchNorm):
@@ -247,54 +226,3 @@ def check_norms(cell: nn.Module, *, coupled: bool) -> None:
                 f"The cell holds {type(module).__name__} ({name!r}), which mixes the samples of a batch. Give the layer "
                 "coupled=True, which solves the batch as one sample, or use GroupNorm or LayerNorm inside a cell."
             )
-
-
-def with_shape_hint(
-    function: Callable[..., Any], state: Any, *, given: bool, state_shape: tuple[int, ...] | None
-) -> Callable[..., Any]:
-    """The function; if its first call fails, the error says where the shape of z came from."""
-    called = False
-
-    def explained(z: Any, x: Any) -> Any:
-        nonlocal called
-        if called:
-            return function(z, x)
-        called = True
-        try:
-            return function(z, x)
-        except (TypeError, ValueError) as error:
-            if "to unpack" in str(error) and not given:
-                several = "If the state is several tensors, give their start: layer(x, (a, b))."
-                raise InvalidArgument(f"cell(z, x) failed with one tensor z: {error}. {several}") from error
-            if "positional argument" not in str(error):
-                raise
-            raise InvalidType(f"A cell is a module or function of two arguments, cell(z, x): {error}.") from error
-        except RuntimeError as error:
-            if given and not ABOUT_SHAPES.search(str(error)):
-                raise
-            if not given and ABOUT_DTYPES.search(str(error)):
-                raise InvalidArgument(
-                    f"cell(z, x) failed with z of {_dtypes(state)}, the dtype of x: {error}. Convert x to the dtype of the "
-                    "cell's parameters, or the cell to that of x, e.g. by cell.double()."
-                ) from error
-            raise InvalidArgument(f"cell(z, x) failed with {_origin(state, given, state_shape, error)}") from error
-
-    return explained
-
-
-def _dtypes(state: Any) -> str:
-    return ", ".join(sorted({str(leaf.dtype) for leaf in leaves(state)}))
-
-
-def _origin(state: Any, given: bool, state_shape: tuple[int, ...] | None, error: Exception) -> str:
-    """Where the shape of z came from, the error of the cell, and what to do."""
-    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves(state))
-    if given:
-        return f"the given z0, {shapes} of {_dtypes(state)}: {error}. z0 must have the shapes and dtype of f(z, x)."
-    if state_shape is not None:
-        wanted = "It must be that of f(z, x) less the batch, and x must fit the cell."
-        return f"z of shape {shapes} by state_shape={state_shape}: {error}. {wanted}"
-    return (
-        f"z of the shape of x, {shapes}, which is the default: {error}. "
-        "If the state has another shape, give state_shape=(width,) to the layer, or a start z0 to the call."
-    )

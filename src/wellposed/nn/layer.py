@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances
+from wellposed._checks import Policy, check_policy, check_state_shape, check_tolerances, shown
 from wellposed._torch import apart, eager, full_precision, require_values, transforms_active
 from wellposed._tree import LOW_PRECISION, Layout, first_tensor, map_leaves, to_device, to_host
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.implicit import AbstractGradient, ImplicitGradient
+from wellposed.implicit._lost import without_lost
 from wellposed.implicit.adjoint import AbstractStructuredMap
 from wellposed.implicit.gradient import AbstractUnrolled, Linearised
 from wellposed.implicit.warm_start import WarmStart, begin
 from wellposed.nn._broadcast import warn_of_broadcast
-from wellposed.nn.cell import AbstractCell, bind_function, zero_state
+from wellposed.nn._start import zero_state
+from wellposed.nn.cell import AbstractCell, bind_function
 from wellposed.solve._fixed_point import check_options, in_groups
 from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import Outcome
@@ -31,8 +33,7 @@ from wellposed.solve.map import AbstractMap
 from wellposed.solve.solution import Solution, SolveOptions, judge, read_record
 from wellposed.solve.solver import AbstractSolver, Tolerance
 
-#: Tolerance by dtype of the solve when none is given.
-DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}
+DEFAULT_RTOL = {torch.float32: 1e-6, torch.float64: 1e-12}  #: By dtype of the solve, when none is given.
 
 
 class EquilibriumLayer(nn.Module):
@@ -57,8 +58,8 @@ class EquilibriumLayer(nn.Module):
             change an answer, with a `CoupledRowsWarning` and some more evaluations.
 
     Attributes:
-        last_solution, last_adjoint: The `Solution` of the last forward pass, of whose `num_steps`
-            the last is recorded for the gradient, and of the last linear solve of a backward pass.
+        last_solution, last_adjoint: The `Solution` of the last forward pass, and of the last linear
+            solve of a backward pass. `num_steps` is of the solve: a gradient may take a few more.
             None after transforms of `torch.func`, which hide it; failures there count too.
         failure_counts: How many solves failed, by direction and cause; each is warned of once.
     """
@@ -79,12 +80,12 @@ class EquilibriumLayer(nn.Module):
         super().__init__()
         solver = Auto() if solver is None else solver
         gradient = ImplicitGradient() if gradient is None else gradient
-        check_options(cell, solver, name="cell")
+        check_options(cell, solver, name="cell", coupled=coupled)
         check_tolerances(rtol=0.0 if rtol is None else rtol, atol=atol, max_steps=max_steps)
         check_policy(on_failure)
         if not isinstance(gradient, AbstractGradient):
             hint = " Choices are objects: give ImplicitGradient()." if isinstance(gradient, (str, type)) else ""
-            raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {gradient!r}.{hint}")
+            raise InvalidType(f"gradient must be a gradient mode such as ImplicitGradient(); got {shown(gradient)}.{hint}")
         check_state_shape(state_shape, cell, own=isinstance(cell, AbstractCell))
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.on_failure, self.rtol, self.atol, self.max_steps = on_failure, rtol, atol, max_steps
@@ -131,15 +132,15 @@ class EquilibriumLayer(nn.Module):
             states: Return a list of states on the way, the last of which is z*: how many, or after
                 which numbers of evaluations; see `wellposed.nn.trajectory`.
             warm_start: `cache[index]` of an `EquilibriumCache`: start at the last equilibrium of
-                each sample, and the adjoint at the last adjoint; samples not in the cache start at
-                z0. Values and statuses are measured as without.
+                each sample (not at z0, which only new samples take), and the adjoint at the last
+                adjoint. Values and statuses are measured as without.
         """
         if states is not None:
             from wellposed.nn._trajectory import trajectory  # which needs the layer
 
             if warm_start is not None:
                 raise InvalidArgument("states begin at z0 and cannot be found from a warm start; give only one of the two.")
-            return trajectory(self, x, states, z0=z0, groups=groups)
+            return trajectory(self, x, z0, states=states, groups=groups)
         device_type = first_tensor(x).device.type
         mixed = torch.is_autocast_enabled(device_type)
         with full_precision(device_type):
@@ -159,9 +160,8 @@ class EquilibriumLayer(nn.Module):
         self, f: AbstractMap, start: Tensor, layout: Layout, options: SolveOptions, warm: WarmStart | None
     ) -> Tensor:
         """(batch, features) z*, with a graph if one is being made."""
-        tracked, gradient = torch.is_grad_enabled(), self.gradient
-        if warm is not None:
-            gradient = warm.gradient(gradient)
+        tracked = torch.is_grad_enabled()
+        gradient = self.gradient if warm is None else warm.gradient(self.gradient)
         unrolled = gradient if tracked and isinstance(gradient, AbstractUnrolled) else None
         if unrolled is not None:
             rows = unrolled.unroll(f, start, options)
@@ -180,7 +180,7 @@ class EquilibriumLayer(nn.Module):
         if warm is not None:
             warm.keep(outcome)
         # where f was finite at no point there is no best value: a start of zeros is not an answer
-        return rows if finite.all() else torch.where(to_device(finite, rows.device).unsqueeze(1), rows, torch.nan)
+        return rows if finite.all() else without_lost(rows, to_device(~finite, rows.device))
 
     @eager
     def solve(
@@ -250,10 +250,10 @@ class EquilibriumLayer(nn.Module):
             layout = self._check_start(state, shape, dtype)
             f: AbstractMap = self.cell.bind(x)
         else:
-            state = zero_state(x, self._state_shape) if z0 is None else z0
+            state = zero_state(x, self._state_shape, groups) if z0 is None else z0
             layout = Layout.of(state, "z0")
-            origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape}
-            origin["costs"] = self._record.costs[self.training]
+            costs = self._record.costs[self.training]
+            origin: dict[str, Any] = {"given": z0 is not None, "state_shape": self._state_shape, "costs": costs}
             f = bind_function(self.cell, x, state, layout, mixed=mixed, coupled=self.coupled, **origin)
         start = layout.flatten(state).to(layout.compute_dtype)
         self._record.training = self.training

@@ -17,6 +17,8 @@ __all__ = ["import_class", "instantiate", "is_cell"]
 
 #: An import path: a package or module, and a class in it.
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+#: Widths that are tried to name the one that a cell has.
+MOST_TRIED = 16
 
 
 def import_class(path: str) -> type[nn.Module]:
@@ -87,16 +89,28 @@ def state_shape(cell: nn.Module, shape: tuple[int, ...], width: int, dtype: torc
         shape: Of one input. width: Units or channels.
         dtype: Of the input.
     """
-    x = torch.zeros(1, *shape, dtype=dtype)
-    errors = []
-    for tried in dict.fromkeys([(width, *shape[1:]), shape]):
+    errors: list[str] = []
+
+    def keeps(tried: tuple[int, ...]) -> bool:
         try:
             with torch.no_grad():
-                if cell(torch.zeros(1, *tried, dtype=dtype), x).shape == (1, *tried):
-                    return tried
+                z = torch.zeros(1, *tried, dtype=dtype)
+                return bool(cell(z, torch.zeros(1, *shape, dtype=dtype)).shape == z.shape)
         except Exception as error:
             errors.append(str(error).splitlines()[0])
+            return False
+
+    for tried in dict.fromkeys([(width, *shape[1:]), shape]):
+        if keeps(tried):
+            return tried
+    first, sizes = "".join(errors[:1]).rstrip("."), dict.fromkeys(size for p in cell.parameters() for size in p.shape[:2])
+    fits = next((size for size in list(sizes)[:MOST_TRIED] if keeps((size, *shape[1:]))), None)
+    if fits is None:
+        advice = "Give the width that it has, or wrap it: EquilibriumLayer(cell, state_shape=...)."
+    else:
+        z_shape = (fits, *shape[1:])
+        advice = f"It does for z of {z_shape}: give width={fits}, or wrap it: EquilibriumLayer(cell, state_shape={z_shape})."
     raise InvalidArgument(
         f"{type(cell).__name__}(z, x) keeps the shape of z neither for z of {(width, *shape[1:])} (the width) nor for z of the "
-        f"shape of x, {shape}. {errors[0] if errors else ''}".rstrip()
+        f"shape of x, {shape}. {f'{first}. ' if first else ''}{advice}"
     )

@@ -8,6 +8,9 @@ from typing import Any
 #: Endings, with what keeps the time of day out of a file, so that equal figures are equal files.
 FORMATS: dict[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
+#: Fonts as TrueType: many journals refuse Type 3, the default of matplotlib. The SVG has shapes, which need no font.
+SETTINGS: dict[Any, Any] = {"svg.hashsalt": "wellposed", "pdf.fonttype": 42, "svg.fonttype": "path"}
+
 
 def rendered(figure: Any, *, dpi: int = 150) -> dict[str, bytes]:
     """The content of a file for each ending.
@@ -21,7 +24,7 @@ def rendered(figure: Any, *, dpi: int = 150) -> dict[str, bytes]:
     found = {}
     for ending, metadata in FORMATS.items():
         content = io.BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": "wellposed"}):
+        with matplotlib.rc_context(SETTINGS):
             figure.savefig(content, format=ending[1:], dpi=dpi, metadata=metadata)
         found[ending] = content.getvalue()
     return found

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wellposed.certify import Certificate, certify
 from wellposed.certify._dispatch import has_certificate
+from wellposed.certify.own_layer import has_layers
 from wellposed.certify.well_posedness import well_posed
 from wellposed.descent._minibatch import TOTALS, MinibatchStep, epoch, solves
 from wellposed.errors import InvalidArgument
@@ -36,9 +37,10 @@ def certificate_after_fit(model: nn.Module, X: Tensor, y: Tensor) -> tuple[Certi
     inner = model.features if isinstance(model, Headed) else model
     if is_theory_network(inner):
         return well_posed(inner), "about equilibria: no theorem covers training with cross-entropy"
-    if has_certificate(model):
-        return well_posed(model, X), f"about equilibria: no theorem covers training of {type(inner).__name__}"
-    return None, f"no theorem is known for {type(inner).__name__}"
+    if has_certificate(model) or has_layers(model):
+        found = well_posed(model, X) if has_certificate(model) else certify(model)
+        return found, f"about equilibria: no theorem covers training of {type(inner).__name__}"
+    return None, f"{type(inner).__name__} holds no EquilibriumLayer, so there is no equilibrium to prove anything about"
 
 
 #: Contractions are kept at most here, so that equilibria stay unique and solves stay short.
@@ -153,7 +155,7 @@ class AbstractEstimator(BaseEstimator):
                 layer.rtol = None  # predictions have the default tolerance of the dtype
 
     def _epochs(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
-        """Stops when the best loss has not fallen by `tol` for `n_iter_no_change` epochs."""
+        """Stops at a loss of 0, or if it has not fallen by `tol` for `n_iter_no_change` epochs."""
         model, projection = self.model_, SpectralProjection(self.model_)
         step = MinibatchStep(model, self._optimizer, lambda x, y: (self._loss(model(x), y), len(x)), project=projection.apply)
         best, since = np.inf, 0
@@ -169,7 +171,7 @@ class AbstractEstimator(BaseEstimator):
             self.loss_curve_.append(loss)
             since = 0 if loss < best - float(self.tol) else since + 1
             best = min(best, loss)
-            if since >= self.n_iter_no_change:
+            if since >= self.n_iter_no_change or loss == 0:  # as with one class: nothing is left to learn
                 break
         first, much = self.loss_curve_[0], 2.0 if epochs > 1 else 10.0  # the parts of partial_fit differ among themselves
         if loss > much * first + float(self.tol):
@@ -177,7 +179,7 @@ class AbstractEstimator(BaseEstimator):
                 f"the loss rose from {first:.3g} to {loss:.3g} in {self.n_iter_} epochs, so training diverged; take a "
                 f"smaller learning_rate than {self.learning_rate}"
             )
-        if since < self.n_iter_no_change and (epochs > 1 or self.max_iter == 1):
+        if since < self.n_iter_no_change and loss > 0 and (epochs > 1 or self.max_iter == 1):
             return f"the loss still fell after max_iter={self.max_iter} epochs (now {loss:.3g}); raise max_iter"
         if failed:
             return (

@@ -33,8 +33,8 @@ class EquilibriumClassifier(ClassifierMixin, AbstractEstimator):
     Attributes:
         classes_: (k,) the labels.
         model_: The fitted network, X -> logits.
-        certificate_: Existence and uniqueness of equilibria, if they are proved for the family;
-            else None. No theorem of the papers is about training with cross-entropy.
+        certificate_: About existence and uniqueness of equilibria; None for a module without an
+            `EquilibriumLayer`. No theorem of the papers is about training with cross-entropy.
         certificate_reason_: What the certificate is about, or why there is none.
         n_iter_, loss_curve_: Epochs, and the mean loss of each.
     """
@@ -126,8 +126,8 @@ class EquilibriumRegressor(RegressorMixin, AbstractEstimator):
     Attributes:
         model_: The fitted network, on standardized targets.
         certificate_: What is proved: for theory networks `wp.certify` on the training data at the
-            fitted parameters; for others existence and uniqueness of equilibria; None if nothing is
-            known.
+            fitted parameters; for others existence and uniqueness of equilibria; None for a module
+            without an `EquilibriumLayer`.
         certificate_reason_: What the certificate is about, or why there is none.
         n_iter_, loss_curve_: Epochs, and the mean loss of each.
         y_mean_, y_scale_: Of the targets.

@@ -56,6 +56,10 @@ COUPLED = (
     "Rows of the batch depend on each other, so the batch was solved as one sample: status and residual are those of the whole "
     "batch. Give coupled=True to solve it in this way from the start; if rows should not depend on each other, correct f."
 )
+COUPLED_GROUPS = (
+    "Groups depend on each other, as by an edge between two graphs, so the batch was solved as one sample: status and residual "
+    "are those of the whole batch. Correct groups or the edges; if all rows are one graph, give coupled=True and no groups."
+)
 
 
 class Closing:
@@ -261,7 +265,7 @@ class Closing:
         with apart():
             outcome = _count(closing.run(z.reshape(1, -1), fz.reshape(1, -1)), spent - 1, [])
         outcome.coupled = not outcome.note or outcome.note == UNCONFIRMED  # else f is random, or the solver wrong
-        outcome.note = outcome.note or COUPLED
+        outcome.note = outcome.note or (COUPLED_GROUPS if f.regroups else COUPLED)
         return as_batch(outcome, z.shape)
 
 

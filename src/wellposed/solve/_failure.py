@@ -38,12 +38,16 @@ def describe(options: SolveOptions, solution: Solution, by: Advising, unrolled: 
     residual, steps, rate = float(solution.residual[i]), int(solution.num_steps[i]), float(solution.rate[i])
     count = f"{options.owner}: {failed.shape[0]} of {len(solution.status)} samples did not converge"
     if solution.note:
-        return f"{count} (first: index {i}; residual {residual:.1e} after {steps} steps). {solution.note}"
+        return (
+            f"{count} (first: index {i}; residual {residual:.1e} after {steps} step{'s' if steps > 1 else ''}). {solution.note}"
+        )
     rtol, atol = options.tolerance.rtol, options.tolerance.atol
     wanted = f"rtol={rtol:.0e}" + (f" and |f(z)-z| > atol={atol:.0e}" if atol > 0 else "")
     kept = "its best point has" if status is Status.DIVERGED else "it has"
-    text = f"{count} (first: index {i}, {status.name}: {status.message}); {kept} residual {residual:.1e} > {wanted}"
-    text += f" after {steps} steps" + ("." if unrolled else f" (max_steps={options.max_steps}).")
+    how = "" if unrolled and status is Status.MAX_STEPS else f", {status.name}: {status.message}"  # max_steps had no part in it
+    spent = "" if unrolled and steps == 1 else f" after {steps} step{'s' if steps > 1 else ''}"
+    text = f"{count} (first: index {i}{how}); {kept} residual {residual:.1e} > {wanted}{spent}"
+    text += "." if unrolled else f" (max_steps={options.max_steps})."
     if 1 < len(failed) < len(solution.status):
         others, more = ", ".join(map(str, failed[1:6].tolist())), len(failed) - 6
         text += f" The others: index {others}" + (f" and {more} more." if more > 0 else ".")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed._checks import Policy, check_policy, check_tolerances
+from wellposed._checks import Policy, check_policy, check_tolerances, shown
 from wellposed._torch import apart, eager, require_values
 from wellposed._tree import Layout
 from wellposed.errors import InvalidArgument, InvalidType
@@ -76,7 +76,7 @@ def fixed_point(
             begins with `edge`; a name that begins with `shared` is for what belongs to all graphs.
     """
     solver = Auto() if solver is None else solver
-    check_options(f, solver)
+    check_options(f, solver, coupled=coupled)
     check_args(f, args)
     check_tolerances(rtol=rtol, atol=atol, max_steps=max_steps)
     check_policy(on_failure)
@@ -110,8 +110,10 @@ def check_args(f: Any, args: Any) -> None:
         raise InvalidArgument(f"{type(f).__name__} holds what it needs, so args must be empty; got {len(args)}.")
 
 
-def check_options(f: Any, solver: Any, *, name: str = "f") -> None:
-    """Checks the map (called `name`) and the solver of a solve."""
+def check_options(f: Any, solver: Any, *, name: str = "f", coupled: object = False) -> None:
+    """Checks the map (called `name`), the solver and the switch of a solve."""
+    if not isinstance(coupled, bool):
+        raise InvalidArgument(f"coupled must be True or False; got {shown(coupled)}.")
     if not callable(f):
         raise InvalidType(f"{name} must be callable; got {type(f).__name__}.")
     if isinstance(f, type) and issubclass(f, nn.Module):
@@ -122,4 +124,4 @@ def check_options(f: Any, solver: Any, *, name: str = "f") -> None:
             hint = (
                 f" It solves linear systems: give NewtonKrylov({solver!r}), or ImplicitGradient({solver!r}) for the gradient."
             )
-        raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {solver!r}.{hint}")
+        raise InvalidType(f"solver must be a solver such as Auto() or Anderson(); got {shown(solver)}.{hint}")

@@ -1,5 +1,4 @@
-"""Arguments of a map of nodes, for some of the graphs: what follows nodes or edges, and what
-stays."""
+"""Arguments of a map of nodes: which have the rows of nodes, and what of them some graphs take."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed._torch import pytree
+from wellposed._tree import first_tensor
 
 
 def take_nodes(args: Any, rows: Tensor, batch: int) -> Any:
@@ -33,7 +33,7 @@ def take_nodes(args: Any, rows: Tensor, batch: int) -> Any:
             return leaf
         if i in dict(kept):
             return new[leaf[:, dict(kept)[i]]]
-        name = str(getattr(path[-1], "key", getattr(path[-1], "name", "")))
+        name = _name(path)
         if name.startswith("shared"):
             return leaf
         if leaf.shape[0] == batch and not name.startswith("edge"):
@@ -50,3 +50,30 @@ def _are_edges(leaf: Any, batch: int) -> bool:
     if not (isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.shape[0] == 2 and leaf.dtype == torch.int64):
         return False
     return not leaf.numel() or (int(leaf.min()) >= 0 and int(leaf.max()) < batch)
+
+
+def tensor_of_rows(x: Any, groups: Any = None) -> Tensor:
+    """The tensor of x that has one row for each row of the state.
+
+    That is the first tensor with dimensions whose name does not begin with `edge` or `shared`, if
+    there is one; with `groups` the first of these that has as many rows as `groups`. Where all are
+    data of edges, `groups` itself has the rows.
+
+    Args:
+        x: Any structure. groups: (rows,) the graph of each row, or None.
+    """
+    first = first_tensor(x)
+    if isinstance(x, Tensor):
+        return first
+    entries = pytree.tree_flatten_with_path(x)[0]
+    with_rows = [(path, leaf) for path, leaf in entries if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    possible = [leaf for path, leaf in with_rows if not _name(path).startswith(("edge", "shared"))]
+    if isinstance(groups, Tensor) and groups.dim() == 1:
+        fitting = [leaf for leaf in possible if leaf.shape[0] == groups.shape[0]]
+        possible = fitting or possible or [groups]
+    return possible[0] if possible else first
+
+
+def _name(path: Any) -> str:
+    """The key or the name of a leaf, if it has one."""
+    return str(getattr(path[-1], "key", getattr(path[-1], "name", ""))) if path else ""

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from wellposed._checks import Policy, check_policy, check_tolerances
 from wellposed._torch import apart, eager, require_values
-from wellposed._tree import Layout, leaves, rebuild
+from wellposed._tree import Layout, leaves, rebuild, scaled_norm
 from wellposed.errors import InvalidArgument, WellposedWarning
-from wellposed.solve._closing import COUPLED_HINT
+from wellposed.solve._closing import COUPLED_HINT, RANDOM, SLACK, UNREPEATED, not_converged
 from wellposed.solve._failure import Advising, user_level
 from wellposed.solve._fixed_point import check_args, check_options
+from wellposed.solve._samples import Outcome
 from wellposed.solve.map import AbstractMap, FunctionMap
 from wellposed.solve.newton import NewtonKrylov
 from wellposed.solve.solution import Solution, SolveOptions
@@ -47,8 +48,9 @@ def root(
 
     A sample has converged when |F(z)| <= max(rtol |z - F(z)|, atol). So F is compared with z: give
     it a scale at which a change of z by 1 changes F(z) by about 1. Where F is found to be much
-    flatter than that at the value returned, the solution has a note, and there is a warning. No
-    graph is recorded: `attach_gradient` differentiates the root.
+    flatter than that at the value returned, the solution has a note, and there is a warning. A
+    sample with |F(z)| above its tolerance, but below the rounding of z, has not converged, and the
+    note says so. No graph is recorded: `attach_gradient` differentiates the root.
 
         >>> import torch, wellposed as wp
         >>> wp.root(lambda z: z**3 - 8, torch.ones(2, 1, dtype=torch.float64)).value.squeeze(1)
@@ -91,8 +93,10 @@ def root(
         start = layout.flatten(z0).detach().to(layout.compute_dtype)
         rows = FunctionMap(f, layout, args, low_precision=mixed)
         outcome = options.run(rows, start, record=record, coupled=coupled)
+        at_value, slopes = _at(FunctionMap(F, layout, args, low_precision=mixed), outcome.value)
+        _judge_by_F(outcome, at_value, options.tolerance, whole=coupled or outcome.coupled)
         converged = bool((outcome.codes == Status.CONVERGED).any())
-        flat = _flatness(FunctionMap(F, layout, args, low_precision=mixed), outcome.value) if converged else ""
+        flat = _flatness(slopes) if converged and slopes is not None else ""
     solution = options.judge(outcome, layout, rows)
     if flat and on_failure != "ignore":
         warnings.warn(f"root: {flat}", WellposedWarning, stacklevel=user_level())
@@ -124,16 +128,44 @@ def _of_F(text: str) -> str:
     return re.sub(r"\bf\b", "F", text.replace(COUPLED_HINT, ROWS_HINT)).replace("|F(z)-z|", "|F(z)|")
 
 
-def _flatness(F: AbstractMap, z: Tensor) -> str:
-    """A sentence if F hardly changes with z, in one direction, at some row of z."""
-    if z.numel() == 0:
-        return ""
+def _at(F: AbstractMap, z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(batch, features) F(z), and (batch,) |J_F u| / |u| in one direction, if F has derivatives."""
     u = torch.cos(torch.arange(z.numel(), dtype=z.dtype, device=z.device) ** 2).reshape(z.shape)
     try:
-        slope = torch.linalg.vector_norm(F.jacobian(z).rmv(u), dim=1) / torch.linalg.vector_norm(u, dim=1)
+        jacobian = F.jacobian(z)
+        slopes = torch.linalg.vector_norm(jacobian.rmv(u), dim=1) / torch.linalg.vector_norm(u, dim=1)
     except RuntimeError:  # F need not be differentiable for a solver that only evaluates it
-        return ""
-    least, row = float(slope.min()), int(slope.argmin())
+        return F(z), None
+    return F(z) if jacobian.value is None else jacobian.value, slopes
+
+
+def _judge_by_F(outcome: Outcome, at_value: Tensor, tolerance: Tolerance, *, whole: bool) -> None:
+    """|F| itself in the place of |(z - F(z)) - z|, which is 0 where F is below the digits of z.
+
+    Up to rounding a sample has still converged, but at no more than twice its tolerance.
+    """
+    if at_value.numel() == 0 or outcome.note in (RANDOM, UNREPEATED):
+        return
+    r = scaled_norm(at_value.reshape(1, -1) if whole else at_value).expand(at_value.shape[0]).cpu()
+    target = tolerance.target(outcome.f_norm)
+    slack = torch.minimum(SLACK * torch.finfo(r.dtype).eps * outcome.f_norm, target)
+    above = (outcome.codes == Status.CONVERGED) & ~(r <= target + slack)
+    outcome.g_norm = r.clone()
+    if bool(above.any()):
+        note = outcome.note or _rounded(int(above.nonzero()[0]), r, at_value.dtype)
+        not_converged(outcome, above, r, outcome.f_norm, note)
+
+
+def _rounded(row: int, r: Tensor, dtype: torch.dtype) -> str:
+    return (
+        f"At the value of sample {row} |F(z)| is {float(r[row]):.1e}, above its tolerance, but z - F(z) is z in {dtype}, up to "
+        "rounding. Multiply F, so that a change of z by 1 changes F(z) by about 1, solve in float64, or loosen rtol or atol."
+    )
+
+
+def _flatness(slopes: Tensor) -> str:
+    """A sentence if F hardly changes with z, in one direction, at some row, given its slopes."""
+    least, row = float(slopes.min()), int(slopes.argmin())
     if not least < FLAT:
         return ""
     cure = f"Multiply F by about {1 / least:.0e}" if least > 0 else "Check F"

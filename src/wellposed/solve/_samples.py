@@ -6,7 +6,7 @@ Numbers per sample are numpy arrays on the host: few numbers take a tenth of the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,15 @@ FEW_STEPS = 10.0  #: A sample predicted to need more steps beyond the next of `J
 RUNAWAY_LIMIT, FALLEN = 10.0, 0.1  #: If |f(z)| has grown by this factor, |f(z) - z| must be this part of the largest.
 NUMBERS = ("g_norm", "f_norm", "steps", "codes", "rate")  #: What an outcome holds per sample, besides values.
 NO_NUMBERS = torch.empty(0, dtype=torch.int64)
+Numbers = TypeVar("Numbers", Tensor, Array)  #: One per sample, on a device or on the host.
+
+
+def ran_away(r: Numbers, s: Numbers, first_s: Numbers, worst_r: Numbers, atol: float, eps: float) -> Numbers:
+    """(rows,) where |f(z) - z| is small relative to |f(z)| only because that grew.
+
+    With f(z) = z + tanh(x - z) any rtol is met at z = 1e9: |f(z) - z| must have fallen too."""
+    away = (s > RUNAWAY_LIMIT * first_s) & ~((r <= FALLEN * worst_r) & (r + 8 * eps * s <= 0.5 * worst_r))
+    return away & (r > atol) if atol > 0 else away
 
 
 @dataclass
@@ -112,15 +121,9 @@ class ActiveSamples:
             self.best_r, self.best_s = np.where(better, r, self.best_r), np.where(better, s, self.best_s)
 
     def ran_away(self, r: Array, s: Array, atol: float) -> Array:
-        """(rows,) where |f(z) - z| is small relative to |f(z)| only because that grew.
-
-        With f(z) = z + tanh(x - z) any rtol is met at z = 1e9: |f(z) - z| must have fallen too.
-        """
         if s.max() <= RUNAWAY_LIMIT * self.first_s.min():
             return np.zeros(r.shape[0], dtype=bool)  # the usual case
-        fallen = (r <= FALLEN * self.worst_r) & (r + 8 * np.finfo(r.dtype).eps * s <= 0.5 * self.worst_r)
-        away: Array = (s > RUNAWAY_LIMIT * self.first_s) & ~fallen
-        return away & (r > atol) if atol > 0 else away
+        return ran_away(r, s, self.first_s, self.worst_r, atol, float(np.finfo(r.dtype).eps))
 
     def gather(self, target: Tensor, chosen: Array, done: Array, present: Tensor, best: Tensor) -> None:
         """Writes values of chosen rows: the present point if it converged, else the best."""

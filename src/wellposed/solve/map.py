@@ -190,7 +190,7 @@ class FunctionMap(AbstractMap):
             value = self._first_low_precision(z) if first_low else self._call(z)
         problem = self._layout.check(value, z.shape[0])
         if problem is not None:
-            advice = "If what f returns is right, give a start z0 like it, or its state_shape to the layer."
+            advice = "If what f returns is right, give a start z0 like it; or, for one tensor, its state_shape to the layer."
             raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}. {advice}")
         self._checked, self._simple = True, self._layout.is_matrix and not self._low
         rows = self._layout.flatten(value)

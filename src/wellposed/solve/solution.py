@@ -22,7 +22,7 @@ from wellposed.errors import (
     NotConvergedWarning,
 )
 from wellposed.linalg.directed import round_up
-from wellposed.solve._closing import COUPLED, COUPLED_HINT, RANDOM, Closing, not_converged
+from wellposed.solve._closing import COUPLED, COUPLED_GROUPS, COUPLED_HINT, RANDOM, Closing, not_converged
 from wellposed.solve._failure import Advising, describe, user_level
 from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import Outcome
@@ -38,9 +38,9 @@ class Solution:
     """The result of a solve.
 
     Attributes:
-        value: Same structure as the start, batch first. For a sample that failed, its best point
-            (the least |f(z) - z| that was measured: not every step is). A float16 or bfloat16 start
-            is solved in float32 and `value` is float32.
+        value: Same structure as the start, batch first. For a sample that failed, the point with
+            the least |f(z) - z| among those at which it was judged: not every step, and the same
+            ones with `record=True`. A float16 or bfloat16 start is solved in float32.
         residual: (batch,) |f(z) - z| / |f(z)|, measured at `value`.
         absolute_residual: (batch,) |f(z) - z|, measured at `value`.
         num_steps: (batch,) evaluations of f that each sample took part in, at most max_steps; a
@@ -202,7 +202,7 @@ class SolveOptions:
         if self.record is not None:
             self.record.solution = solution
         if outcome.coupled:
-            self.report_coupling()
+            self.report_coupling(COUPLED_GROUPS if f.regroups else COUPLED)
         self.apply_policy(solution, by=by, row_wise=f.built_in or f.regroups or self.shape is not None)
         return solution
 
@@ -227,8 +227,8 @@ class SolveOptions:
             self.record.adjoint = solution.as_batch(self.shape) if self.shape is not None and batch else solution
         self.apply_policy(solution, by=by, adjoint=True)
 
-    def report_coupling(self) -> None:
-        """Warns that rows were found to depend on each other, once per training mode of a layer.
+    def report_coupling(self, found: str = COUPLED) -> None:
+        """Warns that rows were `found` to depend on each other, once per training mode of a layer.
 
         The next solve of the layer takes it into account, unless hooks on saved tensors are active:
         the second run of a checkpoint must save the same tensors as the first.
@@ -240,7 +240,7 @@ class SolveOptions:
                 return
             record.warned.add(record.training)
         if self.on_failure != "ignore":
-            warnings.warn(f"{self.owner}: {COUPLED}", CoupledRowsWarning, stacklevel=user_level())
+            warnings.warn(f"{self.owner}: {found}", CoupledRowsWarning, stacklevel=user_level())
 
     def describe(self, solution: Solution, by: Advising, unrolled: bool) -> str:
         return describe(self, solution, by, unrolled)
@@ -269,7 +269,7 @@ class SolveOptions:
             return
         unrolled = by is not None and not adjoint
         message = self.describe(solution, self.solver if by is None else by, unrolled)
-        if not (row_wise or solution.note or solution.converged.any() or len(solution.status) == 1):
+        if not (row_wise or unrolled or solution.note or solution.converged.any() or len(solution.status) == 1):
             message += self.coupled_hint  # a sample that left the batch and was confirmed would not depend on the others
         if self.on_failure == "raise":
             raise (AdjointNotConverged if adjoint else NotConverged)(message, solution)

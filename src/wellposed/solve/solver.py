@@ -9,7 +9,7 @@ import abc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,15 +17,11 @@ from torch import Tensor
 from wellposed._checks import check_interval
 from wellposed._torch import sequence_number
 from wellposed._tree import Array, give_buffer, take_buffer, to_device
-from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples
+from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Numbers
 from wellposed.status import Status, advice
 
 if TYPE_CHECKING:
     from wellposed.solve.map import AbstractMap
-
-
-#: Numbers per sample.
-Numbers = TypeVar("Numbers", Tensor, Array)
 
 
 ENOUGH_FREE = 2  #: Buffers kept for f to write to; a step needs one.

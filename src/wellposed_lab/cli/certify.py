@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 from wellposed.certify import Certificate
-from wellposed.certify._dispatch import certify as certificate_of
-from wellposed.certify._dispatch import has_certificate
+from wellposed.certify._certificate_table import short
 from wellposed.errors import InvalidArgument
-from wellposed.nn import EquilibriumLayer
 from wellposed_lab.cli._app import (
     ALLOW_CODE,
     ExitCode,
@@ -24,6 +22,7 @@ from wellposed_lab.cli._app import (
     print_wrapped,
     result_console,
 )
+from wellposed_lab.runs.certifying import certificate_of
 from wellposed_lab.runs.config import read
 from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.setup import RunProblem, prepare
@@ -84,12 +83,11 @@ def _problem(source: Path, changes: list[str], at: str, allow_code: bool) -> tup
 
 def _certificate(problem: RunProblem, theorem: str) -> Certificate:
     X, y = problem.parts.train
-    if not has_certificate(problem.model):
-        if theorem != "auto" or not any(isinstance(part, EquilibriumLayer) for part in problem.model.modules()):
-            raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__}.")
-        return certificate_of(problem.model)  # of its layers: what is proved for every input
     with on_threads(threads_for(problem.model, X)):
-        return certificate_of(problem.model, X, y, theorem=theorem)
+        certificate = certificate_of(problem.model, X, y, theorem)
+    if certificate is None:
+        raise InvalidArgument(f"There is no certificate for {type(problem.model).__name__} by theorem={theorem!r}.")
+    return certificate
 
 
 def _show(certificate: Certificate) -> None:
@@ -106,8 +104,7 @@ def _show(certificate: Certificate) -> None:
         for part in certificate.hypotheses:
             holds = {True: "holds", False: "fails", None: "undecided"}[part.holds]
             print_labelled(f"{holds}:", part.name, indent=INDENT)
-            value, bound = ("?" if number is None else f"{number:.4g}" for number in (part.value, part.bound))
             note = f" ({part.note})" if part.note else ""
-            print_labelled("", f"{value} {part.relation} {bound} {part.equation}{note}", indent=INDENT)
+            print_labelled("", f"{short(part.value)} {part.relation} {short(part.bound)} {part.equation}{note}", indent=INDENT)
     for line in after:
         print_wrapped(line)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.table import Table
 
@@ -21,6 +22,8 @@ from wellposed_lab.cli._app import ExitCode, app, guarded, message_console, prin
 
 __all__ = ["check", "list_", "show"]
 
+#: Whole numbers among the targets, at most so many, are shown as classes.
+MOST_CLASSES = 20
 EPILOG = (
     "[bold]Examples[/]\n\n"
     "  wellposed data list\n\n"
@@ -142,11 +145,13 @@ def _origin(name: str) -> dict[str, Any]:
 
 def _facts(data: Dataset) -> dict[str, Any]:
     parts = {"train": (data.X, data.y), "test": (data.X_test, data.y_test)}
+    values = torch.cat([y.flatten() for _, y in parts.values() if y is not None]).unique()
+    classes = len(values) <= MOST_CLASSES and bool((values == values.round()).all())  # of all parts: a small one has few values
     found: dict[str, Any] = {}
     for part, (X, y) in parts.items():
         if X is not None and y is not None:
-            values = sorted(set(y.flatten().tolist())) if y.unique().numel() <= 20 else []
-            targets = ", ".join(f"{value:g}" for value in values) or f"numbers in [{float(y.min()):.4g}, {float(y.max()):.4g}]"
+            span = f"numbers in [{float(y.min()):.4g}, {float(y.max()):.4g}]"
+            targets = ", ".join(f"{value:g}" for value in y.unique().tolist()) if classes else span
             found[part] = {"X": list(X.shape), "least": float(X.min()), "largest": float(X.max()), "targets": targets}
     return {"name": data.name, "steps": list(data.steps), "parts": found}
 

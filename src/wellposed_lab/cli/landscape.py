@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wellposed._io import check_outputs, write_whole, writing
 from wellposed._progress import progress_display
+from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument, MissingPackage, WellposedError, did_you_mean
 from wellposed.landscape import CellStatus, Surface, filter_normalized, hessian_directions, random_direction, sharpness, surface
 from wellposed.plot import contour, line
@@ -112,7 +113,7 @@ def landscape(
         "run": str(run),
         "at": "at the start" if checkpoint is None else f"after epoch {checkpoint.epoch}",
         "model": config.model.name,
-        "data": config.data.name,
+        "data": short_name(config.data.name),
         "loss": type(problem.loss).__name__,
         "samples": len(X),
         "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
@@ -126,8 +127,8 @@ def landscape(
         "seconds": round(found.seconds, 3),
     }
     summary |= _sharpness(summary, curved, seed, model, loss, X, y)
-    picture = _draw(found, folder / "landscape.png", f"{config.model.name} on {config.data.name}, {summary['at']}")
-    summary["files"] = {"record": str(file), "summary": str(folder / "landscape.json"), "picture": picture}
+    pictures = _draw(found, folder / "landscape.png", _title(summary))
+    summary["files"] = {"record": str(file), "summary": str(folder / "landscape.json"), **pictures}
     text = json.dumps(summary, indent=2)
     write_whole(folder / "landscape.json", f"{text}\n".encode(), begun=False)
     if as_json:
@@ -194,23 +195,27 @@ def _sharpness(summary: dict[str, Any], asked: bool | None, seed: int, *of: Any)
     return {"sharpness": found.to_dict()}
 
 
-def _draw(found: Surface, path: Path, title: str) -> str | None:
-    """The path of the picture; None, with a message, without matplotlib."""
+def _draw(found: Surface, path: Path, title: str) -> dict[str, str | None]:
+    """The paths of the picture in all formats; without matplotlib a message, and None."""
     ends = _range(found)
     log = ends is not None and ends[0] > 0 and ends[1] > 100 * ends[0]
     try:
         figure = line(found, log=log) if found.values.ndim == 1 else contour(found, log=log)
     except MissingPackage as missing:
         print_message(f"There is no picture: {missing}")
-        return None
+        return {"picture": None}
     figure.axes[0].set_title(title, fontsize=10)
     for ending, content in rendered(figure).items():
         write_whole(path.with_suffix(ending), content, begun=False)
-    return str(path)
+    return {"picture" if ending == ".png" else ending[1:]: str(path.with_suffix(ending)) for ending in FORMATS}
+
+
+def _title(summary: dict[str, Any]) -> str:
+    return f"{summary['model']} on {summary['data']}, {summary['at']}"
 
 
 def _show(summary: dict[str, Any]) -> None:
-    table = Table(title=f"{summary['model']} on {summary['data']}, {summary['at']}", show_header=False, title_justify="left")
+    table = Table(title=_title(summary), show_header=False, title_justify="left")
     shape = " x ".join(map(str, summary["points"]))
     table.add_row(
         "points", f"{shape}, {summary['direction']} directions, radius {summary['radius']:g}, {summary['seconds']:.1f} s"

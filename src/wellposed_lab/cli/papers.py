@@ -10,6 +10,7 @@ import typer
 
 from wellposed._progress import progress_display
 from wellposed.errors import InvalidArgument
+from wellposed.plot._files import FORMATS
 from wellposed_lab.cli._app import (
     ExitCode,
     app,
@@ -66,7 +67,7 @@ def reproduce(
     jobs: Annotated[int, typer.Option("--jobs", help="Processes; -1 for one a core.")] = -1,
     dask: Annotated[str | None, typer.Option("--dask", help="Address of a Dask scheduler to use instead.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
-    figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw figure.png.")] = True,
+    figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw figure.png, figure.pdf and figure.svg.")] = True,
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and their claims, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON; a list of several.")] = False,
     records_folder: Annotated[Path, typer.Option("--records", help="Records for --compare and --store.")] = Path("records"),
@@ -112,8 +113,8 @@ def reproduce(
         if not as_json:
             _show_record(record)
             where = folder.joinpath(*name.split("/"))
-            files = f"{where / 'record.json'}" + (f", {where / 'figure.png'}" if figure else "")
-            print_plain(files)
+            files = ["record.json", *(f"figure{ending}" for ending in FORMATS if figure)]
+            print_plain(", ".join(str(where / file) for file in files))
     if as_json:
         one = len(records) == 1
         typer.echo(records[0].to_json() if one else json.dumps([json.loads(record.to_json()) for record in records], indent=1))

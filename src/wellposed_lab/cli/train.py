@@ -116,7 +116,7 @@ def train(
         if not trained.first:
             return
         if trained.outcome.finished_before:
-            print_message(_nothing_trained(trained))
+            print_message(_nothing_trained(trained, settings.run.epochs))
         summary = {"run": str(folder), **trained.summary}
         if samples is not None and trained.outcome.stop != "interrupted":
             summary["proof"] = about(
@@ -182,9 +182,11 @@ def _interruption_explained(folder: Path) -> Iterator[None]:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def _nothing_trained(trained: Trained) -> str:
-    """The first line about a run that had nothing left to do."""
+def _nothing_trained(trained: Trained, wanted: int) -> str:
+    """The first line about a run that had nothing left to do to have the `wanted` epochs."""
     stop, epochs = trained.outcome.stop, trained.summary["epochs"]
+    if wanted < epochs:
+        return f"Nothing was trained: run.epochs={wanted} is less than the {epochs} epochs that {trained.folder} has done."
     said = f"Nothing was trained: {trained.folder} was finished before, after epoch {epochs} ({STOPS[stop]})."
     longer = f"--resume {trained.folder} --set run.epochs={2 * epochs}"
     return f"{said} For more epochs: wellposed train {longer}" if stop == "epochs" else said
@@ -272,9 +274,10 @@ def _certificate(certificate: Certificate, first: int | None, optimizer: str) ->
     """The last verdict and what it is about, which is not the optimizer used."""
     if not certificate.certified:
         return f"not certified ({certificate.theorem}); `wellposed certify RUN` says why"
-    head = f"CERTIFIED by {certificate.theorem}{'' if first is None else f', first at epoch {first}'}: "
     if certificate.rate is None:
-        return head + "exactly one equilibrium for every input; nothing about training"
+        licensed = next(iter(certificate.licenses), "exactly one equilibrium for every input").split(". ")[0].rstrip(".")
+        return f"CERTIFIED by {certificate.theorem}: {licensed}; nothing about training"
+    head = f"CERTIFIED by {certificate.theorem}{'' if first is None else f', first at epoch {first}'}: "
     flows = certificate.dynamics == "flow"
     path = "the gradient flow from here" if flows else "gradient descent from here with the licensed steps"
     pace = f"exp(-{certificate.rate:.4g} t)" if flows else f"{certificate.rate:.10g} per step"

@@ -48,12 +48,13 @@ def _sizes(name: str, n: int, n_test: int, classes: tuple[int, ...], notes: list
     """Sizes that a data set has; adds a note if they are less than what is asked for."""
     most, most_test = _most(name, classes)
     each = "both classes" if len(classes) == 2 else "each class"
+    used, used_test = min(n, most), min(n_test, most_test)
     if n > most or n_test > most_test:
         notes.append(
-            f"{name} has {most} samples to train and {most_test} to test, the same number of {each}; {n} and {n_test} were "
-            "asked for"
+            f"{used} samples of {name} to train and {used_test} to test are used, of {n} and {n_test} that were asked for: it "
+            f"has {most} and {most_test}, the same number of {each}"
         )
-    return min(n, most), min(n_test, most_test)
+    return used, used_test
 
 
 def two_classes(names: tuple[str, ...], n: int, n_test: int, *, paper: str) -> tuple[tuple[str, ...], int, int, list[str]]:

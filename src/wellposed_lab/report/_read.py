@@ -12,6 +12,7 @@ from typing import Any
 from wellposed._reading import files_in, opened, parse_json, read_bytes
 from wellposed.certify import Certificate
 from wellposed.certify._recorded import as_recorded
+from wellposed.data._load import short_name
 from wellposed.errors import InvalidArgument, RunError, how_to_install
 from wellposed_lab.runs.records import RECORD, ROWS, certificate_files
 
@@ -64,6 +65,15 @@ class RunData:
         """A value of the configuration, or None."""
         keys = self.config.get(section)
         return keys.get(name) if isinstance(keys, dict) else None
+
+    @property
+    def described(self) -> str:
+        """What was trained on what, in a line; of a data file its name, not the folder it is in."""
+        model, data, width = self.key("model", "name"), self.key("data", "name"), self.key("model", "width")
+        if model is None or data is None:
+            return "A training run."
+        started = self.sessions[0].get("started") if self.sessions else None
+        return f"{model} of width {width} on {short_name(str(data))}" + (f", started {started}" if started else "")
 
 
 def read_run(folder: Path) -> RunData:

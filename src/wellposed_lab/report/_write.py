@@ -75,7 +75,7 @@ def write(run_dir: str | os.PathLike[str], out: str | os.PathLike[str] | None = 
         Section("environment", "Environment", _environment(run)),
         Section("log", "Log", [_log(run)]),
     ]
-    return _save(page(run.name, _described(run), sections, run.remarks), folder / "report.html" if out is None else out)
+    return _save(page(run.name, run.described, sections, run.remarks), folder / "report.html" if out is None else out)
 
 
 def compare(run_dirs: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
@@ -103,15 +103,6 @@ def compare(run_dirs: Iterable[str | os.PathLike[str]], out: str | os.PathLike[s
         Section("network", "Networks", [spectrum(states), norm_lines(runs), _parameters(states)]),
     ]
     return _save(page(f"Comparison of {len(runs)} runs", ", ".join(run.name for run in runs), sections, remarks), out)
-
-
-def _described(run: RunData) -> str:
-    """What was trained on what, in a line."""
-    model, data, width = run.key("model", "name"), run.key("data", "name"), run.key("model", "width")
-    if model is None or data is None:
-        return "A training run."
-    started = run.sessions[0].get("started") if run.sessions else None
-    return f"{model} of width {width} on {data}" + (f", started {started}" if started else "")
 
 
 def _save(text: str, out: str | os.PathLike[str]) -> Path:
@@ -270,7 +261,7 @@ def _overview(runs: Sequence[RunData]) -> Part:
         moved = f", {moves(last)}" if last is not None and last.certified and last.rate is not None else ""
         verdict = "none" if last is None else Markup("<span>{} {}{}</span>").format(_badge(last.verdict), last.theorem, moved)
         rows.append(
-            (run.name, _described(run), *(run.last(name) for name in columns), verdict, min(least, default=None), run.seconds)
+            (run.name, run.described, *(run.last(name) for name in columns), verdict, min(least, default=None), run.seconds)
         )
     header = ("run", "what", *(name.replace("_", " ") for name in columns), "last certificate", "least margin", "seconds")
     return table("Runs", header, rows)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wellposed._io import writing
-from wellposed.certify import Certificate, certify
-from wellposed.certify._dispatch import has_certificate
+from wellposed.certify import Certificate
 from wellposed.errors import RunError, how_to_install
+from wellposed_lab.runs.certifying import certificate_of, is_due
 from wellposed_lab.runs.checkpoint import prune, save
 from wellposed_lab.runs.training_state import Checkpoint, Progress, capture
 
@@ -96,7 +96,7 @@ class EpochLogger:
         better = self._judge(row)
         last = last or progress.stop is not None
         if options.certify_every and (progress.epoch % options.certify_every == 0 or last):
-            row |= self._certify(progress.epoch)
+            row |= self._certify(progress.epoch, last=last)
         progress.totals = []
         self.outcome.rows.append(row)
         if self.run is not None:
@@ -144,12 +144,13 @@ class EpochLogger:
             progress.stop = progress.stop or "patience"
         return False
 
-    def _certify(self, epoch: int) -> dict[str, Any]:
+    def _certify(self, epoch: int, *, last: bool) -> dict[str, Any]:
         """Entries of the row. The first process certifies, with all training samples."""
-        if not has_certificate(self.train_step.model) or not self.train_step.world.first:
+        model, theorem = self.train_step.model, self.options.theorem
+        if not is_due(model, theorem, last=last) or not self.train_step.world.first:
             return {}
-        X, y = self.parts.train
-        certificate = certify(self.train_step.model, X, y, theorem=self.options.theorem)
+        certificate = certificate_of(model, *self.parts.train, theorem)
+        assert certificate is not None
         self.outcome.certificate = certificate
         if self.run is not None:
             self.run.add_certificate(epoch, certificate)

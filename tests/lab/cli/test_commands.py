@@ -142,6 +142,15 @@ def test_resume_of_a_finished_run_changes_nothing(run: Path) -> None:
     assert f"wellposed train --resume {run} --set run.epochs=4" in result.stderr
 
 
+def test_resume_with_fewer_epochs_than_are_done_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    constant = changes("run.certify_every=0", "optimizer.schedule=constant")
+    assert call("train", "-q", "--no-report", "--out", folder, *constant).exit_code == 0
+    result = call("train", "-q", "--no-report", "--resume", folder, "--set", "run.epochs=1")
+    assert result.exit_code == 0 and "2 epochs, 6 steps" in result.stdout
+    assert result.stderr == f"Nothing was trained: run.epochs=1 is less than the 2 epochs that {folder} has done.\n"
+
+
 def test_a_run_that_stopped_early_is_not_offered_more_epochs(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     early = changes("run.certify_every=0", "run.stop_loss=1e9")
@@ -370,6 +379,7 @@ def test_own_data_are_trained_certified_and_shown(tmp_path: Path) -> None:
     assert call("certify", summary["run"], "--theorem", "contraction").exit_code == 0
     shown = json.loads(call("data", "show", "houses.csv", "--target", "price", "--columns", "size,rooms", "--json").stdout)
     assert shown["parts"]["train"]["X"] == [32, 2]
+    assert all(part["targets"].startswith("numbers in [") for part in shown["parts"].values()), "8 numbers are not 8 classes"
     classes = [*own[:1], "data.target=town", "data.columns=size", "model.name=dense", *SMALL[2:]]
     result = call("train", "-q", "--no-report", "--json", *(word for change in classes for word in ("--set", change)))
     assert result.exit_code == 0 and "test_accuracy" in json.loads(result.stdout)["last"], result.output

@@ -105,7 +105,17 @@ def test_the_table_and_the_default_folder(run: Path) -> None:
     for words in ("gaussian on digits, after epoch 2", "5 x 5, filter directions", "Squared of 12", "largest eigenvalues"):
         assert words in result.stdout
     assert f"{last_loss(run):.6g}" in result.stdout and str(run / "figures" / "landscape.png") in result.stdout
+    assert all(str(run / "figures" / f"landscape.{kind}") in result.stdout for kind in ("pdf", "svg"))
     failed(call("landscape", run, "--points", 5), 2, "holds a landscape already", "--resume")
+
+
+def test_a_data_file_is_named_without_its_folder(tmp_path: Path) -> None:
+    rows = ["a,b,y", *(f"{i},{i % 3},{i % 2}" for i in range(20))]
+    (tmp_path / "mine.csv").write_text("\n".join(rows))
+    own = train(tmp_path / "own", f"data.name={tmp_path / 'mine.csv'}", "data.target=y", "data.classes=null", "data.n=null")
+    result = call("landscape", own, "--points", 3, "--no-sharpness", "--out", tmp_path / "o")
+    assert result.exit_code in (0, 1) and "gaussian on mine, after epoch 2" in result.stdout, result.output
+    assert "mine.csv" not in (tmp_path / "o" / "landscape.json").read_text()
 
 
 def test_an_interruption_is_resumed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ def test_verdicts_files_and_cache(tmp_path: Path) -> None:
         assert check["text"] in result.stdout and check["measured"] in result.stdout and check["decided_by"] in result.stdout
         assert check["outcome"] in result.stdout
     assert (folder / "figure.png").is_file() and str(Path("reproduced/ling2022/lemma1/figure.png")) in result.stdout
+    for kind in ("pdf", "svg"):
+        assert str(Path(f"reproduced/ling2022/lemma1/figure.{kind}")) in result.stdout
     again = call("ling2022/lemma1", *TINY)
     assert "4 of them kept from before" in again.stdout
 

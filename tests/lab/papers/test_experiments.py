@@ -287,7 +287,10 @@ def test_digits_take_the_place_of_what_is_not_two_classes(monkeypatch: pytest.Mo
     samples.cache_clear()
     data, n, n_test, notes = two_classes(("mnist", "cifar10"), 1000, 10, paper="gao2022")
     assert data == ("digits",) and n < 1000 and n_test == 10
-    assert "digits take the place of mnist" in notes[0] and "cifar10" in notes[1] and "1000" in notes[2]
+    assert "digits take the place of mnist" in notes[0] and "cifar10" in notes[1]
+    assert notes[2].startswith(f"{n} samples of digits to train and 10 to test are used, of 1000 and 10 that were asked for")
+    small = two_classes(("digits",), 20, 10**6, paper="gao2022")
+    assert small[1] == 20 and small[3][0].startswith("20 samples of digits to train"), "what is used, not all that it has"
     assert len(samples("digits", n, n_test, paper="gao2022", seed=0).X) == n
     record = reproduce("xie2021/table1a", changes={**TINY["xie2021/table1a"], "data": "mnist"})
     assert record.config["data"] == "digits" and "take the place of mnist" in record.departures[0]

@@ -45,6 +45,13 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_the_header_names_a_data_file_without_its_folder(tmp_path: Path) -> None:
+    for name, shown in (("/home/me/private/mine.csv", "mine"), ("digits", "digits")):
+        config = {"model": {"name": "gaussian", "width": 4}, "data": {"name": name}}
+        page = report.write(write_by_hand(tmp_path / shown, [1.0], config=config)).read_text(encoding="utf-8")
+        assert f"gaussian of width 4 on {shown}, started" in page
+
+
 def test_every_part_is_there_and_reachable(page: Element) -> None:
     identifiers = [element.attributes["id"] for element in page.find() if "id" in element.attributes]
     assert len(identifiers) == len(set(identifiers))

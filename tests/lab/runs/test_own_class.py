@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,8 +119,13 @@ def test_a_run_of_a_stranger_is_not_imported(folder: Path) -> None:
 
 
 def test_a_network_with_an_own_cell_is_certified_as_in_python(folder: Path) -> None:
-    assert command("train", "-q", "--no-report", "--out", "run", *changes("model.class=my_cells.MyCell"))[0] == 0
+    code, output = command("train", "-q", "--no-report", "--out", "run", *changes("model.class=my_cells.MyCell"))
+    assert code == 0 and "CERTIFIED by contraction: For every input" in output and "nothing about training" in output
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("certified") for row in rows] == [None, True], "at the end of the run only"
     code, output = command("certify", "run", "--allow-code")
+    assert code == 0 and "contraction: CERTIFIED" in output, output
+    code, output = command("certify", "run", "--allow-code", "--theorem", "contraction")
     assert code == 0 and "contraction: CERTIFIED" in output, output
     code, output = command("certify", "run", "--allow-code", "--theorem", "radius")
     assert code == 2 and "There is no certificate for OwnNetwork" in output

@@ -16,6 +16,7 @@ from wellposed._torch import eager, transforms_active
 from wellposed._tree import LOW_PRECISION
 from wellposed.errors import InvalidArgument, InvalidType, did_you_mean
 from wellposed.implicit import AbstractGradient
+from wellposed.implicit._lost import without_lost
 from wellposed.linalg.directed import ROUNDING, up, vector_norm_upper
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.cell import AbstractCell
@@ -240,7 +241,7 @@ class AbstractNetwork(Pretrained, abc.ABC):
         if solution is None:
             return z
         lost = solution.status.codes == Status.NOT_FINITE
-        return torch.where(lost.unsqueeze(1), torch.nan, z) if bool(lost.any()) else z
+        return without_lost(z, lost) if bool(lost.any()) else z
 
     @eager
     def _apply_policy(self) -> None:
