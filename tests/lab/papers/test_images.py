@@ -85,7 +85,7 @@ def test_sizes_are_those_that_there_are() -> None:
     assert ten_classes("digits", 50, 20) == ("digits", 50, 20, [])
     name, n, n_test, (note,) = ten_classes("digits", 10000, 20)
     (X, y), (X_test, _) = images(name, n, n_test, size=8, seed=0)
-    assert len(X) == n < 10000 and len(X_test) == n_test == 20 and f"{n} samples to train" in note
+    assert len(X) == n < 10000 and len(X_test) == n_test == 20 and f"{n} samples of digits to train" in note
     assert set(y.bincount().tolist()) == {n // 10}
     with pytest.raises(ValueError, match="lower n"):
         images(name, n + 10, n_test, size=8, seed=0)
@@ -229,8 +229,9 @@ def test_averaging_and_unrolling_end_near_the_equilibrium() -> None:
     assert 0 < float((averaged - exact).norm()) < float(exact.norm())
 
 
-def area(repeats: int, seed: int, size: float | None, undecided: float = 0.0) -> Result:
-    values = {"area": size, "undecided": undecided, "counts": {"VALID": 1}, "loss": [1.0], "test_accuracy": 0.5}
+def area(repeats: int, seed: int, size: float | None, drawn: float | None = None) -> Result:
+    values = {"area": size, "undecided": 0.0, "counts": {"VALID": 1}, "loss": [1.0], "test_accuracy": 0.5}
+    values["reached"] = None if drawn is None else {"area": drawn}
     return Result({"repeats": repeats, "seed": seed}, values, 0.0)
 
 
@@ -238,11 +239,13 @@ def test_the_verdicts_about_areas() -> None:
     experiment = EXPERIMENTS["nguyen2022/figure4.4"]
     config = experiment.quick.changed({"repeats": (2, 3)})
 
-    def verdicts(two: float, three: float, deep: float | None, undecided: float = 0.0) -> list[ClaimOutcome]:
-        found = experiment.judge(config, [area(2, 0, two), area(3, 0, three), area(0, 0, deep, undecided)])
+    def verdicts(two: float, three: float, deep: float | None, drawn: float | None = None) -> list[ClaimOutcome]:
+        found = experiment.judge(config, [area(2, 0, two), area(3, 0, three), area(0, 0, deep, drawn)])
         return [found[key].outcome for key in ("wider", "equilibrium")]
 
     good, bad, none = ClaimOutcome.REPRODUCED, ClaimOutcome.NOT_REPRODUCED, ClaimOutcome.NOT_TESTED
     assert verdicts(1, 2, 3) == [good, good] and verdicts(2, 1, 3) == [bad, good]
-    assert verdicts(1, 2, 1.5) == [good, bad] and verdicts(1, 2, 1.5, 1.0) == [good, none]
+    assert verdicts(1, 2, 1.5) == [good, bad]
+    assert verdicts(1, 2, 1.5, 2.5) == [good, good] and verdicts(1, 2, 3, 1.5) == [good, bad]  # as the thesis draws it
+    assert verdicts(1, 2, None, 2.5) == [good, good]
     assert verdicts(1, 2, None) == [good, none]

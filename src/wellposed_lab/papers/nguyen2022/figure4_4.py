@@ -263,7 +263,7 @@ def contours(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _as_drawn(result: Result) -> Mapping[str, Any]:
-    """What the thesis would have drawn; the same where every point has a loss that can be believed."""
+    """What the thesis would have drawn; the same where every point has one known equilibrium."""
     found: Mapping[str, Any] = result.values.get("reached") or result.values
     return found
 
