@@ -23,7 +23,7 @@ F64 = torch.float64
 def test_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wellposed.kernel._kernel_operator.MISSING", True)
     for make in (WideKernel, lambda: NetworkKernel(torch.nn.Linear(2, 1)), lambda: solve(None, torch.ones(1))):
-        with pytest.raises(MissingPackage, match=r"install them with: pip install 'wellposed\[gp\]'"):
+        with pytest.raises(MissingPackage, match=r"install them with: pip install -c constraints.txt '\.\[gp\]'"):
             make()
 
 

@@ -117,3 +117,59 @@ def test_a_mask_that_is_fixed_is_not_a_decision() -> None:
             return 0.5 * torch.tanh(z) + z[:, self.mask].sum(1, keepdim=True) / 10 + x[:, self.mask].sum(1, keepdim=True)
 
     assert wp.certify(wp.EquilibriumLayer(Masked()), torch.ones(2, 3)).others[0].certified
+
+
+def _in_half(z: Tensor, x: Tensor) -> Tensor:
+    h = torch.zeros(z.shape, dtype=torch.float16)
+    h[:, :] = z
+    return 0.9 * h.to(z.dtype) + x
+
+
+def _partly_in_bfloat16(z: Tensor, x: Tensor) -> Tensor:
+    h = torch.zeros(z.shape, dtype=torch.bfloat16)
+    h[:, 1:] = z[:, 1:]
+    return 0.9 * h.to(z.dtype) + x
+
+
+@pytest.mark.parametrize(
+    "cell", [_in_half, _partly_in_bfloat16, lambda z, x: 0.9 * torch.zeros_like(z).half().copy_(z).to(z) + x]
+)
+def test_a_state_that_is_rounded_is_not_the_state(cell: Callable[[Tensor, Tensor], Tensor]) -> None:
+    certificate = wp.certify(wp.EquilibriumLayer(cell, state_shape=(3,), on_failure="ignore"), torch.full((1, 3), 0.1))
+    assert not certificate.certified and not any(other.certified for other in certificate.others)
+
+
+def test_data_that_are_rounded_may_be_infinite() -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape, dtype=torch.float16)
+        h[...] = x  # infinite at 1e5
+        return 0.5 * z + h.to(z.dtype)
+
+    assert (
+        "at which the cell is finite"
+        in wp.certify(wp.EquilibriumLayer(cell, state_shape=(3,)), torch.ones(1, 3)).others[0].licenses[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        lambda z, x: torch.tanh(z) * torch.linspace(x.amax(), x.amax(), 3) + x * 0,
+        lambda z, x: torch.tanh(z) * torch.linspace(0.0, x.amax(), 3) + x * 0,
+        lambda z, x: (3 * torch.tanh(z) if "-" in str(x) else 0.5 * z) + x,
+        lambda z, x: (3 * torch.tanh(z) if "9" in repr(z) else 0.5 * z) + x,
+        lambda z, x: (3 * torch.tanh(z) if "-" in f"{x.sum():.2f}" else 0.5 * z) + x,
+    ],
+)
+def test_numbers_read_from_x_or_z_are_decisions(cell: Callable[[Tensor, Tensor], Tensor]) -> None:
+    certificate = wp.certify(wp.EquilibriumLayer(cell, state_shape=(3,), on_failure="ignore"), torch.full((1, 3), 0.5))
+    assert not certificate.others[0].certified
+
+
+def test_a_split_at_places_in_a_tensor_is_a_decision() -> None:
+    def cell(z: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
+        parts = torch.tensor_split(z, x[1], dim=1)
+        return torch.cat([0.5 * parts[0], 3 * torch.tanh(parts[1])], 1) + x[0]
+
+    certificate = wp.certify(wp.EquilibriumLayer(cell, state_shape=(1,)), (torch.zeros(1, 1), torch.tensor([1])))
+    assert not certificate.others[0].certified and "tensor_split" in certificate.others[0].note

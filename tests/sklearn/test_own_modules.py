@@ -49,6 +49,21 @@ def test_the_certificate_of_an_own_cell_is_that_of_certify() -> None:
     assert model.certificate_reason_.startswith("about equilibria")
 
 
+def test_an_interrupted_fit_leaves_no_older_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wp.EquilibriumRegressor(Cell, 5, **QUICK).fit(X, Y)
+    assert model.certificate_ is not None and model.certificate_.certified
+
+    before = model.model_
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wp.EquilibriumRegressor, "_epochs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(100 * X, Y)
+    assert model.model_ is not before and model.certificate_ is None and model.certificate_reason_
+
+
 def test_an_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["import torch", "class Mine(torch.nn.Linear):", "    def forward(self, z, x):"]
     code = "\n".join([*lines, "        return 0.2 * super().forward(z).tanh() + x", ""])

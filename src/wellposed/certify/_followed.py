@@ -22,7 +22,8 @@ from wellposed.certify._rows import DEPENDENT, is_other, rows_touch, values
 from wellposed.certify._tape import Tape, TapeRefused, cause
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.nn import EquilibriumLayer
-from wellposed.nn.cell import AbstractCell, check_norms
+from wellposed.nn._any_cell import check_norms
+from wellposed.nn.cell import AbstractCell
 from wellposed.nn.families import is_theory_network
 from wellposed.solve._graph_data import tensor_of_rows
 from wellposed.solve._record import SolveRecord

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,11 +30,21 @@ SUMS = ("sum", "mean", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "upsa
 SPLITS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
 
 
-def decide_size(func: Any, name: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """The arguments of which the values decide how many entries the result has, as in
-    x[x > 0]."""
-    if torch.Tag.dynamic_output_shape not in func.tags:
+def values_read(func: Any, name: str, args: tuple[Any, ...]) -> list[Tensor]:
+    """The arguments of which values are read: they decide how many entries the result has, as in
+    x[x > 0], or become numbers."""
+    made_of_numbers = name in BLANK and not (name.endswith("_like") or name.startswith("new_"))
+    sized = torch.Tag.dynamic_output_shape in func.tags or name == "_pack_padded_sequence"
+    if not (name in READS or made_of_numbers or sized):
         return []
     if name == "index":
         return [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
     return [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+
+
+def narrows(tensors: Sequence[Tensor], outputs: Any) -> bool:
+    """Whether the result has a low precision that not all arguments have: it is rounded to it, and
+    may overflow, in whatever operation."""
+    made = {leaf.dtype for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    given = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    return any(dtype not in (torch.float32, torch.float64) and bool(given - {dtype}) for dtype in made)

@@ -17,12 +17,16 @@ from torch.overrides import TorchFunctionMode
 
 from wellposed._torch import DispatchMode, pytree
 from wellposed.certify import _lowering, _nonlinear  # noqa: F401  # which fill the table
-from wellposed.certify._operations import BLANK, READS, decide_size
+from wellposed.certify._definitions import attention, pad_circular
+from wellposed.certify._operations import BLANK, READS, narrows, values_read
 from wellposed.certify._steps import LOWER
 from wellposed.certify._tape import Node, Tape, TapeRefused
 
 #: Ways out of torch, after which nothing is known of a number.
-_EXITS = ("numpy", "tolist", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage", "share_memory_")
+_EXITS = {
+    *("numpy", "tolist", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage", "share_memory_"),
+    *("__repr__", "__str__", "__format__"),
+}
 #: Ways to hide a part of the cell from derivatives, which a tape does not hide, or to change them.
 _HIDES = (torch._C._set_grad_enabled, Tensor.data.__get__, Tensor.register_hook)  # type: ignore[attr-defined]  # the first two
 
@@ -96,58 +100,15 @@ class _NoExit(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _EXITS:
             raise self._recorder.refuse(f"It takes numbers out of torch ({name}), so what it computes is not known.")
+        if name == "tensor_split" and any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args[1:], kwargs))):
+            raise self._recorder.refuse("It splits at places that a tensor holds (tensor_split); give them as numbers.")
         if func in _HIDES:
             self._recorder.hides = True
         if name == "pad" and "circular" in (*args, *(kwargs or {}).values()):
-            return _pad_circular(*args, **(kwargs or {}))
+            return pad_circular(*args, **(kwargs or {}))
         if name == "scaled_dot_product_attention":
-            return _attention(*args, **(kwargs or {}))
+            return attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
-
-
-def _pad_circular(input: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    """Without writing into parts of a new tensor, as PyTorch does."""
-    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        dim = input.dim() - 1 - i
-        size = input.shape[dim]
-        parts = [input.narrow(dim, size - before, before), input, input.narrow(dim, 0, after)]
-        input = torch.cat([part for part in parts if part.shape[dim]], dim)
-    return input
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Its definition: which of several fused kernels PyTorch chooses depends on the machine."""
-    if enable_gqa:
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
-    logits = _matmul(query, key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    weights = torch.exp(logits)
-    if is_causal:
-        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        kept = attn_mask > -torch.inf
-        weights, attn_mask = weights * torch.exp(torch.where(kept, attn_mask, 0.0)), kept
-    if attn_mask is not None:
-        weights = weights * attn_mask.to(weights.dtype)
-    if dropout_p:
-        weights = torch.dropout(weights, dropout_p, True)  # refused: it is random
-    return _matmul(weights / weights.sum(-1, keepdim=True), value)
-
-
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b by operations that are known, also where composite ones are not taken apart."""
-    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    a, b = (t.expand(*shape[:-2], *t.shape[-2:]).clone(memory_format=torch.contiguous_format) for t in (a, b))
-    return torch.bmm(*(t.view(-1, *t.shape[-2:]) for t in (a, b))).view(shape)
 
 
 def _of_parameters(step: Node) -> bool:
@@ -202,7 +163,7 @@ class _Recorder(DispatchMode):
         fresh = name == "lift_fresh"
         inputs = {id(tensor): self._step(tensor, fresh) for tensor in tensors}
         of_z, of_x = any(step.of_z for step in inputs.values()), any(step.of_x for step in inputs.values())
-        read = inputs.values() if name in READS else [inputs[id(tensor)] for tensor in decide_size(func, name, args)]
+        read = [inputs[id(tensor)] for tensor in values_read(func, name, args)]
         if any(step.of_z for step in read):
             raise self.refuse("It takes a decision or a number from the values of z.")
         self.reads_x = self.reads_x or any(step.of_x for step in read)
@@ -214,7 +175,7 @@ class _Recorder(DispatchMode):
         whole = isinstance(out, Tensor) and not (out.is_floating_point() or out.is_complex())
         imaginary = any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in [*tensors, *pytree.tree_leaves(out)])
         # integers wrap around, and True + True is True; the bounds are of real numbers
-        lower = None if whole or imaginary else LOWER.get(name)
+        lower = None if whole or imaginary or narrows(tensors, out) else LOWER.get(name)
         if imaginary and of_z:
             raise self.refuse("Nothing is proved of complex states or steps. Write the cell with real and imaginary parts.")
         if lower is None and of_z:
@@ -240,7 +201,7 @@ class _Recorder(DispatchMode):
     ) -> tuple[Tensor, Tensor]:
         """The definition in the place of the kernel, whose second result serves derivatives."""
         with self:
-            return _attention(q, k, v, named.get("attn_mask"), dropout, causal, named.get("scale")), torch.zeros(q.shape[:-1])
+            return attention(q, k, v, named.get("attn_mask"), dropout, causal, named.get("scale")), torch.zeros(q.shape[:-1])
 
     def _hold(self, tensor: Tensor, step: Node | str) -> None:
         self._held.append(tensor)

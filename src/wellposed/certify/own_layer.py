@@ -20,7 +20,8 @@ from wellposed._tree import leaves
 from wellposed.certify._followed import Followed, guessed_input, objection
 from wellposed.certify._image_sizes import is_same_for_other_images
 from wellposed.certify._inputs import every_input, states
-from wellposed.certify._local import ASSUMED, as_rounded, local_certificate, second_equilibrium, without_proof
+from wellposed.certify._local import local_certificate, second_equilibrium, without_proof
+from wellposed.certify._sample import ASSUMED, as_rounded
 from wellposed.certify._tape import Tape, TapeRefused, cause
 from wellposed.certify._uniqueness import Constants, constants
 from wellposed.certify.certificate import Certificate, Hypothesis, Verdict

@@ -14,7 +14,7 @@ from wellposed._checks import check_positive_integer, check_tolerances
 from wellposed._torch import apart, eager, watched
 from wellposed._tree import LOW_PRECISION, Layout, leaves, map_leaves, map_tensors
 from wellposed.errors import InvalidArgument, InvalidType
-from wellposed.nn._start import zero_state
+from wellposed.nn._any_cell import zero_state
 from wellposed.nn.cell import AbstractCell, DenseCell
 from wellposed.nn.layer import DEFAULT_RTOL, EquilibriumLayer
 from wellposed.solve._closing import RANDOM
@@ -90,8 +90,8 @@ def export(
         if watched(f, start)[1]:
             raise InvalidArgument(f"export: {RANDOM}")
         if steps is None:
-            wanted = rtol if rtol is not None else layer.rtol if layer.rtol is not None else DEFAULT_RTOL[start.dtype]
-            _choose(module, f, start, wanted, layer.max_steps)
+            own = DEFAULT_RTOL[start.dtype] if layer.rtol is None else layer.rtol
+            _choose(module, f, start, own if rtol is None else rtol, layer.max_steps)
         else:
             plain, fast = (float(_worst(_residuals(f, start, steps, m)[-1])) for m in (0, MEMORY))
             module.steps, module.accelerated = steps, not plain <= 10 * fast
@@ -289,12 +289,11 @@ def _lifted(tensor: Tensor) -> Tensor:
 
 def _check_trace(module: _FixedSteps, inputs: tuple[Any, ...]) -> None:
     """Raises if `torch.export` cannot trace one evaluation of the cell."""
-    one = copy.copy(module)
-    one.steps = 1
+    (one := copy.copy(module)).steps = 1
     try:
         torch.export.export(one, inputs, strict=False)
     except Exception as error:
-        first = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise InvalidArgument(
             f"export: the cell cannot be traced, {type(error).__name__}: {first} A cell that branches on the values of z or x, "
             "or leaves torch, has no fixed graph: write the branch with torch.where."

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wellposed._checks import check_positive_integer
-from wellposed._torch import BatchNorm
-from wellposed._tree import LOW_PRECISION, Layout, check_features, map_tensors
-from wellposed.errors import InvalidArgument, InvalidType
+from wellposed._tree import LOW_PRECISION, check_features
+from wellposed.errors import InvalidType
 from wellposed.nn._activation import check_activation
-from wellposed.nn._start import with_shape_hint
 from wellposed.nn.activations import AbstractActivation, ReLU
 from wellposed.nn.maps.affine import DenseMap, OperatorMap
 from wellposed.nn.maps.operator import MonotoneOperator, OperatorCache
 from wellposed.nn.parametrizations import Monotone, Spectral
-from wellposed.solve.map import AbstractMap, FunctionMap
+from wellposed.solve.map import AbstractMap
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -143,86 +140,3 @@ class DenseCell(AbstractCell):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.width}, activation={self.activation!r}, bias={self.b is not None}"
-
-
-def bind_function(
-    cell: Callable[..., Any],
-    x: Any,
-    state: Any,
-    layout: Layout,
-    *,
-    given: bool,
-    state_shape: tuple[int, ...] | None,
-    mixed: bool,
-    coupled: bool,
-    costs: dict[Any, float],
-) -> FunctionMap:
-    """The map z -> cell(z, x) of a module or function; a module gets low precision in float32.
-
-    Args:
-        cell: `cell(z, x)`. x: Its input.
-        state, layout: A start, and its layout. costs: As for `FunctionMap`.
-        given: Whether the caller gave the start. state_shape: Of the layer.
-        mixed: Whether autocast is active. coupled: Whether rows may depend on each other.
-    """
-    function = cell
-    if isinstance(cell, nn.Module) and not isinstance(cell, torch.jit.ScriptModule):
-        check_norms(cell, coupled=coupled)
-        function, x = _BoundModule(cell), map_tensors(_lifted, x)
-    if layout.dtype not in LOW_PRECISION:
-        function = with_shape_hint(function, state, given=given, state_shape=state_shape)
-    return FunctionMap(function, layout, (x,), low_precision=mixed, costs=costs)
-
-
-class _BoundModule:
-    """A module with its present parameters and buffers, in float32 if they are of low precision.
-
-    Backward evaluates the cell again, when others may be in their place:
-    `torch.func.functional_call` restores the module's own ones at the end of the forward pass.
-    """
-
-    def __init__(self, cell: nn.Module) -> None:
-        self._cell = cell
-        self._places = [
-            (place, name, f"{prefix}.{name}" if prefix else name, tensor)
-            for prefix, module in cell.named_modules()
-            for place in (module._parameters, module._buffers)
-            for name, tensor in place.items()
-        ]
-        self._unchanged = all(tensor is None or tensor.dtype not in LOW_PRECISION for *_, tensor in self._places)
-        self._tensors = {} if self._unchanged else self._by_name()
-
-    def _by_name(self) -> dict[str, Tensor]:
-        once = {id(tensor): (path, tensor) for _, _, path, tensor in reversed(self._places) if tensor is not None}
-        return {path: _lifted(tensor) for path, tensor in once.values()}  # tied ones under one name
-
-    def __call__(self, z: Any, x: Any) -> Any:
-        if self._unchanged:
-            for place, name, _, tensor in self._places:  # at every evaluation: twice as fast as `all` of a generator
-                if place.get(name) is not tensor:
-                    break
-            else:
-                return self._cell(z, x)
-        self._tensors = self._tensors or self._by_name()
-        return torch.func.functional_call(self._cell, self._tensors, (z, x))
-
-
-def _lifted(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
-
-
-def check_norms(cell: nn.Module, *, coupled: bool) -> None:
-    for name, module in cell.named_modules():
-        if not isinstance(module, BatchNorm):
-            continue
-        if module.training and module.track_running_stats:
-            raise InvalidArgument(
-                f"The cell holds {type(module).__name__} ({name!r}), whose running statistics change with every evaluation. "
-                "Use GroupNorm or LayerNorm inside a cell (BatchNorm before and after the layer is fine), call eval() on it, "
-                "or give it track_running_stats=False and the layer coupled=True."
-            )
-        if not coupled and (module.training or not module.track_running_stats):
-            raise InvalidArgument(
-                f"The cell holds {type(module).__name__} ({name!r}), which mixes the samples of a batch. Give the layer "
-                "coupled=True, which solves the batch as one sample, or use GroupNorm or LayerNorm inside a cell."
-            )

@@ -21,9 +21,9 @@ from wellposed.implicit._lost import without_lost
 from wellposed.implicit.adjoint import AbstractStructuredMap
 from wellposed.implicit.gradient import AbstractUnrolled, Linearised
 from wellposed.implicit.warm_start import WarmStart, begin
+from wellposed.nn._any_cell import bind_function, zero_state
 from wellposed.nn._broadcast import warn_of_broadcast
-from wellposed.nn._start import zero_state
-from wellposed.nn.cell import AbstractCell, bind_function
+from wellposed.nn.cell import AbstractCell
 from wellposed.solve._fixed_point import check_options, in_groups
 from wellposed.solve._record import SolveRecord
 from wellposed.solve._samples import Outcome

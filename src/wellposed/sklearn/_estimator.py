@@ -142,6 +142,7 @@ class AbstractEstimator(BaseEstimator):
         self._optimizer = torch.optim.Adam(trained, lr=float(self.learning_rate), weight_decay=float(self.weight_decay))
         self.loss_curve_: list[float] = []
         self.n_iter_ = 0
+        self.certificate_, self.certificate_reason_ = None, "training has not ended"  # not that of a network before
 
     def _train(self, X: Tensor, y: Tensor, epochs: int) -> str | None:
         """Trains with equilibria to `rtol`; what went wrong, or None."""

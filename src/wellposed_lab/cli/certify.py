@@ -22,8 +22,8 @@ from wellposed_lab.cli._app import (
     print_wrapped,
     result_console,
 )
-from wellposed_lab.runs.certifying import certificate_of
 from wellposed_lab.runs.config import read
+from wellposed_lab.runs.epoch_logger import certificate_of
 from wellposed_lab.runs.processes import on_threads, threads_for
 from wellposed_lab.runs.setup import RunProblem, prepare
 from wellposed_lab.runs.training import load_run

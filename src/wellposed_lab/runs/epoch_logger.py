@@ -9,11 +9,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor, nn
+
 from wellposed._io import writing
-from wellposed.certify import Certificate
+from wellposed.certify import Certificate, certify
+from wellposed.certify._dispatch import WELL_POSED, has_certificate
+from wellposed.certify.own_layer import has_layers
 from wellposed.errors import RunError, how_to_install
-from wellposed_lab.runs.certifying import certificate_of, is_due
 from wellposed_lab.runs.checkpoint import prune, save
+from wellposed_lab.runs.own_class import OwnNetwork
 from wellposed_lab.runs.training_state import Checkpoint, Progress, capture
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from wellposed_lab.runs.run import Run
     from wellposed_lab.runs.setup import DataParts
 
-__all__ = ["STOPS", "EpochLogger", "Events", "Listener", "RunOutcome"]
+__all__ = ["STOPS", "EpochLogger", "Events", "Listener", "RunOutcome", "certificate_of"]
 
 #: Why a run ended, in words.
 STOPS = {
@@ -31,6 +35,9 @@ STOPS = {
     "not_finite": "the loss or a gradient became NaN or infinite; the parameters are those before",
     "interrupted": "it was interrupted",
 }
+
+#: Theorems of a network that is known by its equilibrium layers alone.
+OF_LAYERS = ("auto", "well_posed", *WELL_POSED)
 
 
 class Listener(Protocol):
@@ -147,7 +154,7 @@ class EpochLogger:
     def _certify(self, epoch: int, *, last: bool) -> dict[str, Any]:
         """Entries of the row. The first process certifies, with all training samples."""
         model, theorem = self.train_step.model, self.options.theorem
-        if not is_due(model, theorem, last=last) or not self.train_step.world.first:
+        if not _is_due(model, theorem, last=last) or not self.train_step.world.first:
             return {}
         certificate = certificate_of(model, *self.parts.train, theorem)
         assert certificate is not None
@@ -245,3 +252,35 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def certificate_of(model: nn.Module, X: Any, y: Tensor, theorem: str = "auto") -> Certificate | None:
+    """The certificate; None if no theorem of this name is about the network.
+
+    Networks of the theory are certified with their data. Of others with equilibrium layers, what is
+    proved for every input.
+
+    Args:
+        model: At its present parameters.
+        X, y: The training samples.
+        theorem: As for `wellposed.certify`.
+    """
+    if has_certificate(model):
+        return certify(model, X, y, theorem=theorem)
+    if has_layers(model) and theorem in OF_LAYERS:
+        return certify(model, theorem=theorem)
+    return None
+
+
+def _is_due(model: nn.Module, theorem: str, *, last: bool) -> bool:
+    """Whether training certifies a network after this epoch.
+
+    A network of one's own is certified at the end of the run only: where nothing is proved, that
+    can take half a minute. The networks of `models.MODELS` without a theorem are left out: they are
+    not certified.
+
+    Args:
+        model, theorem: As for `certificate_of`.
+        last: Whether this is the last epoch.
+    """
+    return has_certificate(model) or (last and isinstance(model, OwnNetwork) and has_layers(model) and theorem in OF_LAYERS)
