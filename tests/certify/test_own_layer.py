@@ -406,7 +406,7 @@ def test_a_layer_is_certified_from_a_given_start() -> None:
     x = torch.tensor([[0.3], [-0.2]], dtype=torch.float64)
     found = wp.certify(layer, x, z0=x.sign())
     assert isinstance(found, LocalCertificate) and found.measured["spectral radius of J, estimate"] < 0.2
-    assert torch.equal(found.error_bound, wp.certify(Started(named=True), x).error_bound)  # type: ignore[attr-defined]
+    assert torch.equal(found.error_bound, wp.certify(Started(named=True), x).error_bound)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_a_start_is_that_of_a_layer_at_an_input() -> None:
     x, layer = torch.ones(2, 3), layer_of(Tanh(torch.eye(3) / 2))
     for given, options in (((nn.Sequential(layer), x), {}), ((layer,), {}), ((layer, x, x), {"theorem": "radius"})):
         with pytest.raises(wp.InvalidArgument, match=r"certify\(layer, x, z0=z0\)"):
-            wp.certify(*given, z0=x, **options)  # type: ignore[arg-type]
+            wp.certify(*given, z0=x, **options)
 
 
 def test_networks_that_start_at_their_own_state() -> None:
