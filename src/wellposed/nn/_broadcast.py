@@ -42,5 +42,7 @@ def warn_of_broadcast(x: Tensor, z: Tensor, state_shape: tuple[int, ...]) -> Non
 
 def _vary(rows: Tensor, part: float) -> bool:
     """Whether rows differ from the first by more than a part of the largest entry, or are NaN."""
+    if rows.is_floating_point() and bool((rows[1] - rows[0]).abs().amax() > part * torch.linalg.vector_norm(rows, torch.inf)):
+        return True  # the usual case, without a copy
     rows = rows if rows.is_complex() else rows.double()
     return not bool(((rows - rows[:1]).abs() <= part * rows.abs().amax()).all())

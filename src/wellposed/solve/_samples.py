@@ -1,7 +1,6 @@
 """The samples of one run: the active ones, when each is measured, and all results.
 
-Numbers per sample are numpy arrays on the host: few numbers take a tenth of the time of torch.
-"""
+Numbers per sample are numpy arrays on the host: few numbers take a tenth of the time of torch."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class ActiveSamples:
     @classmethod
     def at_start(cls, z: Tensor, fz: Tensor, keep_image: bool) -> ActiveSamples:
         """All samples of z, with f evaluated once."""
-        batch = z.shape[0]
-        unknown = np.full(batch, np.inf, dtype=host_dtype(z.dtype))
+        unknown = np.full(batch := z.shape[0], np.inf, dtype=host_dtype(z.dtype))
         once, worst = np.ones(batch, dtype=np.int64), np.zeros_like(unknown)
         return cls(np.arange(batch), z, fz, once, unknown, unknown, worst, z, unknown, unknown, fz if keep_image else None)
 
@@ -184,8 +182,8 @@ class Outcome:
 
     def add_to_history(self, samples: ActiveSamples, r: Array, s: Array, idle: Array | None) -> None:
         """The residuals of the samples that are not (rows,) `idle`."""
-        active = slice(None) if idle is None else ~idle
-        index, evaluations, r_, s_ = (torch.from_numpy(n[active]) for n in (samples.index, samples.evaluations, r, s))
+        active, numbers = slice(None) if idle is None else ~idle, (samples.index, samples.evaluations, r, s)
+        index, evaluations, r_, s_ = (torch.from_numpy(n[active]) for n in numbers)
         self.history.append((index, evaluations, relative(r_, s_)))
 
     @property
@@ -228,8 +226,10 @@ class ResidualSchedule:
 
     def expects_all(self, count: int, idle: Array | None) -> bool:
         """Whether all samples that are not (rows,) `idle` are predicted to be done at `count`."""
-        due = self._due <= count if self._before is None else (self._due <= count) & (self._before[0] > 0)
-        return self._before is not None and bool((due if idle is None else due | idle).all())
+        if self._before is None or not self._first:  # of two predicted steps one may do
+            return 0 < self.ahead(count - 1, np.zeros_like(self.slow) if idle is None else idle) <= 2
+        due = (self._due <= count) & (self._before[0] > 0)
+        return bool((due if idle is None else due | idle).all())
 
     def one_more(self, count: int, done: Array) -> int:
         """The stride, if all samples that are not (rows,) `done` are due after one; else 0."""
@@ -289,8 +289,8 @@ class ResidualSchedule:
             return 0
         if self._first:
             return int(self._due[~idle].max()) - count
-        target, r = (numbers[~idle] for numbers in self._before)
-        wanted = np.log(target / r) / np.log(r / self._start[~idle]) * count
+        target, r, start = (numbers[~idle] for numbers in (*self._before, self._start))
+        wanted = np.log(target / r) / np.log(r / start) * count
         return int(np.where((wanted >= 0) & (wanted < FURTHEST), wanted + 1, FURTHEST).max())
 
     def take(self, rows: Array) -> None:

@@ -52,6 +52,7 @@ class Anderson(AbstractSolver):
 
     idle_part: ClassVar[float] = 1 / 4
     steps_once: ClassVar[bool] = True
+    confirms: ClassVar[bool] = True
     memory: int = 6
     regularization: float = 1e-10
     damping: float = 1.0
@@ -63,7 +64,7 @@ class Anderson(AbstractSolver):
 
     def init(self, f: AbstractMap, point: Point) -> dict[str, Any]:
         batch, features = point.z.shape
-        state = {
+        state: dict[str, Any] = {
             "dG": point.z.new_empty(batch, self.memory, features),  # only the places of the last `count` differences are read
             "dF": point.z.new_empty(batch, self.memory, features),
             "gram": point.z.new_zeros(batch, self.memory, self.memory),
@@ -73,12 +74,13 @@ class Anderson(AbstractSolver):
             "f": point.fz,
             "r": point.r,
             # of the last point, accepted or not: the newest difference of g and g, so that one product serves both
-            "pair": torch.stack((torch.zeros_like(point.g), point.g), dim=1),
+            "pair": point.z.new_empty(batch, 2, features),
             "f_last": point.fz,
-            # whether the last point was a plain step from an accepted point
+            # whether the last point was a plain step from an accepted point; None if none was
             "plain": torch.ones_like(point.r, dtype=torch.bool),
             "started": False,
         }
+        state["pair"][:, 1] = point.g
         return self._with_trail(state, point) if point.trail else state
 
     def _with_trail(self, state: dict[str, Any], point: Point) -> dict[str, Any]:
@@ -99,10 +101,10 @@ class Anderson(AbstractSolver):
         rejected = self._remember(state, point) if state["started"] else None
         state["started"] = True
         z = self._candidate(state, point, rejected)
-        fz = f(z)
-        if bool(state["plain"].all()) or math.isfinite(float(fz.sum())):
+        z, fz = (z, f(z)) if point.evaluate is None else point.evaluate(z)
+        if math.isfinite(float(fz.sum())):
             return Step(z, fz)
-        outside = ~(fz.sum(dim=1).isfinite() | state["plain"]) & (point.budget >= 2)
+        outside = ~_either(fz.sum(dim=1).isfinite(), state["plain"]) & (point.budget >= 2)
         return self._back_inside(state, f, Step(z, fz), outside) if bool(outside.any()) else Step(z, fz)
 
     def _back_inside(self, state: dict[str, Any], f: AbstractMap, step: Step, outside: Tensor) -> Step:
@@ -130,8 +132,8 @@ class Anderson(AbstractSolver):
         state["projection"] = products[:, 1]  # dG . g
         state["f_last"] = point.fz
         # A plain step is the way back from a rejection: it is always accepted, or the run could stop.
-        accepted = (point.r <= state["r"]) | state["plain"]
-        if bool(accepted.all()):
+        accepted = point.r <= state["r"]
+        if bool(accepted.all()) or bool((accepted := _either(accepted, state["plain"])).all()):
             state["z"], state["f"], state["r"] = point.z, point.fz, point.r
             return None
         keep = accepted.unsqueeze(1)
@@ -154,7 +156,7 @@ class Anderson(AbstractSolver):
 
     def _send_back(self, state: dict[str, Any], rejected: Tensor) -> None:
         """The plain step from the accepted point, with no memory."""
-        state["plain"] = state["plain"] | rejected
+        state["plain"] = _either(rejected, state["plain"])
         rows, used = rejected.nonzero().squeeze(1), min(state["count"], self.memory)
         for name in ("dG", "dF", "gram"):
             state[name][:, :used].index_fill_(0, rows, 0.0)
@@ -162,19 +164,25 @@ class Anderson(AbstractSolver):
         state["pair"][:, 1] = torch.where(keep, state["f"] - state["z"], state["pair"][:, 1])
         state["f_last"] = torch.where(keep, state["f"], state["f_last"])
 
-    def _coefficients(self, state: dict[str, Any], g: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, differences) gamma of (1), and (batch,) where it is 0: no regular system."""
+    def _coefficients(self, state: dict[str, Any], g: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(batch, differences) gamma of (1), and (batch,) where it is 0, if anywhere: no regular
+        system."""
         used = min(state["count"], self.memory)
         gram = state["gram"][:, :used, :used]
         if used == 0:
-            return state["gram"][:, 0, :0], torch.ones_like(state["plain"])
+            return state["gram"][:, 0, :0], torch.ones_like(state["r"], dtype=torch.bool)
         # An empty place in the memory has square 0: its row and column stay 0, and so does its gamma.
-        scale = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(torch.finfo(g.dtype).tiny).rsqrt()
-        scaled = gram * scale.unsqueeze(1) * scale.unsqueeze(2)
+        scale = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(torch.finfo(g.dtype).tiny).rsqrt_()
+        scaled = (gram * scale.unsqueeze(1)).mul_(scale.unsqueeze(2))
         torch.diagonal(scaled, dim1=1, dim2=2).add_(max(self.regularization, 8 * torch.finfo(g.dtype).eps))
         factor, info = torch.linalg.cholesky_ex(scaled)
-        gamma = torch.cholesky_solve((state["projection"] * scale).unsqueeze(2), factor).squeeze(2) * scale
+        gamma = torch.cholesky_solve((state["projection"] * scale).unsqueeze(2), factor).squeeze(2).mul_(scale)
+        if not bool(info.any()):  # the usual case
+            return gamma, None
         singular = info != 0
-        if bool(singular.any()):
-            gamma = torch.where(singular.unsqueeze(1), torch.zeros_like(gamma), gamma)
-        return gamma, singular
+        return torch.where(singular.unsqueeze(1), torch.zeros_like(gamma), gamma), singular
+
+
+def _either(rows: Tensor, others: Tensor | None) -> Tensor:
+    """(batch,) where one of two holds; None is nowhere."""
+    return rows if others is None else rows | others

@@ -26,13 +26,13 @@ OPERATIONS = 20
 #: its memory needs to build up: few, since it starts with the last plain steps.
 USUAL_PRICE, WARM_UP = 1.5, 1.0
 #: Up to this price every sample is judged that is not almost done; above it, those that need many plain steps.
-LOW_PRICE, VERY_FEW_STEPS, MODERATE_STEPS = 1.6, 4.0, 10.0
+LOW_PRICE, FEWEST_STEPS, MODERATE_STEPS = 1.6, 4.0, 10.0
 ALMOST = 0.7  #: A sample is almost done if it needs at most this part of those steps.
 #: Above this price, or if it is not known, a judgement costs as much as some plain steps, and fewer samples are judged:
 #: those that need so many plain steps, and as many as this number of steps of acceleration cost.
 HIGH_PRICE, MANY_PLAIN_STEPS, ACCELERATED_STEPS = 2.5, 15.0, 4.0
-#: Up to this price samples are judged after 3 steps too, the first for which three residuals and a factor are known.
-VERY_LOW_PRICE, EARLY = 1.2, JUDGED_AT | {3}
+#: Up to this price samples are judged after 3 steps too, the first for which a factor is known, if they need some more.
+VERY_LOW_PRICE, EARLY, VERY_FEW_STEPS = 1.2, JUDGED_AT | {3}, 6.0
 #: Plain steps between measurements by the cost of a step (`AbstractMap.cost`): a measurement at which some samples
 #: come to an end, and leave the batch, costs as much as several cheap steps.
 STRIDES = ((3.0, 5), (256.0, 2))
@@ -133,7 +133,7 @@ class _LeavePlain(AbstractSwitchingRule):
             self.stride = next((stride for limit, stride in STRIDES if cost[0] < limit), 1)
             self.judged_at = EARLY if self._price <= VERY_LOW_PRICE else JUDGED_AT
         if cost is not None and self._price <= LOW_PRICE:  # a measurement and the points kept cost little beside f
-            self._few = self.few = VERY_FEW_STEPS
+            self._few = self.few = VERY_FEW_STEPS if self._price <= VERY_LOW_PRICE else FEWEST_STEPS
         elif cost is not None:
             many = max(MANY_PLAIN_STEPS, ACCELERATED_STEPS * self._price)
             self._few = MODERATE_STEPS if self._price <= HIGH_PRICE else many
@@ -148,7 +148,7 @@ class _LeavePlain(AbstractSwitchingRule):
         missing = np.log(target / r)
         now = q = (r / before) ** (1.0 / (count - then))
         followed, old = len(point.trail) >= 2, None
-        if followed and self._few != VERY_FEW_STEPS:  # many cheap steps were taken, and residuals may fall more slowly now
+        if followed and self._few > VERY_FEW_STEPS:  # many cheap steps were taken, and residuals may fall more slowly now
             old = point.z - point.trail[-1]
             now = np.maximum(q, r / to_host(torch.linalg.vector_norm(old, dim=1)))
         remaining, budget = _steps(missing, now), to_host(point.budget)
@@ -166,7 +166,7 @@ class _LeavePlain(AbstractSwitchingRule):
         q = np.maximum(q, np.sqrt(r / oldest))  # of the last two steps: residuals fall more slowly than at first
         plain = _steps(missing, q)
         leave = (~(q < 1) | (plain > budget)) & due
-        slow = ~(plain <= (self._few if self._few == VERY_FEW_STEPS else min(ALMOST * self._few, FEW_STEPS))) & due & ~leave
+        slow = ~(plain <= (self._few if self._few <= VERY_FEW_STEPS else min(ALMOST * self._few, FEW_STEPS))) & due & ~leave
         if slow.any():
             later = np.minimum(np.maximum(q, last + np.maximum(last - before_last, 0.0)), 0.5 + 0.5 * q)
             self._before = *self._before[:2], np.where(slow, later, predicted)
@@ -290,9 +290,9 @@ def _steps_to_zero(point: Point) -> Array:
     Along a directed chain, or in another map with a nilpotent Jacobian, the entries become exact
     one after the other, and |g| may not fall before the end.
     """
+    if not bool((point.g == 0).any()):  # the usual case: counting takes ten times as long
+        return np.full(point.g.shape[0], np.inf)
     left = to_host(torch.count_nonzero(point.g, dim=1))
-    if left.min() == point.g.shape[1]:  # the usual case: no entry is 0
-        return np.full(left.shape[0], np.inf)
     older, old = point.trail[-1] - point.trail[-2], point.z - point.trail[-1]
     before, between = (to_host(torch.count_nonzero(g, dim=1)) for g in (older, old))
     fallen = np.minimum(before - between, between - left)

@@ -6,6 +6,7 @@ too much, or its budget is used up. Residuals are measured where they decide (`R
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,12 @@ from torch import Tensor
 from wellposed._tree import Array, measure, smallest_norm, take_buffer, to_device, to_host
 from wellposed.solve._led_away import GROWTH_LIMIT, leave_plain_steps_out, return_to_best, went_astray
 from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Outcome, ResidualSchedule
-from wellposed.solve._whole_batch import CountedMap, check_step
+from wellposed.solve._whole_batch import CountedMap, LastStep, check_step
 from wellposed.solve.map import AbstractMap, RowsCoupled
-from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, LastStep, Point, Tolerance, Workspace, is_built_in
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Tolerance, Workspace, is_built_in
 from wellposed.status import Status
 
-TRAIL = 3  #: Points before the present one that are kept for the next solver.
-LONG = 8  #: After so many steps with finished rows in the batch it is asked at every measurement whether to take them out.
+TRAIL, LONG = 3, 8  #: Points kept for the next solver; steps with finished rows after which taking them out is asked.
 
 
 def iterate(
@@ -87,8 +87,6 @@ class _Stage:
         self.passed_on: list[ActiveSamples] = []
         self.workspace = Workspace(f.writes_out and solver.uses_spare, (samples.z, samples.fz))
         self.plain = solver.is_plain and is_built_in(solver)
-        confirms = self.plain and (f.repeats or graph) and not f.built_in and samples.z.shape[0] == outcome.value.shape[0]
-        self.last = LastStep(f, graph) if confirms and self.idle is None else None
         few = FEW_STEPS if rule is None else -1.0 if rule.judges_all(f.cost, f.is_affine) else rule.few
         at, first = JUDGED_AT if rule is None else rule.judged_at, 1 if self.plain else 3 if solver.skips else 0
         self.plain_only = self.plain and (rule is None or rule.uses_trail)  # no other solver has had these samples
@@ -96,6 +94,9 @@ class _Stage:
         factor = None if f.plain_factor is None or not self.plain_only else f.plain_factor[samples.index]
         stride, far = (rule.stride, min(at)) if self.plain and rule is not None and f.strides else (1, first)
         self.schedule = ResidualSchedule(samples.z.shape[0], first=first, far=far, few=few, stride=stride, at=at, factor=factor)
+        whole = samples.z.shape[0] == outcome.value.shape[0] and self.idle is None and not f.built_in and (f.repeats or graph)
+        confirms = whole and (self.plain or solver.confirms) and is_built_in(solver)
+        self.last = LastStep(f, graph, outcome, self.schedule) if confirms else None
 
     def run(self) -> list[ActiveSamples]:
         """Returns the samples for the next stage."""
@@ -132,6 +133,7 @@ class _Stage:
             else:
                 point.trail, point.skip = (), ahead - 1 if solver.skips else 0  # the solver has what it needs of the trail
                 point.spare = self.workspace.spare(point.z.shape[0])
+                point.evaluate = None if self.last is None else partial(self.last, count, self.idle, self.held)
                 step = solver.step(self.state, self.f, point)
                 if not is_built_in(solver):
                     check_step(solver, step, point, counted=isinstance(self.f, CountedMap))
@@ -207,8 +209,7 @@ class _Stage:
             if samples.ahead is not None and not bool(samples.ahead[:, :1].isnan().any()):
                 fz = samples.ahead
             elif taken == count + steps and self.last is not None:
-                done, answers = (self.idle, self.outcome.value) if self.held is None else self.held
-                point, fz = self.last(point, done, answers, self.schedule.expects_all(taken, self.idle))
+                point, fz = self.last(taken, self.idle, self.held, point)
             else:  # what is kept cannot be written over
                 fz = f(point, out=workspace.spare(old.shape[0]) if workspace.used and not keep else None)
             samples.z, samples.fz, samples.ahead = point, fz, None
@@ -289,12 +290,11 @@ class _Stage:
 
     def _compact(self, kept: Array, point: Point | None) -> Point | None:
         """Removes all other rows, everywhere."""
-        rows = to_device(kept, self.samples.z.device)
-        self.samples = samples = self.samples.take(kept)
+        rows, samples = to_device(kept, self.samples.z.device), self.samples.take(kept)
         self.f, self.state = self.f.take(rows), self.solver.take(self.state, rows)
         if self.rule is not None:
             self.rule.take(rows)
         self.schedule.take(kept)
-        self.idle, self.waited, self.last = None, 0, None
+        self.samples, self.idle, self.waited, self.last = samples, None, 0, None
         self.workspace.free = list(self.workspace.lent)  # the remaining rows were copied
         return None if point is None or self.plain else point.taken(rows, samples)

@@ -21,9 +21,7 @@ OPERATIONS, PASSES = 20, 24  #: Operations, and passes over the state, that take
 
 
 class AbstractMap(abc.ABC):
-    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone.
-
-    Solvers use nothing else of it. A cell with structure (see `wellposed.nn`) has its own."""
+    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone, which solvers use."""
 
     writes_out: bool = False  #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
     leaves_at_once: bool = True  #: Whether finished samples take part in no further evaluation: `AbstractSolver.takes_out`.
@@ -150,7 +148,7 @@ class FunctionMap(AbstractMap):
     ) -> None:
         self._f, self._layout, self._args = f, layout, args
         self._low_allowed, self._checked = low_precision or layout.dtype in LOW_PRECISION, False
-        self._low = self._simple = False  # f accepts only low precision; f was seen to take and give rows as they are
+        self._low = self._simple = False  # f accepts only low precision; f was seen to take and give one real tensor
         self._seen: tuple[Tensor, Tensor] | None = None  # the last (z, f(z)): where rows would stand still
         self.whole_only = False  # f of some rows is not some rows of f
         self.graphs = False  # rows are nodes, and arguments follow them: see `take_nodes`
@@ -182,9 +180,10 @@ class FunctionMap(AbstractMap):
 
     def tracked(self, z: Tensor) -> Tensor:
         if self._simple:  # the usual case
-            value = self._f(z, *self._args)
-            if isinstance(value, Tensor) and value.shape == z.shape and value.dtype == z.dtype:
-                return value
+            given = z if self._layout.is_matrix else z.reshape(z.shape[:1] + self._layout.shapes[0])
+            value = self._f(given, *self._args)
+            if isinstance(value, Tensor) and value.shape == given.shape and value.dtype == z.dtype:
+                return value if given is z else value.reshape(z.shape)
         else:
             first_low = not self._checked and self._layout.dtype in LOW_PRECISION
             value = self._first_low_precision(z) if first_low else self._call(z)
@@ -192,7 +191,7 @@ class FunctionMap(AbstractMap):
         if problem is not None:
             advice = "If what f returns is right, give a start z0 like it; or, for one tensor, its state_shape to the layer."
             raise InvalidArgument(f"f must keep the structure and shapes of the state: {problem}. {advice}")
-        self._checked, self._simple = True, self._layout.is_matrix and not self._low
+        self._checked, self._simple = True, self._layout.is_real_tensor and not self._low
         rows = self._layout.flatten(value)
         if rows.dtype != z.dtype:
             if rows.dtype not in LOW_PRECISION or not self._low_allowed:

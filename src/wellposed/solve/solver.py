@@ -6,7 +6,7 @@ Tolerances, budgets, statuses, best points and samples that leave belong to the 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval
-from wellposed._torch import sequence_number
 from wellposed._tree import Array, give_buffer, take_buffer, to_device
 from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Numbers
 from wellposed.status import Status, advice
@@ -68,6 +67,7 @@ class Point:
         due: (batch,) on the host: the samples that a switching rule may judge now; None for all.
         first: (batch,) on the host: |g| at the start of the run; None if it is not given.
         ahead: (batch, features) f(fz), if it is known; NaN in rows where it is not.
+        evaluate: z -> (z, f(z)), if the loop evaluates f for a solver that `confirms`.
     """
 
     z: Tensor
@@ -83,6 +83,7 @@ class Point:
     due: Array | None = None
     first: Array | None = None
     ahead: Tensor | None = None
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     @property
     def budget(self) -> Tensor:
@@ -126,6 +127,7 @@ class AbstractSolver(abc.ABC):
     uses_spare: ClassVar[bool] = False  #: Whether `step` passes `Point.spare` to f, and keeps no tensor of a point.
 
     steps_once: ClassVar[bool] = False  #: Whether a step is one evaluation of f.
+    confirms: ClassVar[bool] = False  #: Whether `step` uses `Point.evaluate`, if it is given, for its evaluation.
 
     @property
     def is_plain(self) -> bool:
@@ -271,26 +273,3 @@ class Workspace:
         for buffer in (*others, *self.lent):
             if buffer.data_ptr() not in kept:
                 give_buffer(buffer)
-
-
-class LastStep:
-    """The evaluation of a whole batch that is likely to be the last: it confirms all answers.
-
-    If it is expected to be the last, and a `graph` is wanted, it is recorded.
-    """
-
-    def __init__(self, f: AbstractMap, graph: bool) -> None:
-        self._f, self._graph = f, graph
-        self.recorded: tuple[Tensor, int] | None = None  # the value with its graph, and a `sequence_number` from before it
-
-    def __call__(self, z: Tensor, done: Array | None, answers: Tensor, expected: bool) -> tuple[Tensor, Tensor]:
-        """z with the answers of the rows that are done, and f there."""
-        if done is not None:
-            z = torch.where(to_device(done, z.device).unsqueeze(1), answers, z)
-        self.recorded, since = None, sequence_number()
-        if not (self._graph and expected):
-            return z, self._f(z)
-        with torch.enable_grad():
-            value = self._f.tracked(z)
-        self.recorded = value, since
-        return z, value.detach()
