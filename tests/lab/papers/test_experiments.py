@@ -229,7 +229,9 @@ def test_tasks_of_a_study_of_widths() -> None:
     assert {(task["data"], task["seed"]) for task in widest} == {("mnist", 0)}
     part = experiment.tasks(experiment.full.changed({"widths": (500, 1000), "seeds": 0}))
     assert all(task in tasks for task in part)  # a part of the full size is not measured twice
-    assert {task["data"] for task in tasks if task.get("centred")} == {"mnist"}
+    assert {task["data"] for task in tasks if task.get("centred")} == set(experiment.full.data)
+    own = [task for task in tasks if task["reference"] == task["width"] < 2000]
+    assert {task["data"] for task in own} == {"mnist"}
 
 
 def test_a_centred_network_starts_at_zero() -> None:
