@@ -140,7 +140,8 @@ class _Stage:
                 samples.z, samples.fz, samples.ahead, more = step.z, step.fz, None, step.evaluations
                 self.workspace.release(point.z, samples.tensors())
             self.held, self.waited = None, self.waited + (0 if self.idle is None else ahead)
-            more = to_host(more) if isinstance(more, Tensor) else more
+            if isinstance(more, Tensor):  # not one evaluation of the whole batch
+                self.last, more = None, to_host(more)
             samples.evaluations = to_host(self.f.after_step()) if isinstance(self.f, CountedMap) else samples.evaluations + more
 
     def _starts_at_zero(self) -> bool:
@@ -236,8 +237,7 @@ class _Stage:
         self._keep_best(r, s, better & judged & ~answered, answered if self.idle is None else answered | self.idle)
         self._finish(leave, r, s, np.where(done, 0, np.where(lost, 3, np.where(grown, 2, 1))))
         if switch is not None and (on := gone & ~leave).any():  # all at once without a copy, unless the buffers are lent
-            away = on & self.plain & (r >= samples.first_r)  # plain steps lead away
-            self.outcome.plain_factor[samples.index[away]] = np.inf
+            self.outcome.plain_factor[samples.index[away := on & self.plain & (r >= samples.first_r)]] = np.inf  # led away
             if away.any() and self.f.is_affine and samples.z.shape == (start := self.workspace.foreign)[0].shape:
                 back = to_device(away, samples.z.device).unsqueeze(1)
                 samples.z, samples.fz = torch.where(back, start[0], samples.z), torch.where(back, start[1], samples.fz)
