@@ -9,6 +9,7 @@ from torch import Tensor
 import wellposed as wp
 from problems import gaussian
 from wellposed.solve import AbstractSolver
+from wellposed.solve._samples import ResidualSchedule
 from wellposed.status import Status
 
 W, X = 0.25 * gaussian(6, 6, seed=0), gaussian(4, 6, seed=1)
@@ -71,6 +72,18 @@ def test_a_step_that_leaves_the_domain_is_not_the_recorded_one(lost: int) -> Non
     assert layer.last_solution.converged.all()
     (g,) = torch.autograd.grad(z.sum(), x)
     assert (g - exact_gradient(z.detach(), x.detach())).norm() <= 1e-4 * g.norm()
+
+
+@pytest.mark.parametrize("solver", [wp.Anderson(), wp.Auto()], ids=lambda s: type(s).__name__)
+def test_an_evaluation_that_was_not_recorded_is_not_counted_twice(
+    solver: AbstractSolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the end was not foreseen another evaluation confirms the answers, as without a graph, and is counted once."""
+    layer, _ = counted(tanh_cell, solver)
+    expected = layer.solve(X).num_steps
+    monkeypatch.setattr(ResidualSchedule, "expects_all", lambda self, count, idle: False)
+    layer(X.clone().requires_grad_())
+    assert torch.equal(layer.last_solution.num_steps, expected)
 
 
 def test_a_random_cell_is_still_found() -> None:

@@ -247,7 +247,7 @@ class _Stage:
         idle, out, last = int(self.idle.sum()), self.outcome, self.last
         if last is not None and before is not None and idle == r.shape[0] and met.all() and not to_host(out.codes).any():
             out.at_once, out.recorded = samples.fz, last.recorded  # it was at the values of all samples
-            to_host(out.steps)[before] += 1
+            to_host(out.steps)[before] += last.recorded is not None or self.f.repeats  # else another one confirms, and counts
         ahead = self.schedule.ahead(count, self.idle) if self.plain or self.solver.steps_once else 0
         pays = self.solver.takes_out(self.f, idle / r.shape[0], ahead and ahead + self.waited)
         if idle and (pays or idle == r.shape[0] or (leave & (lost | grown)).any()):  # no f at NaN, or far away, again
