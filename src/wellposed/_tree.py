@@ -15,7 +15,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -130,12 +130,12 @@ class Layout:
         """The same layout for another number of samples."""
         return Layout(self.structure, self.shapes, self.sizes, batch, self.dtype, self.device)
 
-    @cached_property
+    @property
     def is_real_tensor(self) -> bool:
         """Whether the state is one real tensor."""
         return self.structure.is_leaf() and not self.dtype.is_complex
 
-    @cached_property
+    @property
     def is_matrix(self) -> bool:
         """Whether the state is a matrix already."""
         return self.is_real_tensor and len(self.shapes[0]) == 1

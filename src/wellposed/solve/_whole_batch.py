@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed._torch import sequence_number
-from wellposed._tree import Array, to_device
 from wellposed.errors import InvalidArgument, InvalidType
 from wellposed.linalg.jacobian import AbstractJacobian, ProductJacobian
-from wellposed.solve._samples import NUMBERS, Outcome, ResidualSchedule
+from wellposed.solve._samples import NUMBERS, Outcome
 from wellposed.solve.map import AbstractMap, StandingRows
 from wellposed.solve.solver import AbstractSolver, Point, Step
 
@@ -231,32 +229,3 @@ def check_step(solver: AbstractSolver, step: Any, point: Point, *, counted: bool
         return
     if isinstance(claimed, int) or bool((claimed < 1).any()):
         raise InvalidArgument(f"{owner} must report at least 1 evaluation of f; Step.evaluations is {claimed}.")
-
-
-class LastStep:
-    """The evaluation of a whole batch that is likely to be the last: it confirms all answers.
-
-    If it is expected to be the last, and a `graph` is wanted, it is recorded.
-    """
-
-    def __init__(self, f: AbstractMap, graph: bool, outcome: Outcome, schedule: ResidualSchedule) -> None:
-        self._f, self._graph, self._outcome, self._schedule = f, graph, outcome, schedule
-        self.recorded: tuple[Tensor, int] | None = None  # the value with its graph, and a `sequence_number` from before it
-
-    def __call__(self, count: int, idle: Array | None, held: tuple[Array, Tensor] | None, z: Tensor) -> tuple[Tensor, Tensor]:
-        """z with the answers of the rows that are done, and f there, after `count` steps.
-
-        Args:
-            count: Steps of the stage, this one included. z: (batch, features) the next point.
-            idle: (rows,) those with an answer. held: Those that are done without one, and points.
-        """
-        done, answers = (idle, self._outcome.value) if held is None else held
-        if done is not None:
-            z = torch.where(to_device(done, z.device).unsqueeze(1), answers, z)
-        self.recorded, since = None, sequence_number()
-        if not (self._graph and self._schedule.expects_all(count, idle)):
-            return z, self._f(z)
-        with torch.enable_grad():
-            value = self._f.tracked(z)
-        self.recorded = value, since
-        return z, value.detach()

@@ -16,9 +16,9 @@ from torch import Tensor
 from wellposed._tree import Array, measure, smallest_norm, take_buffer, to_device, to_host
 from wellposed.solve._led_away import GROWTH_LIMIT, leave_plain_steps_out, return_to_best, went_astray
 from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Outcome, ResidualSchedule
-from wellposed.solve._whole_batch import CountedMap, LastStep, check_step
+from wellposed.solve._whole_batch import CountedMap, check_step
 from wellposed.solve.map import AbstractMap, RowsCoupled
-from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, Point, Tolerance, Workspace, is_built_in
+from wellposed.solve.solver import AbstractSolver, AbstractSwitchingRule, LastStep, Point, Tolerance, Workspace, is_built_in
 from wellposed.status import Status
 
 TRAIL, LONG = 3, 8  #: Points kept for the next solver; steps with finished rows after which taking them out is asked.

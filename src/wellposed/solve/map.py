@@ -21,7 +21,7 @@ OPERATIONS, PASSES = 20, 24  #: Operations, and passes over the state, that take
 
 
 class AbstractMap(abc.ABC):
-    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone, which solvers use."""
+    """A row-wise map of (batch, features): row i of f(z) depends on row i of z alone."""
 
     writes_out: bool = False  #: Whether `out=` of `__call__` is used; if not the loop keeps no spare buffers.
     leaves_at_once: bool = True  #: Whether finished samples take part in no further evaluation: `AbstractSolver.takes_out`.

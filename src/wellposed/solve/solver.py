@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from wellposed._checks import check_interval
+from wellposed._torch import sequence_number
 from wellposed._tree import Array, give_buffer, take_buffer, to_device
-from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Numbers
+from wellposed.solve._samples import FEW_STEPS, JUDGED_AT, ActiveSamples, Numbers, Outcome, ResidualSchedule
 from wellposed.status import Status, advice
 
 if TYPE_CHECKING:
@@ -273,3 +274,27 @@ class Workspace:
         for buffer in (*others, *self.lent):
             if buffer.data_ptr() not in kept:
                 give_buffer(buffer)
+
+
+class LastStep:
+    """The evaluation of a whole batch that is likely to be the last: it confirms all answers.
+
+    If it is expected to be the last, and a `graph` is wanted, it is recorded.
+    """
+
+    def __init__(self, f: AbstractMap, graph: bool, outcome: Outcome, schedule: ResidualSchedule) -> None:
+        self._f, self._graph, self._outcome, self._schedule = f, graph, outcome, schedule
+        self.recorded: tuple[Tensor, int] | None = None  # the value with its graph, and a `sequence_number` from before it
+
+    def __call__(self, count: int, idle: Array | None, held: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+        """z with its finished rows, `idle` or `held` back, at their answers, and f there."""
+        done, answers = (idle, self._outcome.value) if held is None else held
+        if done is not None:
+            z = torch.where(to_device(done, z.device).unsqueeze(1), answers, z)
+        self.recorded, since = None, sequence_number()
+        if not (self._graph and self._schedule.expects_all(count, idle)):
+            return z, self._f(z)
+        with torch.enable_grad():
+            value = self._f.tracked(z)
+        self.recorded = value, since
+        return z, value.detach()
