@@ -109,6 +109,7 @@ def _bars(ax: Any, panel: Mapping[str, Any]) -> None:
     shown = [(printed[name], place) for name, place in zip(names, places, strict=True) if name in printed]
     if shown:
         ax.plot([x for x, _ in shown], [y for _, y in shown], "d", color=COLORS[1], markersize=5, label="in the paper")
-        ax.legend(fontsize=7)
+        ax.set_ylim(-0.7, len(names) + 1.2)  # the legend covers no row
+        ax.legend(fontsize=7, loc="upper right")
     ax.set_yticks(places, names, fontsize=7)
     ax.grid(alpha=0.3, axis="x")

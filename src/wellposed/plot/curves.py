@@ -229,7 +229,8 @@ def experiment(record: Any) -> Any:
         raise InvalidArgument(f"The record of {record['experiment']} has no panels to draw.")
     columns = _columns(panels)
     rows = -(-len(panels) // columns)
-    figure = new_figure(max(5.0, 4.2 * columns), 3.2 * rows + 0.4)
+    bars = max(len(panel.get("rows", ())) for panel in panels)
+    figure = new_figure(max(5.0, 4.2 * columns), max(3.2, 0.17 * bars + 1.0) * rows + 0.4)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for ax, panel in zip(axes, panels, strict=False):
         draw(ax, panel)
